@@ -1,0 +1,72 @@
+"""The error tree. Every message says what was given, what was expected and what to do.
+
+::
+
+    MtrainError               exit code 1
+    ├── UsageError            2    the command line is wrong
+    │   ├── SpecError         2    the spec is wrong: one line per problem, all at once
+    │   ├── DataError         2    pictures or annotations are missing, unreadable or disagree with the spec
+    │   ├── PluginError       2    a plugin is unknown, disabled, ambiguous or broken
+    │   └── CheckpointError   2    no intact checkpoint where one was asked for
+    ├── UnboundError          1    a neutral layer or function was used before a backend was loaded
+    ├── LaunchError           1    the ranks could not be started, or one of them failed
+    ├── TrainingError         1    training cannot go on
+    │   └── NonFiniteError    1    too many updates in a row were not finite
+    └── Interrupted           143  ended from outside, state saved (130 at the starter for Ctrl-C)
+"""
+
+from collections.abc import Sequence
+
+
+class MtrainError(Exception):
+    """Base of all errors that a user may see; printed without a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(MtrainError):
+    """The command line, the spec, or what they name is wrong. Nothing was started."""
+
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    """The spec is wrong. ``problems`` holds one line per mistake, ``file:line path: message``."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class DataError(UsageError):
+    """Pictures or annotations are missing, unreadable, or disagree with the spec."""
+
+
+class PluginError(UsageError):
+    """A plugin is unknown, disabled, provided twice, or could not be loaded."""
+
+
+class CheckpointError(UsageError):
+    """No intact checkpoint where one was asked for, or one that does not fit the model."""
+
+
+class UnboundError(MtrainError):
+    """A name of ``core.nn`` or ``core.ops`` was used before a backend was loaded."""
+
+
+class LaunchError(MtrainError):
+    """The ranks could not be started, or one of them failed."""
+
+
+class TrainingError(MtrainError):
+    """Training cannot go on."""
+
+
+class NonFiniteError(TrainingError):
+    """Too many updates in a row had a gradient that is not finite."""
+
+
+class Interrupted(MtrainError):
+    """The job was asked to end; its state is saved."""
+
+    exit_code = 143
