@@ -122,7 +122,10 @@ class Collective(Protocol):
     size: int
 
     def all_reduce(self, x: Tensor, op: Literal["sum", "mean", "max"]) -> Tensor:
-        """A new tensor: ``x`` of all ranks reduced element by element, equal on every rank. Carries no gradient."""
+        """A new tensor: ``x`` of all ranks reduced element by element, equal on every rank. Carries no gradient.
+
+        A numpy array is reduced on the host, without waiting for the device, and comes back as one.
+        """
         ...
 
     def all_gather(self, value: T) -> list[T]:
@@ -195,6 +198,13 @@ class Backend(Protocol):
 
     def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:
         """Numpy micro batches as device tensors, prefetched where the device allows."""
+        ...
+
+    def infer(self, model: Module, batch: Batch) -> dict[str, Array]:
+        """What the model returns in evaluation mode, on the host: no gradient, the recipe's precision, no exchange.
+
+        The caller sets the mode. Half-precision results become float32.
+        """
         ...
 
     def state(self, model: Module, optimizer: Optimizer) -> State:
@@ -313,6 +323,13 @@ class Launcher(Protocol):
     provides: frozenset[str]
     """The rendezvous it can give: see ``Backend.rendezvous``."""
 
+    agent: ClassVar[bool]
+    """Whether its command is a process that starts the ranks as its children; False: the command is the rank."""
+
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
         """``argv`` is what one rank runs, without the interpreter (``-m mtrain.worker ...``)."""
+        ...
+
+    def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
+        """(rank, exit status; negative: signal) of ranks that failed, from its command's output and exit status."""
         ...

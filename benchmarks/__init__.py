@@ -1,0 +1,1 @@
+"""Ratios against named peers, measured in the same run."""

@@ -1,0 +1,42 @@
+"""Run every benchmark and print one table: ``make bench`` or ``python -m benchmarks [name ...]``."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NAMES = ("trainer_vs_ddp", "loader", "startup", "cpu_settings")
+"""Each script takes ``--json FILE`` and writes a list of rows: name, ours, peer, unit, ratio, target, better ("lower" or "higher")."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*NAMES, []], default=[])
+    rows = [row for name in parser.parse_args().names or NAMES for row in measured(name)]
+    print(f"\n{'benchmark':<44}{'ours':>12}{'peer':>12}  {'unit':<10}{'ratio':>7}  target")
+    for row in rows:
+        reached = row["ratio"] <= row["target"] if row["better"] == "lower" else row["ratio"] >= row["target"]
+        sign = "<=" if row["better"] == "lower" else ">="
+        verdict = "reached" if reached else "NOT REACHED"
+        print(
+            f"{row['name']:<44}{row['ours']:>12.2f}{row['peer']:>12.2f}  {row['unit']:<10}{row['ratio']:>7.2f}  "
+            f"{sign} {row['target']:.2f} {verdict}"
+        )
+    return 0
+
+
+def measured(name: str) -> list[dict]:
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "rows.json"
+        print(f"== {name}", flush=True)
+        env = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        subprocess.run([sys.executable, str(HERE / f"{name}.py"), "--json", str(target)], check=True, env=env)
+        return json.loads(target.read_text())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What a good programmer writes without mtrain: one file, torchrun, DDP, a torch DataLoader. Trains YOLOv5n on a COCO file.
+
+The network and its loss are mtrain's, so that only the training code differs. It writes the time of its first update to ``--first``.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from mtrain.backends._torch import nn, ops
+from mtrain.core import binding
+from mtrain.core.interfaces import Task
+
+
+class Pictures(Dataset):
+    """Letterboxed pictures with flips: less than mtrain does, to the peer's advantage."""
+
+    def __init__(self, root: Path, side: int):
+        content = json.loads((root / "annotations" / "instances_train.json").read_text())
+        self.classes = {c["id"]: i for i, c in enumerate(sorted(content["categories"], key=lambda c: c["id"]))}
+        self.images = content["images"]
+        self.boxes: dict[int, list] = {}
+        for a in content["annotations"]:
+            self.boxes.setdefault(a["image_id"], []).append((self.classes[a["category_id"]], *a["bbox"]))
+        self.root, self.side = root / "images", side
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, i):
+        image = cv2.cvtColor(cv2.imread(str(self.root / self.images[i]["file_name"])), cv2.COLOR_BGR2RGB)
+        height, width = image.shape[:2]
+        ratio = self.side / max(height, width)
+        small = cv2.resize(image, (round(width * ratio), round(height * ratio)))
+        canvas = np.full((self.side, self.side, 3), 114, np.uint8)
+        top, left = (self.side - small.shape[0]) // 2, (self.side - small.shape[1]) // 2
+        canvas[top : top + small.shape[0], left : left + small.shape[1]] = small
+        rows = np.array(self.boxes.get(self.images[i]["id"], []), np.float32).reshape(-1, 5)
+        centres = (rows[:, 1:3] + rows[:, 3:] / 2) * ratio + np.array([left, top])
+        targets = np.concatenate([rows[:, :1], centres / self.side, rows[:, 3:] * ratio / self.side], axis=1)
+        return torch.from_numpy(canvas), torch.from_numpy(targets.astype(np.float32))
+
+
+def collate(items):
+    rows = [torch.cat([torch.full((len(t), 1), float(i)), t], dim=1) for i, (_, t) in enumerate(items)]
+    return {"images": torch.stack([image for image, _ in items]), "targets": torch.cat(rows)}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--side", type=int, default=320)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--first", type=Path, required=True)
+    given = parser.parse_args()
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    binding.bind(nn, ops)
+    from mtrain.models.yolov5 import YOLOv5n
+
+    data = Pictures(given.root, given.side)
+    task = Task(
+        kind="detection",
+        class_names=[str(i) for i in range(len(data.classes))],
+        image_size=given.side,
+        global_batch=given.batch,
+    )
+    model = DistributedDataParallel(YOLOv5n().build(task))
+    sampler = DistributedSampler(data, seed=0)
+    loader = DataLoader(data, given.batch // size, sampler=sampler, num_workers=1, collate_fn=collate, drop_last=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.937, nesterov=True, weight_decay=5e-4)
+    model.train()
+    for batch in loader:
+        loss = model(batch)["total"]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        float(loss.detach())
+        break
+    if rank == 0:
+        given.first.write_text(str(time.time()))
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

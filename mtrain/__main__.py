@@ -1,0 +1,8 @@
+"""``python -m mtrain``."""
+
+import sys
+
+from mtrain.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What solo, ddp, horovod and deepspeed share: torch's layers, functions and engine."""

@@ -1,0 +1,84 @@
+"""``core.interfaces.Collective`` over torch.distributed, and what the torch engine needs beside it."""
+
+from collections.abc import Iterable
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+T = TypeVar("T")
+
+
+class LocalCollective:
+    """A job of one rank on torch tensors."""
+
+    rank = 0
+    local_rank = 0
+    size = 1
+
+    def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
+        """A copy of ``x``."""
+        return x.copy() if isinstance(x, np.ndarray) else x.detach().clone()
+
+    def all_gather(self, value: T) -> list[T]:
+        """``[value]``."""
+        return [value]
+
+    def all_gather_tensor(self, x: Tensor) -> Tensor:
+        """``x`` of all ranks, stacked along a new first axis."""
+        return x.detach().unsqueeze(0)
+
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite ``tensors`` with those of rank 0."""
+
+
+class DistributedCollective:
+    """The ranks of torch's default process group.
+
+    ``host_group`` carries numpy arrays and objects: a gloo group, so that they never wait for a device.
+    """
+
+    def __init__(self, *, local_rank: int, host_group: dist.ProcessGroup | None) -> None:
+        self.rank = dist.get_rank()
+        self.local_rank = local_rank
+        self.size = dist.get_world_size()
+        self._host_group = host_group
+
+    def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
+        """See ``Collective.all_reduce``."""
+        on_host = isinstance(x, np.ndarray)
+        reduced = torch.from_numpy(x.copy()) if on_host else x.detach().clone()
+        # gloo has no AVG.
+        kind = dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM
+        dist.all_reduce(reduced, kind, group=self._host_group if on_host else None)
+        if op == "mean":
+            reduced /= self.size
+        return reduced.numpy() if on_host else reduced
+
+    def all_gather(self, value: T) -> list[T]:
+        """See ``Collective.all_gather``."""
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, value, group=self._host_group)
+        return everyone
+
+    def all_gather_tensor(self, x: Tensor) -> Tensor:
+        """``x`` of all ranks, stacked along a new first axis."""
+        gathered = x.new_empty((self.size, *x.shape))
+        dist.all_gather(list(gathered.unbind(0)), x.detach().contiguous())
+        return gathered
+
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite ``tensors`` with those of rank 0: one message per dtype."""
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
+        for group in by_dtype.values():
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in group])
+            dist.broadcast(flat, src=0)
+            for tensor, part in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
+                tensor.detach().copy_(part.view(tensor.shape))
+
+
+TorchCollective = LocalCollective | DistributedCollective

@@ -1,0 +1,45 @@
+"""The device of one rank."""
+
+import resource
+import sys
+from typing import Literal
+
+import torch
+
+from mtrain.core.errors import LaunchError
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+
+def choose(name: DeviceName, *, local_rank: int, tf32: bool) -> torch.device:
+    """This rank's device, made the current one; ``auto`` is CUDA where there is any.
+
+    Raises:
+        LaunchError: CUDA was asked for and is not there, or has fewer devices than this host has ranks.
+    """
+    available = torch.cuda.is_available() if name != "cpu" else False
+    if name == "cuda" and not available:
+        raise LaunchError(
+            "backend.options.device: 'cuda' was asked for, but torch sees no CUDA device; use 'cpu' or 'auto', or "
+            "check the driver and CUDA_VISIBLE_DEVICES"
+        )
+    if not available:
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise LaunchError(
+            f"rank {local_rank} of this host has no CUDA device: there are {torch.cuda.device_count()}; "
+            f"use --nproc-per-node {torch.cuda.device_count()} or backend.options.device: cpu"
+        )
+    torch.cuda.set_device(local_rank)
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = True
+    return torch.device("cuda", local_rank)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak memory of this process on its device: allocated on CUDA, the resident set on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

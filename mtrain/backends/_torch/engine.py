@@ -1,0 +1,121 @@
+"""What every backend on torch shares: one rank's device, the model on it, batches to it, and its state as numpy."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from mtrain.backends._torch import batches, device, precision, state, syncbn
+from mtrain.backends._torch.collective import TorchCollective
+from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
+from mtrain.core.interfaces import Array, Batch, HostBatch, Recipe, State
+from mtrain.core.optimizer import is_frozen
+
+Wrap = Callable[[nn.Module, Recipe], tuple[nn.Module, Exchange]]
+"""Turns the model into what is called in training, and says how gradients are exchanged."""
+
+
+class NoExchange:
+    """One rank: its gradient is the mean."""
+
+    def during(self, *, last: bool) -> nullcontext[None]:
+        """Nothing."""
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Nothing."""
+
+
+def alone(model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
+    """``Wrap`` for one rank."""
+    return model, NoExchange()
+
+
+class TorchEngine:
+    """One rank of a job on torch. Backends hold one and pass their calls on."""
+
+    def __init__(self, collective: TorchCollective, target: torch.device) -> None:
+        self.collective = collective
+        self.device = target
+        self._recipe: Recipe | None = None
+
+    def prepare(
+        self, build: Callable[[], nn.Module], recipe: Recipe, wrap: Wrap = alone
+    ) -> tuple[nn.Module, TorchOptimizer]:
+        """See ``Backend.prepare``."""
+        torch.manual_seed(recipe.seed)
+        model = self._place(build(), recipe)
+        state.check_equal_start(model, self.collective)
+        if recipe.compile:
+            model.compile()
+        model.train()
+        called, exchange = wrap(model, recipe)
+        optimizer = TorchOptimizer(model, recipe, exchange=exchange, collective=self.collective, device=self.device)
+        self._recipe = recipe
+        return called, optimizer
+
+    def _place(self, model: nn.Module, recipe: Recipe) -> nn.Module:
+        for name, parameter in model.named_parameters():
+            if is_frozen(name, recipe.frozen):
+                parameter.requires_grad = False
+        syncbn.freeze(model)
+        if recipe.sync_batchnorm and self.collective.size > 1:
+            syncbn.synchronize(model, self.collective)
+        model = model.to(self.device)
+        if recipe.precision == "fp64":
+            model = model.double()
+        if recipe.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+    def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:
+        """See ``Backend.batches``."""
+        return batches.upload(loader, self.device)
+
+    def infer(self, model: nn.Module, batch: Batch) -> dict[str, Array]:
+        """See ``Backend.infer``."""
+        assert self._recipe is not None, "prepare comes first"
+        with torch.no_grad(), precision.forward_context(self._recipe.precision, self.device):
+            output: dict[str, Any] = inner(model)(batch)
+        return {name: state.to_numpy(x) for name, x in output.items()}
+
+    def state(self, model: nn.Module, optimizer: TorchOptimizer) -> State:
+        """See ``Backend.state``. Sets the buffers of all ranks to rank 0's: what is saved is what goes on."""
+        model = inner(model)
+        ema = optimizer.ema()
+        parameters = {name for name, _ in model.named_parameters()}
+        self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in parameters)])
+        return State(
+            weights=state.arrays(model),
+            ema={name: state.to_numpy(x) for name, x in ema.items()},
+            moments={name: state.to_numpy(x) for name, x in optimizer.moments().items()},
+            counters=optimizer.counters(),
+        )
+
+    def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
+        """See ``Backend.restore``."""
+        model = inner(model)
+        if saved.weights:
+            state.fill(model.state_dict(), saved.weights, what="weights")
+        if saved.ema and optimizer.ema():
+            state.fill(optimizer.ema(), saved.ema, what="averaged weights")
+        else:
+            optimizer.restart_ema()
+        if saved.moments:
+            state.fill(optimizer.moments(), saved.moments, what="optimizer moments")
+        if saved.counters:
+            optimizer.set_counters(saved.counters)
+        state.check_equal_start(model, self.collective)
+
+    def measure(self) -> dict[str, float]:
+        """See ``Backend.measure``."""
+        return {"memory_bytes": float(device.peak_memory_bytes(self.device))}
+
+
+def inner(model: nn.Module) -> nn.Module:
+    """The model that was built, without what a backend wrapped around it."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.module
+    return model

@@ -1,0 +1,167 @@
+"""The neutral functions in torch; ``core/ops.pyi`` is the contract and describes each.
+
+torch's own reductions and joins take ``axis`` and ``keepdims`` as other names of ``dim`` and ``keepdim``: where that
+makes a native function keep the contract it *is* the neutral one.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mtrain.core.interfaces import Array
+
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+zeros_like, ones_like = torch.zeros_like, torch.ones_like
+detach = Tensor.detach
+concat, stack, reshape, permute_dims = torch.concat, torch.stack, torch.reshape, torch.permute
+expand_dims, squeeze, broadcast_to = torch.unsqueeze, torch.squeeze, torch.broadcast_to
+where, take_along_axis = torch.where, torch.take_along_dim
+abs, atan, clip, exp, floor, trunc, round = (
+    torch.abs, torch.atan, torch.clip, torch.exp, torch.floor, torch.trunc, torch.round,
+)  # fmt: skip
+isfinite, log, maximum, minimum, sqrt, square = (
+    torch.isfinite, torch.log, torch.maximum, torch.minimum, torch.sqrt, torch.square,
+)  # fmt: skip
+sigmoid, relu, silu, gelu, softplus = torch.sigmoid, torch.relu, F.silu, F.gelu, F.softplus
+sum, mean, argmax, all, any = torch.sum, torch.mean, torch.argmax, torch.all, torch.any
+cumulative_sum, softmax, log_softmax = torch.cumsum, torch.softmax, torch.log_softmax
+matmul, conv2d, scaled_dot_product_attention = torch.matmul, F.conv2d, F.scaled_dot_product_attention
+
+
+def _options(like: Tensor, dtype: str | None) -> dict[str, Any]:
+    return {"dtype": like.dtype if dtype is None else _DTYPES[dtype], "device": like.device}
+
+
+def _axes(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    if axis is None:
+        return None
+    return (axis,) if isinstance(axis, int) else tuple(axis)
+
+
+def asarray(values: Any, *, like: Tensor | None = None, dtype: str | None = None) -> Tensor:
+    if like is None:
+        return torch.tensor(values, dtype=None if dtype is None else _DTYPES[dtype])
+    # Made on the host and sent without waiting: torch.tensor(values, device="cuda") would wait for all that was queued.
+    return torch.tensor(values, dtype=like.dtype if dtype is None else _DTYPES[dtype]).to(
+        like.device, non_blocking=True
+    )
+
+
+def zeros(shape: Sequence[int], *, like: Tensor, dtype: str | None = None) -> Tensor:
+    return torch.zeros(tuple(shape), **_options(like, dtype))
+
+
+def full(shape: Sequence[int], value: float, *, like: Tensor, dtype: str | None = None) -> Tensor:
+    return torch.full(tuple(shape), value, **_options(like, dtype))
+
+
+def arange(start: int, stop: int, step: int = 1, *, like: Tensor, dtype: str | None = None) -> Tensor:
+    return torch.arange(start, stop, step, **_options(like, dtype))
+
+
+def one_hot(x: Tensor, class_count: int, *, dtype: str = "float32") -> Tensor:
+    classes = torch.arange(class_count, device=x.device)
+    return (x.unsqueeze(-1) == classes).to(_DTYPES[dtype])
+
+
+def meshgrid(*arrays: Tensor, indexing: Literal["ij", "xy"] = "xy") -> Sequence[Tensor]:
+    return torch.meshgrid(*arrays, indexing=indexing)
+
+
+def astype(x: Tensor, dtype: str) -> Tensor:
+    return x.to(_DTYPES[dtype])
+
+
+def dtype(x: Tensor) -> str:
+    return _NAMES[x.dtype]
+
+
+def shape(x: Tensor) -> tuple[int, ...]:
+    return tuple(x.shape)
+
+
+def to_numpy(x: Tensor) -> Array:
+    x = x.detach().cpu()
+    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def split(x: Tensor, sizes: Sequence[int], *, axis: int = 0) -> Sequence[Tensor]:
+    return torch.split(x, list(sizes), axis)
+
+
+def nonzero(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.nonzero(x, as_tuple=True)
+
+
+def take(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    return torch.index_select(x, axis, indices)
+
+
+def put_along_axis(
+    x: Tensor, indices: Tensor, values: Tensor, *, axis: int, reduce: Literal["set", "add", "max"] = "set"
+) -> Tensor:
+    if reduce == "set":
+        return torch.scatter(x, axis, indices, values)
+    if reduce == "add":
+        return torch.scatter_add(x, axis, indices, values)
+    return torch.scatter_reduce(x.detach(), axis, indices, values.detach(), "amax")
+
+
+def topk(x: Tensor, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
+    values, indices = torch.topk(x, k, axis)
+    return values, indices
+
+
+def argsort(x: Tensor, *, axis: int = -1, descending: bool = False) -> Tensor:
+    return torch.argsort(x, dim=axis, descending=descending, stable=True)
+
+
+def hardsigmoid(x: Tensor, *, slope: float = 1 / 6, offset: float = 0.5) -> Tensor:
+    return torch.clip(slope * x + offset, 0.0, 1.0)
+
+
+def var(
+    x: Tensor, *, axis: int | Sequence[int] | None = None, correction: float = 0.0, keepdims: bool = False
+) -> Tensor:
+    return torch.var(x, dim=_axes(axis), correction=correction, keepdim=keepdims)
+
+
+def max(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    return torch.amax(x, dim=_axes(axis) or (), keepdim=keepdims)
+
+
+def min(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    return torch.amin(x, dim=_axes(axis) or (), keepdim=keepdims)
+
+
+def max_pool2d(x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
+    return F.max_pool2d(x, kernel_size, stride, padding)
+
+
+def upsample_nearest(x: Tensor, scale: int) -> Tensor:
+    return F.interpolate(x, scale_factor=scale, mode="nearest")
+
+
+def binary_cross_entropy_with_logits(logits: Tensor, targets: Tensor, *, positive_weight: float = 1.0) -> Tensor:
+    weight = (
+        None if positive_weight == 1.0 else torch.full((), positive_weight, dtype=logits.dtype, device=logits.device)
+    )
+    return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)

@@ -1,0 +1,99 @@
+"""Update rules: torch.optim's mathematics on torch's fused kernels.
+
+Not torch.optim itself: constructing one of its optimizers imports the compiler (1.6 s), and its loop asks questions
+that a recipe has answered. Every rule keeps its moments under neutral names.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Rule(Protocol):
+    """One update rule on the parameters of one group."""
+
+    moments: dict[str, list[Tensor]]
+    """Per moment, one tensor per parameter."""
+
+    def apply(self, taken: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+        """Update the parameters at places ``taken`` with ``grads``; ``momentum`` overrides the group's."""
+        ...
+
+    def set_updates(self, updates: int) -> None:
+        """Tell how many updates were taken before."""
+        ...
+
+
+class Sgd:
+    """``torch.optim.SGD`` without dampening (Sutskever et al. 2013 for nesterov)."""
+
+    def __init__(self, parameters: Sequence[Tensor], options: Mapping[str, float]) -> None:
+        self._parameters = parameters
+        self._options = options
+        # Zeros give torch's first step: 0 * momentum + grad.
+        self.moments = {"momentum": [torch.zeros_like(p) for p in parameters]}
+
+    def apply(self, taken: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+        """See ``Rule.apply``."""
+        momentum = self._options.get("momentum", 0.0) if momentum is None else momentum
+        torch._fused_sgd_(
+            [self._parameters[i] for i in taken],
+            list(grads),
+            [self.moments["momentum"][i] for i in taken],
+            weight_decay=self._options.get("weight_decay", 0.0),
+            momentum=momentum,
+            lr=rate,
+            dampening=0.0,
+            nesterov=bool(self._options.get("nesterov", 0.0)),
+            maximize=False,
+            is_first_step=False,
+        )
+
+    def set_updates(self, updates: int) -> None:
+        """Nothing: SGD does not count."""
+
+
+class Adam:
+    """``torch.optim.Adam`` (Kingma and Ba 2015), or ``AdamW`` with ``decoupled`` decay (Loshchilov and Hutter 2019)."""
+
+    def __init__(self, parameters: Sequence[Tensor], options: Mapping[str, float], *, decoupled: bool) -> None:
+        self._parameters = parameters
+        self._options = options
+        self._kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        self.moments = {
+            "mean": [torch.zeros_like(p) for p in parameters],
+            "square": [torch.zeros_like(p) for p in parameters],
+        }
+        self._updates = torch.zeros((), dtype=torch.float32, device=parameters[0].device if parameters else None)
+
+    def apply(self, taken: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+        """See ``Rule.apply``."""
+        self._updates += 1
+        self._kernel(
+            [self._parameters[i] for i in taken],
+            list(grads),
+            [self.moments["mean"][i] for i in taken],
+            [self.moments["square"][i] for i in taken],
+            [],
+            [self._updates] * len(taken),
+            lr=rate,
+            beta1=self._options.get("beta1", 0.9) if momentum is None else momentum,
+            beta2=self._options.get("beta2", 0.999),
+            weight_decay=self._options.get("weight_decay", 0.0),
+            eps=self._options.get("eps", 1e-8),
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def set_updates(self, updates: int) -> None:
+        """See ``Rule.set_updates``."""
+        self._updates.fill_(updates)
+
+
+def make(rule: str, parameters: Sequence[Tensor], options: Mapping[str, float]) -> Rule:
+    """The rule of one group: ``sgd``, ``adam`` or ``adamw``."""
+    if rule == "sgd":
+        return Sgd(parameters, options)
+    return Adam(parameters, options, decoupled=rule == "adamw")

@@ -1,0 +1,123 @@
+"""The command line: ``mtrain COMMAND ...``; without a command, ``train``.
+
+Commands are imported when they run, so that ``--help`` costs nothing and no command pays for another's imports.
+"""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from mtrain import __version__
+from mtrain.core.errors import MtrainError, SpecError
+from mtrain.core.suggest import closest
+
+__all__ = ["Front", "front", "main"]
+
+COMMANDS = {
+    "train": ("mtrain.cli.train:train", "Train what a spec describes (the default command)."),
+    "plan": ("mtrain.cli.plan:plan", "Print what `train` would start, and start nothing."),
+    "evaluate": ("mtrain.cli.evaluate:evaluate", "Score trained weights on the evaluation split."),
+    "predict": ("mtrain.cli.predict:predict", "Pictures in; pictures with boxes and COCO JSON out."),
+    "config": ("mtrain.cli.config:config", "Show, explain and validate specs."),
+    "plugins": ("mtrain.cli.plugins:plugins", "List backends, models, data sets and launchers."),
+    "data": ("mtrain.cli.data:data", "Check a data set, or make the embedded one."),
+    "checkpoint": ("mtrain.cli.checkpoint:checkpoint", "List, verify and show checkpoints."),
+    "completion": ("mtrain.cli.completion:completion", "Print the completion script of a shell."),
+}
+"""Where each command is defined, and its line in ``mtrain --help``."""
+DEFAULT = "train"
+INTERRUPTED = 130
+
+
+class Front(click.Group):
+    """The commands of ``COMMANDS``, imported when asked for; flags without a command belong to ``train``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now; None for a name that is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put ``train`` before arguments that name no command."""
+        first = args[0] if args else ""
+        own = {"--help", "-h", "--version"}
+        if not ctx.resilient_parsing and (not args or (first.startswith("-") and first not in own)):
+            args = [DEFAULT, *args]
+        elif first and not first.startswith("-") and first not in COMMANDS:
+            ctx.fail(_not_a_command(first))
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table as it stands: no command is imported to ask for its help."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[click.shell_completion.CompletionItem]:
+        """Commands, and the flags of ``train``."""
+        found = [
+            click.shell_completion.CompletionItem(name, help=text)
+            for name, (_, text) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        train = self.get_command(ctx, DEFAULT) if incomplete.startswith("-") else None
+        return found if train is None else train.shell_complete(click.Context(train, parent=ctx), incomplete)
+
+
+def _not_a_command(word: str) -> str:
+    if word.endswith((".yml", ".yaml")):
+        return f"no command {word!r}; a spec is given with -c: mtrain -c {word}"
+    best = closest(word, COMMANDS)
+    return f"no command {word!r}" + (f"; did you mean {best!r}?" if best else f"; commands: {', '.join(COMMANDS)}")
+
+
+@click.group(
+    cls=Front,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog="`mtrain -c SPEC` is `mtrain train -c SPEC`; `mtrain` alone trains ./mtrain.yml, else the embedded demo. "
+    "Flags of a command: `mtrain COMMAND --help`.",
+)
+@click.version_option(__version__, prog_name="mtrain")
+def front() -> None:
+    """One YAML spec, any training backend."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong use or spec, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        result = front.main(arguments, prog_name="mtrain", standalone_mode=False)
+    except MtrainError as error:
+        return _report(error)
+    except click.Abort:
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _report(error: MtrainError) -> int:
+    """One ``error:`` line per mistake; the traceback too where ``MTRAIN_DEBUG`` asks for it."""
+    from mtrain.core import config
+
+    if config.debug():
+        traceback.print_exception(error)
+    problems = error.problems if isinstance(error, SpecError) else (str(error).replace("\n", "\n  "),)
+    for problem in problems:
+        click.echo(f"error: {problem}", err=True)
+    return error.exit_code

@@ -1,0 +1,24 @@
+"""``mtrain completion``: the script that makes a shell complete commands, flags, specs and paths."""
+
+import click
+from click.shell_completion import get_completion_class
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL.
+
+    \b
+    bash:  mtrain completion bash >> ~/.bashrc
+    zsh:   mtrain completion zsh >> ~/.zshrc
+    fish:  mtrain completion fish > ~/.config/fish/completions/mtrain.fish
+    """
+    from mtrain.cli import front
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.UsageError(f"no completion for {shell!r}; known: {', '.join(SHELLS)}")
+    click.echo(found(front, {}, "mtrain", "_MTRAIN_COMPLETE").source())

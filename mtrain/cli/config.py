@@ -1,0 +1,152 @@
+"""``mtrain config``: show, explain and validate specs, and print the schema."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mtrain.cli.options import JobCommand, job_options, load_job
+
+if TYPE_CHECKING:
+    from mtrain.core.config import Loaded
+
+
+@click.group()
+def config() -> None:
+    """Show, explain and validate specs."""
+
+
+@config.command(cls=JobCommand)
+@job_options
+@click.option("--origins", is_flag=True, help="Say behind each value where it came from.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def show(*, origins: bool, as_json: bool, **params: Any) -> None:
+    """Print the resolved spec, defaults included."""
+    from mtrain.core.config import resolved_json
+
+    loaded = load_job(params)
+    if as_json:
+        click.echo(resolved_json(loaded.spec), nl=False)
+        return
+    click.echo(f"# {loaded.source}")
+    for line in _yaml_lines(loaded.values, loaded if origins else None):
+        click.echo(line)
+
+
+@config.command(cls=JobCommand)
+@click.argument("path")
+@job_options
+def explain(path: str, **params: Any) -> None:
+    """Say what the value at PATH is, means and may be, where it came from and what it replaced."""
+    from mtrain.core.layers import lookup
+    from mtrain.core.schema import describe, dotted, field_at, walk
+    from mtrain.core.spec import Spec
+    from mtrain.core.suggest import hint
+
+    loaded = load_job(params)
+    keys = tuple(int(part) if part.isdigit() else part for part in path.split("."))
+    field = field_at(Spec, keys)
+    inside = any(field_at(Spec, keys[:length]) is not None for length in range(2, len(keys)))
+    if field is None and (not inside or lookup(loaded.values, keys) is None):
+        words = [dotted(known) for known, _ in walk(Spec)]
+        raise click.UsageError(f"{path}: no such value{hint(path, words)}")
+    click.echo(f"{path} = {_flow(lookup(loaded.values, keys))}")
+    if field is not None:
+        if field.description:
+            click.echo(f"  {field.description}")
+        click.echo(f"  type     {describe(field.annotation, field.metadata)}")
+        click.echo(f"  default  {_flow(lookup(Spec().model_dump(mode='json'), keys))}")
+    click.echo(f"  from     {loaded.origin(path)}")
+    for value, origin in reversed(loaded.history.get(path, ())):
+        click.echo(f"  over     {_flow(value)}  from {origin}")
+
+
+@config.command()
+@click.option("--markdown", is_flag=True, help="A reference to read instead of a JSON schema.")
+def schema(*, markdown: bool) -> None:
+    """Print what a spec may hold."""
+    import json
+
+    from mtrain.core.spec import Spec
+
+    if not markdown:
+        click.echo(json.dumps(Spec.model_json_schema(), indent=2))
+        return
+    for line in _reference():
+        click.echo(line)
+
+
+@config.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+def validate(files: tuple[str, ...]) -> None:
+    """Check specs and print every mistake of all of them."""
+    from mtrain.core import config as configuration
+    from mtrain.core.errors import SpecError
+
+    problems: list[str] = []
+    for file in files:
+        try:
+            loaded = configuration.load(file)
+        except SpecError as error:
+            problems.extend(error.problems)
+        else:
+            click.echo(f"{file}: valid ({loaded.source})")
+    if problems:
+        raise SpecError(list(dict.fromkeys(problems)))
+
+
+def _reference() -> list[str]:
+    """Every value of a spec as markdown tables, one per section."""
+    from mtrain.core.layers import lookup
+    from mtrain.core.schema import describe, dotted, model_of, walk
+    from mtrain.core.spec import Spec
+
+    defaults = Spec().model_dump(mode="json")
+    lines = ["# Every value of a spec", ""]
+    section: tuple[Any, ...] | None = None
+    for path, field in walk(Spec):
+        if model_of(field.annotation) is not None and path[-1] != "groups":
+            continue
+        if path[:-1] != section:
+            section = path[:-1]
+            lines += [
+                "",
+                f"## {dotted(section) or 'at the top'}",
+                "",
+                "| key | type | default | meaning |",
+                "|---|---|---|---|",
+            ]
+        nested = model_of(field.annotation) is not None
+        default = "see `mtrain config show`" if nested else f"`{_flow(lookup(defaults, path))}`"
+        if 0 in path:
+            default = "required" if field.is_required() else f"`{_flow(field.default)}`"
+        what = "a list of sections, below" if nested else describe(field.annotation, field.metadata)
+        cells = (f"`{path[-1]}`", what, default, field.description or "")
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return lines
+
+
+def _yaml_lines(values: Mapping[str, Any], loaded: "Loaded | None", prefix: str = "") -> list[str]:
+    """Block style for sections, flow style for what is in them; with ``loaded``, the origin as a comment."""
+    lines = []
+    indent = "  " * prefix.count(".")
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            lines += [f"{indent}{key}:", *_yaml_lines(value, loaded, f"{path}.")]
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            lines += [f"{indent}{key}:{_comment(loaded, path)}", *(f"{indent}  - {_flow(item)}" for item in value)]
+        else:
+            lines.append(f"{indent}{key}: {_flow(value)}{_comment(loaded, path)}")
+    return lines
+
+
+def _comment(loaded: "Loaded | None", path: str) -> str:
+    return "" if loaded is None else f"  # {loaded.origin(path)}"
+
+
+def _flow(value: Any) -> str:
+    """A value as one line of YAML that reads back as itself."""
+    from mtrain.core.yaml_lines import flow
+
+    return flow(value)

@@ -1,0 +1,274 @@
+"""The flags that commands share, and how they become values of a spec.
+
+``-`` and ``_`` are alike in every flag. ``-o a=1 b=2 -o c=3`` gives three values. A flag that is not typed gives nothing, so
+that the spec's value stands.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from mtrain.core.config import Loaded
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ASSIGNMENT = re.compile(r"^[A-Za-z_][\w.\-]*=")
+_OVERRIDE_FLAGS = ("-o", "--opt", "--override")
+_DIRECT = {
+    "backend": ("backend.name", "--backend"),
+    "node_rank": ("cluster.node_rank", "--node-rank"),
+    "master_addr": ("cluster.master_addr", "--master-addr"),
+    "master_port": ("cluster.master_port", "--master-port"),
+    "nproc_per_node": ("cluster.nproc_per_node", "--nproc-per-node"),
+    "start_port": ("cluster.start_port", "--start-port"),
+    "log_dir": ("cluster.log_dir", "--log-dir"),
+    "max_restarts": ("cluster.max_restarts", "--max-restarts"),
+    "sync_bn": ("train.sync_batchnorm", "--sync-bn"),
+    "seed": ("train.seed", "--seed"),
+    "epochs": ("train.epochs", "--epochs"),
+    "batch_size": ("train.batch_size", "--batch-size"),
+    "name": ("report.name", "--name"),
+}
+"""Parameter -> (path in the spec, flag): the value is taken as it is."""
+
+
+class JobCommand(click.Command):
+    """A command whose flags treat ``-`` and ``_`` alike and whose ``-o`` takes several values."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        settings = {"token_normalize_func": lambda token: token.replace("_", "-"), **kwargs.pop("context_settings", {})}
+        super().__init__(*args, context_settings=settings, **kwargs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat ``-o`` before each further ``key=value`` that follows one."""
+        return super().parse_args(ctx, spread_overrides(args))
+
+
+def spread_overrides(args: Sequence[str]) -> list[str]:
+    """``-o a=1 b=2`` as ``-o a=1 -o b=2``; nothing after ``--`` is touched."""
+    spread: list[str] = []
+    after_override = False
+    remaining = iter(args)
+    for arg in remaining:
+        if arg == "--":
+            return [*spread, arg, *remaining]
+        if arg in _OVERRIDE_FLAGS:
+            after_override = True
+            spread.extend((arg, *([value] if (value := next(remaining, None)) is not None else [])))
+            continue
+        if after_override and _ASSIGNMENT.match(arg):
+            spread.extend(("-o", arg))
+            continue
+        after_override = arg.startswith(("-o", "--opt=", "--override="))
+        spread.append(arg)
+    return spread
+
+
+def spec_options(command: F) -> F:
+    """``-c`` and ``-o``: for commands that read a spec and start nothing on other hosts."""
+    for option in reversed(_spec_flags()):
+        command = option(command)
+    return command
+
+
+def job_options(command: F) -> F:
+    """Every flag of a job. The command takes them as keywords and hands them to ``load_job``."""
+    for option in reversed([*_spec_flags(), *_cluster_flags(), *_training_flags(), *_run_flags()]):
+        command = option(command)
+    return command
+
+
+def load_job(params: Mapping[str, Any]) -> "Loaded":
+    """The spec that the parameters of a command describe.
+
+    Raises: ``SpecError`` for a wrong spec, ``click.UsageError`` for flags that contradict one another.
+    """
+    from mtrain.core import config
+
+    loaded = config.load(params.get("config"), overrides=params.get("overrides") or (), flags=spec_flags(params))
+    _check_nnodes(params.get("nnodes"), loaded.spec.cluster.ips)
+    return loaded
+
+
+def spec_flags(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted path -> ``Given`` for each flag that was typed and stands for a value of the spec."""
+    from mtrain.core.config import Given
+
+    flags: dict[str, Any] = {}
+    for parameter, (path, flag) in _DIRECT.items():
+        if (value := params.get(parameter)) is not None:
+            flags[path] = Given(value, flag if isinstance(value, bool) else f"{flag} {value}")
+    if params.get("amp") is not None:
+        flags["train.precision"] = Given(
+            params["amp"], "--no-amp" if params["amp"] == "fp32" else f"--amp {params['amp']}"
+        )
+    flags.update(_device_flags(params.get("devices")))
+    flags.update(_host_flags(params.get("ips"), params.get("hostfile")))
+    return flags
+
+
+def _device_flags(text: str | None) -> dict[str, Any]:
+    from mtrain.core.config import Given
+
+    if text is None:
+        return {}
+    shown = f"--devices {text}"
+    if text in ("cpu", "cuda"):
+        return {"backend.options.device": Given(text, shown)}
+    if text in ("all", "auto"):
+        return {"cluster.devices": Given(None, shown)}
+    parts = [part.strip().removeprefix("cuda:") for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdigit() for part in parts):
+        raise click.UsageError(f"--devices {text}: expected numbers such as 0,1, or cpu, cuda, all")
+    return {"cluster.devices": Given([int(part) for part in parts], shown)}
+
+
+def _host_flags(ips: str | None, hostfile: str | None) -> dict[str, Any]:
+    from mtrain.core.config import Given
+
+    if ips is not None and hostfile is not None:
+        raise click.UsageError("--ips and --hostfile are both given; keep one")
+    if ips is not None:
+        shown, entries = f"--ips {ips}", [part.strip() for part in ips.split(",") if part.strip()]
+    elif hostfile is not None:
+        shown, entries = f"--hostfile {hostfile}", _hosts_of(Path(hostfile))
+    else:
+        return {}
+    if not entries:
+        raise click.UsageError(f"{shown}: names no host")
+    hosts, slots = zip(*(_host_and_slots(entry, shown) for entry in entries), strict=True)
+    flags: dict[str, Any] = {"cluster.ips": Given(list(hosts), shown)}
+    if any(slots):
+        if len(set(slots)) > 1:
+            raise click.UsageError(f"{shown}: every host must have the same number of ranks, found {list(slots)}")
+        flags["cluster.nproc_per_node"] = Given(slots[0], shown)
+    return flags
+
+
+def _hosts_of(file: Path) -> list[str]:
+    """Hosts of an MPI-style host file: one a line, ``host``, ``host:2`` or ``host slots=2``; ``#`` starts a comment."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"--hostfile {file}: cannot be read: {error}") from error
+    words = [line.partition("#")[0].split() for line in lines]
+    return [
+        ":".join([first, *(word.removeprefix("slots=") for word in rest[:1])]) for first, *rest in filter(None, words)
+    ]
+
+
+def _host_and_slots(entry: str, shown: str) -> tuple[str, int | None]:
+    if entry.count(":") > 1 and not entry.startswith("["):
+        return entry, None
+    if entry.startswith("["):
+        host, _, rest = entry[1:].partition("]")
+        slots = rest.removeprefix(":")
+    else:
+        host, _, slots = entry.partition(":")
+    if slots and (not slots.isdigit() or not int(slots)):
+        raise click.UsageError(f"{shown}: {entry!r} is not HOST or HOST:RANKS")
+    return host, int(slots) if slots else None
+
+
+def _check_nnodes(nnodes: str | None, ips: Sequence[str]) -> None:
+    if nnodes is None:
+        return
+    low, _, high = nnodes.partition(":")
+    if not low.isdigit() or (high and not high.isdigit()) or not int(low):
+        raise click.UsageError(f"--nnodes {nnodes}: expected a number of hosts, for example 2")
+    if high and high != low:
+        raise click.UsageError(
+            f"--nnodes {nnodes}: a job keeps its number of hosts; give one number and name them with --ips"
+        )
+    if int(low) != max(1, len(ips)):
+        named = f"--ips names {len(ips)}: {', '.join(ips)}" if ips else "no host is named; give --ips HOST,HOST"
+        raise click.UsageError(f"--nnodes {nnodes}: {named}")
+
+
+def _complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from mtrain.core.sources import shipped_names
+
+    names = [CompletionItem(name) for name in shipped_names() if name.startswith(incomplete)]
+    return [*names, CompletionItem(incomplete, type="file")]
+
+
+def _complete_override(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from mtrain.core.schema import dotted, model_of, walk
+    from mtrain.core.spec import Spec
+
+    paths = [(dotted(path), field) for path, field in walk(Spec) if model_of(field.annotation) is None]
+    return [CompletionItem(f"{path}=", help=field.description) for path, field in paths if path.startswith(incomplete)]
+
+
+def _complete_backend(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from mtrain.core import plugins
+
+    entries = [entry for entry in plugins.names("backends") if entry.enabled]
+    return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(incomplete)]
+
+
+Option = Callable[[Any], Any]
+
+
+def _spec_flags() -> list[Option]:
+    return [
+        click.option(
+            "-c", "--config", metavar="SPEC", shell_complete=_complete_config, help="A YAML file or a shipped config."
+        ),
+        click.option(
+            "-o", "--opt", "--override", "overrides", multiple=True, metavar="PATH=VALUE ...",
+            shell_complete=_complete_override, help="Set values of the spec, for example -o train.batch_size=8.",
+        ),
+    ]  # fmt: skip
+
+
+def _cluster_flags() -> list[Option]:
+    number = click.IntRange(min=0)
+    return [
+        click.option("-b", "--backend", shell_complete=_complete_backend, help="The stack that trains: ddp, solo, ..."),
+        click.option("-H", "--ips", "--hosts", "ips", metavar="A,B", help="Addresses of the hosts, the first is the master."),
+        click.option("--hostfile", metavar="FILE", help="The hosts, one a line."),
+        click.option("--nnodes", metavar="N", help="Number of hosts; must agree with --ips."),
+        click.option("--node-rank", type=number, help="This host's place in --ips; found from its addresses otherwise."),
+        click.option("--master-addr", metavar="ADDRESS", help="Where the ranks meet; the first of --ips otherwise."),
+        click.option("--master-port", type=number, help="Port of the meeting point."),
+        click.option("--nproc-per-node", type=click.IntRange(min=1), metavar="N", help="Ranks on each host."),
+        click.option(
+            "--devices", "--gpus", "--selected_gpu", "--device", "devices", metavar="0,1",
+            help="Devices on every host: numbers, cpu, cuda or all.",
+        ),
+        click.option("--start-port", type=number, help="First port of the ranks. Environment: FLAGS_START_PORT."),
+        click.option("--log-dir", metavar="FOLDER", help="Folder of the per-rank logs."),
+        click.option("--max-restarts", type=number, help="Times a failed job is started again from its checkpoint."),
+    ]  # fmt: skip
+
+
+def _training_flags() -> list[Option]:
+    return [
+        click.option("--epochs", type=int, help="Passes over the training split."),
+        click.option("--batch-size", type=int, help="GLOBAL batch: samples per update over all ranks."),
+        click.option(
+            "--amp", "amp", is_flag=False, flag_value="bf16", type=click.Choice(["bf16", "fp16"]),
+            help="Mixed precision; bf16 unless --amp=fp16.",
+        ),
+        click.option("--no-amp", "amp", flag_value="fp32", help="Full precision."),
+        click.option("--sync-bn/--no-sync-bn", "sync_bn", default=None, help="BatchNorm statistics over all ranks."),
+        click.option("--seed", type=int, help="Of weights, order and augmentation."),
+        click.option("--name", metavar="NAME", help="Name of the run folder."),
+    ]  # fmt: skip
+
+
+def _run_flags() -> list[Option]:
+    return [
+        click.option(
+            "--resume", is_flag=False, flag_value="auto", metavar="[PATH]",
+            help="Continue from a checkpoint or run folder; without PATH the newest intact one.",
+        ),
+        click.option("--eval", "eval_only", is_flag=True, help="Evaluate only."),
+        click.option("--dry-run", is_flag=True, help="Print the plan and start nothing."),
+    ]  # fmt: skip

@@ -1,0 +1,29 @@
+"""Neutral layers, empty until ``core.binding.bind`` fills in a framework's; the stub ``nn.pyi`` is the contract."""
+
+from mtrain.core.errors import UnboundError
+
+NAMES = (
+    "GELU",
+    "BatchNorm2d",
+    "Conv2d",
+    "Identity",
+    "LayerNorm",
+    "Linear",
+    "MaxPool2d",
+    "Module",
+    "ModuleList",
+    "ReLU",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Upsample",
+    "buffer",
+    "no_grad",
+    "parameter",
+)
+
+
+def __getattr__(name: str) -> object:
+    if name in NAMES:
+        raise UnboundError(f"nn.{name}: no framework bound: load a backend first")
+    raise AttributeError(f"module 'mtrain.core.nn' has no attribute {name!r}; core/nn.pyi lists what it has")

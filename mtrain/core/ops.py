@@ -1,0 +1,28 @@
+"""Neutral functions, empty until ``core.binding.bind`` fills in a framework's; the stub ``ops.pyi`` is the contract."""
+
+from mtrain.core.errors import UnboundError
+
+NAMES = (
+    # creation
+    "arange", "asarray", "full", "meshgrid", "one_hot", "ones_like", "zeros", "zeros_like",
+    # type, shape, autograd
+    "astype", "detach", "dtype", "shape", "to_numpy",
+    # layout
+    "broadcast_to", "concat", "expand_dims", "permute_dims", "reshape", "split", "squeeze", "stack",
+    # indexing
+    "argsort", "nonzero", "put_along_axis", "take", "take_along_axis", "topk", "where",
+    # element by element
+    "abs", "atan", "clip", "exp", "floor", "gelu", "hardsigmoid", "isfinite", "log", "maximum", "minimum", "relu",
+    "round", "sigmoid", "silu", "softplus", "sqrt", "square", "trunc",
+    # along an axis
+    "all", "any", "argmax", "cumulative_sum", "log_softmax", "max", "mean", "min", "softmax", "sum", "var",
+    # networks and losses
+    "binary_cross_entropy_with_logits", "conv2d", "cross_entropy", "matmul", "max_pool2d",
+    "scaled_dot_product_attention", "upsample_nearest",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    if name in NAMES:
+        raise UnboundError(f"ops.{name}: no framework bound: load a backend first")
+    raise AttributeError(f"module 'mtrain.core.ops' has no attribute {name!r}; core/ops.pyi lists what it has")

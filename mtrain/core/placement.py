@@ -1,0 +1,118 @@
+"""Where ranks run: this machine's addresses, devices and ports, and the options that every launcher is given."""
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mtrain.core.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+
+
+class LaunchOptions(BaseModel):
+    """What a plan hands to a launcher; a launcher's own ``Options`` extends it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    python: str = Field(description="interpreter of the ranks")
+    master_addr: str = Field(LOOPBACK, description="address of the first host")
+    master_port: int = Field(29500, gt=0, lt=65536, description="rendezvous port on the first host")
+    threads: int = Field(1, gt=0, description="CPU threads per rank")
+    devices: tuple[int, ...] | None = Field(None, description="device numbers on every host; null: all")
+    interface: str | None = Field(None, description="network interface of the collectives; null: left to them")
+
+
+def rank_environment(options: LaunchOptions) -> dict[str, str]:
+    """Variables that every rank needs whoever starts it.
+
+    A spinning OpenMP wait multiplies CPU time by five where ranks share cores, hence ``OMP_WAIT_POLICY``.
+    """
+    threads = str(options.threads)
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    env = dict.fromkeys(names, threads) | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+    if options.devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in options.devices)
+    if options.interface is not None:
+        env["GLOO_SOCKET_IFNAME"] = options.interface
+        env["NCCL_SOCKET_IFNAME"] = options.interface
+    return env
+
+
+def free_port(address: str = LOOPBACK) -> int:
+    """A TCP port that nothing listens on at ``address`` just now."""
+    with socket.socket() as listener:
+        listener.bind((address, 0))
+        return int(listener.getsockname()[1])
+
+
+def own_addresses() -> list[tuple[str, str]]:
+    """(interface, address) of every IPv4 and IPv6 address of this machine."""
+    import psutil
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    return [
+        (name, address.address.split("%")[0])
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family in families
+    ]
+
+
+def resolve(host: str) -> list[str]:
+    """Addresses of a host name; an address is its own answer; empty when the name is not known."""
+    try:
+        return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
+    except OSError:
+        return []
+
+
+def find_node_rank(
+    ips: Sequence[str],
+    addresses: Sequence[tuple[str, str]],
+    *,
+    given: int | None = None,
+    resolver: Callable[[str], Sequence[str]] = resolve,
+) -> int:
+    """This machine's place in ``ips``.
+
+    Raises:
+        UsageError: none or several of ``ips`` are addresses of this machine, or ``given`` is out of range. Starting anyway
+            would make this machine a second rank 0, and every host would wait for ever.
+    """
+    if given is not None:
+        if given >= len(ips):
+            raise UsageError(f"--node-rank {given}: expected 0 to {len(ips) - 1}, there are {len(ips)} hosts: {', '.join(ips)}")
+        return given
+    mine = {address for _, address in addresses}
+    matches = [i for i, host in enumerate(ips) if host in mine or mine.intersection(resolver(host))]
+    if len(matches) == 1:
+        return matches[0]
+    own = ", ".join(f"{address} ({name})" for name, address in addresses) or "none"
+    found = "is not among them" if not matches else "is several of them (" + ", ".join(ips[i] for i in matches) + ")"
+    raise UsageError(
+        f"--ips {','.join(ips)}: this machine {found}; its addresses are {own}. "
+        "Correct --ips, or say which host this is with --node-rank N"
+    )
+
+
+def interface_of(addresses: Sequence[tuple[str, str]], wanted: Sequence[str]) -> str | None:
+    """The interface that owns one of the ``wanted`` addresses; None when none does."""
+    return next((name for name, address in addresses if address in wanted), None)
+
+
+def count_devices(environ: Mapping[str, str], *, dev: Path = Path("/dev")) -> int:
+    """Accelerators that a rank here would see, found without a framework; 0 on a CPU machine."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    present = sum(1 for path in dev.glob("nvidia[0-9]*"))
+    if visible is None or not present:
+        return present
+    listed = [part for part in visible.split(",") if part.strip() not in ("", "-1")]
+    return min(present, len(listed))
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,151 @@
+"""Processes of a job on this machine: started in a session of their own, found again wherever they hang, ended by id."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+SET_PARENT_DEATH_SIGNAL = 1
+SET_CHILD_SUBREAPER = 36
+"""Options of prctl(2)."""
+
+
+def start(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
+    """Start a command whose output is appended to ``log``; it gets SIGTERM when this process dies.
+
+    Raises:
+        OSError: the program cannot be executed.
+    """
+    control = _prctl()
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        return subprocess.Popen(  # noqa: S603
+            list(argv),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=(lambda: control(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)) if control else None,
+        )
+
+
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """While inside, descendants whose parent dies become children of this process instead of getting lost (Linux)."""
+    control = _prctl()
+    if control:
+        control(SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        if control:
+            control(SET_CHILD_SUBREAPER, 0)
+
+
+def _prctl():  # type: ignore[no-untyped-def]
+    """prctl(2), looked up before a fork; None where there is none."""
+    library = ctypes.CDLL(None, use_errno=True)
+    return getattr(library, "prctl", None)
+
+
+def descendants() -> list[psutil.Process]:
+    """All living processes below this one."""
+    try:
+        found = psutil.Process().children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [process for process in found if _alive(process)]
+
+
+def children_with(parent: int, arguments: Sequence[str]) -> list[psutil.Process]:
+    """Direct children of ``parent`` whose command line ends with ``arguments``."""
+    found = []
+    try:
+        for process in psutil.Process(parent).children():
+            if process.cmdline()[-len(arguments) :] == list(arguments):
+                found.append(process)
+    except psutil.Error:
+        return found
+    return found
+
+
+def send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to each that still lives; psutil makes sure that the id was not taken over by another process."""
+    for process in processes:
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def end_all(*, spare: frozenset[int], grace_s: float) -> list[int]:
+    """End every descendant but those in ``spare``: SIGTERM, and SIGKILL for who is left after ``grace_s``.
+
+    Returns the ids of those that had to be killed. New ones that appear meanwhile are found too.
+    """
+    send(_others(spare), signal.SIGTERM) if grace_s > 0 else None
+    deadline = time.monotonic() + grace_s
+    while _others(spare) and time.monotonic() < deadline:
+        psutil.wait_procs(_others(spare), timeout=min(0.2, max(0.0, deadline - time.monotonic())))
+    killed: set[int] = set()
+    for _ in range(50):
+        left = _others(spare)
+        if not left:
+            break
+        killed.update(process.pid for process in left)
+        send(left, signal.SIGKILL)
+        psutil.wait_procs(left, timeout=1.0)
+    return sorted(killed)
+
+
+def _others(spare: frozenset[int]) -> list[psutil.Process]:
+    return [process for process in descendants() if process.pid not in spare]
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def reap() -> None:
+    """Collect adopted processes that have ended; children that ``subprocess`` waits for are left to it."""
+    for process in psutil.Process().children():
+        try:
+            adopted = process.status() == psutil.STATUS_ZOMBIE
+            if adopted:
+                os.waitpid(process.pid, os.WNOHANG)
+        except (psutil.NoSuchProcess, ChildProcessError):
+            continue
+
+
+class Requests:
+    """Counts SIGINT and SIGTERM while inside ``with``, instead of dying of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: signal.Signals | None = None
+        self._former: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> "Requests":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._former[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.count += 1
+        self.first = self.first or signal.Signals(number)

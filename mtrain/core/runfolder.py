@@ -1,0 +1,247 @@
+"""The folder of one run: what lies where, and how a new one gets its name.
+
+::
+
+    runs/<name>/  spec.json spec.yml plan.json plan.txt environment.json     what was asked for (starter)
+                  metrics.jsonl summary.json results.png val_batch.jpg tensorboard/   what happened (rank 0)
+                  checkpoints/  logs/rank-N.log logs/starter.log  failures/rank-N.json
+    runs/latest   link to the newest
+"""
+
+import itertools
+import json
+import os
+import platform
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mtrain.core.errors import CheckpointError, MtrainError, UsageError
+from mtrain.core.report import METRICS, RESULTS, SUMMARY, write_json
+
+LATEST = "latest"
+PACKAGES = ("mtrain", "numpy", "torch", "paddlepaddle", "horovod", "deepspeed", "opencv-python-headless", "simplejpeg", "pydantic")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run; making the object touches nothing."""
+
+    path: Path
+    log_dir: Path | None = None
+    """``cluster.log_dir``; None: ``logs`` in the folder."""
+
+    @property
+    def spec_json(self) -> Path:
+        """The resolved spec, as the ranks read it."""
+        return self.path / "spec.json"
+
+    @property
+    def spec_yml(self) -> Path:
+        """The resolved spec, as a person reads it."""
+        return self.path / "spec.yml"
+
+    @property
+    def metrics(self) -> Path:
+        """Records of the run, one JSON object per line."""
+        return self.path / METRICS
+
+    @property
+    def summary(self) -> Path:
+        """Result of the run."""
+        return self.path / SUMMARY
+
+    @property
+    def results(self) -> Path:
+        """The curves."""
+        return self.path / RESULTS
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def failures(self) -> Path:
+        """Folder of what ranks wrote when they failed."""
+        return self.path / "failures"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the logs."""
+        return self.log_dir or self.path / "logs"
+
+    @property
+    def starter_log(self) -> Path:
+        """Output of the command that the starter ran."""
+        return self.logs / "starter.log"
+
+    def rank_log(self, rank: int) -> Path:
+        """Output of one rank."""
+        return self.logs / f"rank-{rank}.log"
+
+    def make(self) -> None:
+        """Create the folders, readable by their owner alone."""
+        for folder in (self.path, self.checkpoints, self.failures, self.logs):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+# -------------------------------------------------------------------------------------------------------------- names
+def next_name(base: Path, name: str) -> Path:
+    """The folder that ``create`` would make now: ``name``, or ``name-2``, ``name-3`` ... when taken. Touches nothing."""
+    return next(path for path in _candidates(base, name) if not path.exists())
+
+
+def create(base: Path, name: str) -> Path:
+    """Make a new run folder and point ``latest`` to it; safe when two jobs start at once.
+
+    Raises:
+        UsageError: the folder cannot be made.
+    """
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        for path in _candidates(base, name):
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            point_latest(path)
+            return path
+    except OSError as error:
+        raise UsageError(f"report.dir: no run folder could be made in {base}: {error.strerror or error}") from error
+    raise AssertionError("the numbers never end")
+
+
+def point_latest(path: Path) -> None:
+    """Make ``latest`` beside ``path`` a link to it; where links are not possible, leave it."""
+    link = path.parent / LATEST
+    temporary = path.parent / f".{LATEST}.{os.getpid()}"
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(path.name)
+        temporary.replace(link)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+
+
+def _candidates(base: Path, name: str) -> Any:
+    yield base / name
+    for count in itertools.count(2):
+        yield base / f"{name}-{count}"
+
+
+# ------------------------------------------------------------------------------------------------------------- resuming
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """From where a job goes on."""
+
+    run: Path
+    """Its run folder: the one it was started in, where it goes on too."""
+    checkpoint: Path
+
+
+def find_resume(given: str | None, *, base: Path, name: str) -> Resume:
+    """The run and the newest intact checkpoint that ``given`` stands for.
+
+    Args:
+        given: a checkpoint, a run folder, or None: the newest run of ``name`` in ``base`` that has an intact checkpoint.
+
+    Raises:
+        CheckpointError: there is no intact one; every place that was looked at is named.
+    """
+    from mtrain.core import checkpoint
+
+    if given is not None:
+        path = Path(given)
+        if path.name.startswith(checkpoint.PREFIX):
+            problems = checkpoint.verify(path)
+            if problems:
+                raise CheckpointError(f"--resume {given}: {'; '.join(problems)}; give the run folder to use its newest intact one")
+            return Resume(path.parent.parent if path.parent.name == "checkpoints" else path.parent, path)
+        runs = [path.parent if path.name == "checkpoints" else path]
+    else:
+        runs = _runs_of(base, name)
+    for run in runs:
+        found = checkpoint.newest(run / "checkpoints")
+        if found is not None:
+            return Resume(run, found)
+    looked = ", ".join(str(run / "checkpoints") for run in runs) or f"{base / name} (no such run)"
+    raise CheckpointError(f"--resume{f' {given}' if given else ''}: no intact checkpoint in {looked}; give the path of one, or leave --resume out")
+
+
+def _runs_of(base: Path, name: str) -> list[Path]:
+    """Run folders ``name``, ``name-2`` ..., the one that was written to last first."""
+    found = [path for path in base.glob(f"{name}*") if path.is_dir() and _is_numbered(path.name, name)]
+    return sorted(found, key=_written, reverse=True)
+
+
+def _is_numbered(folder: str, name: str) -> bool:
+    return folder == name or (folder.startswith(f"{name}-") and folder.removeprefix(f"{name}-").isdigit())
+
+
+def _written(run: Path) -> float:
+    return max((p.stat().st_mtime for p in (run, run / METRICS, run / "checkpoints") if p.exists()), default=0.0)
+
+
+# ------------------------------------------------------------------------------------------------- what ranks leave behind
+def write_failure(run: RunFolder, rank: int, error: BaseException, *, now: float | None = None) -> Path:
+    """Called by a rank that fails: leave the error where the starter finds it."""
+    run.failures.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = run.failures / f"rank-{rank}.json"
+    content = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "time": time.time() if now is None else now,
+        "error": f"{type(error).__name__}: {error}",
+        "message": str(error),
+        "exit_code": error.exit_code if isinstance(error, MtrainError) else 1,
+        "expected": isinstance(error, MtrainError),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    write_json(path, content)
+    return path
+
+
+def set_aside_failures(run: RunFolder) -> None:
+    """Rename what an earlier attempt left, so that it is not taken for a new failure."""
+    for path in run.failures.glob("rank-*.json"):
+        path.rename(path.with_name(f"earlier-{int(path.stat().st_mtime)}-{path.name}"))
+
+
+def read_failures(run: RunFolder) -> list[dict[str, Any]]:
+    """What failed ranks have left, the earliest first."""
+    found = []
+    for path in run.failures.glob("rank-*.json"):
+        try:
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict):
+            found.append(content)
+    return sorted(found, key=lambda failure: (failure.get("time", 0.0), failure.get("rank", 0)))
+
+
+def describe_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Versions, machine, and ``environ``, which the caller has redacted."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": sys.version,
+        "cores": os.cpu_count(),
+        "argv": sys.argv,
+        "versions": versions,
+        "environment": dict(environ),
+    }

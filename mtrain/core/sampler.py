@@ -1,0 +1,105 @@
+"""Which samples an update and a rank see: pure functions of (seed, epoch, update), never of the backend."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrain.core.errors import SpecError
+
+Indices = npt.NDArray[np.int64]
+
+
+class Shuffled:
+    """Training order: each epoch is a fresh permutation, cut into global batches; a last incomplete one is dropped.
+
+    Global batch ``i`` of an epoch depends on (length, global_batch, seed, epoch) alone, so it holds the same samples
+    for every number of ranks and every accumulation.
+
+    Raises:
+        SpecError: there are fewer samples than one global batch needs.
+    """
+
+    def __init__(self, length: int, *, global_batch: int, seed: int) -> None:
+        if length < global_batch:
+            raise SpecError(
+                f"train.batch_size: {global_batch} samples per update, but the training split has {length}; "
+                f"use at most {length}"
+            )
+        self.length = length
+        self.global_batch = global_batch
+        self.seed = seed
+        self._cached: tuple[int, Indices] | None = None
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """Whole global batches in one epoch."""
+        return self.length // self.global_batch
+
+    def permutation(self, epoch: int) -> Indices:
+        """All sample indices in the order of ``epoch``, int64; only the last epoch asked for is kept."""
+        if self._cached is None or self._cached[0] != epoch:
+            generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
+            order = generator.permutation(self.length).astype(np.int64, copy=False)
+            order.setflags(write=False)
+            self._cached = (epoch, order)
+        return self._cached[1]
+
+    def global_batch_indices(self, epoch: int, update: int) -> Indices:
+        """Samples of global batch ``update`` (0-based, within the epoch), int64 of length ``global_batch``.
+
+        Raises:
+            IndexError: ``update`` is not in ``range(updates_per_epoch)``.
+        """
+        if not 0 <= update < self.updates_per_epoch:
+            raise IndexError(f"update {update} is not in an epoch of {self.updates_per_epoch} updates")
+        start = update * self.global_batch
+        return self.permutation(epoch)[start : start + self.global_batch]
+
+
+def rank_share(indices: Indices, *, rank: int, size: int, accumulate: int) -> list[Indices]:
+    """Micro batches of one rank, in order: micro batch ``a`` is ``indices[(a*size + rank)*micro :][:micro]``.
+
+    So micro batches ``a`` of all ranks side by side are the next ``size * micro`` samples of the global batch: what
+    one rank with a micro batch that large would see (and what a synchronised BatchNorm sees).
+
+    Raises:
+        SpecError: the global batch does not divide among ``size * accumulate``.
+    """
+    shares = size * accumulate
+    if len(indices) % shares:
+        raise SpecError(
+            f"train.batch_size: {len(indices)} does not divide among {size} ranks x {accumulate} micro batches; "
+            f"use {max(len(indices) // shares, 1) * shares} or {(len(indices) // shares + 1) * shares}"
+        )
+    micro = len(indices) // shares
+    return [indices[(a * size + rank) * micro :][:micro] for a in range(accumulate)]
+
+
+class Padded:
+    """Evaluation order: every sample at least once, the same number of full micro batches on every rank.
+
+    Sample ``i`` is on rank ``i // micro_batch % size``; what is missing at the end repeats the first samples, and the
+    evaluator drops what it sees twice.
+
+    Raises:
+        SpecError: the split is empty.
+    """
+
+    def __init__(self, length: int, *, size: int, micro_batch: int) -> None:
+        if length < 1:
+            raise SpecError("data.val: the evaluation split is empty; name one with at least one sample")
+        self.length = length
+        self.size = size
+        self.micro_batch = micro_batch
+
+    @property
+    def batches_per_rank(self) -> int:
+        """Micro batches of each rank."""
+        return -(-self.length // (self.size * self.micro_batch))
+
+    def micro_batches(self, rank: int) -> Iterator[Indices]:
+        """Micro batches of ``rank``: ``batches_per_rank`` arrays of ``micro_batch`` indices, int64."""
+        for step in range(self.batches_per_rank):
+            first = (step * self.size + rank) * self.micro_batch
+            yield np.arange(first, first + self.micro_batch, dtype=np.int64) % self.length

@@ -1,0 +1,108 @@
+"""Learning rate and momentum as pure functions of the update."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mtrain.core.errors import SpecError
+from mtrain.core.interfaces import Rates
+from mtrain.core.optimizer import scaling
+from mtrain.core.spec import ScheduleSpec, Spec
+
+ONE_CYCLE_START = 1 / 25
+"""Factor at the start of a one-cycle schedule (Smith and Topin, arXiv 1708.07120; the usual divisor)."""
+
+
+def total_updates(spec: Spec, updates_per_epoch: int) -> int:
+    """Updates of the whole job.
+
+    Raises:
+        SpecError: neither ``train.epochs`` nor ``train.updates`` is given.
+    """
+    if spec.train.updates is not None:
+        return spec.train.updates
+    if spec.train.epochs is None:
+        raise SpecError("train: neither `epochs` nor `updates` is given; say how long to train, e.g. train.epochs: 100")
+    return spec.train.epochs * updates_per_epoch
+
+
+def factor(curve: ScheduleSpec, epoch: float, *, horizon_epochs: float) -> float:
+    """What the rate is multiplied with at ``epoch`` (fractional where the schedule is per update).
+
+    linear and cosine go from 1 to ``final_factor`` over the horizon and stay there; step multiplies by ``gamma`` at
+    each milestone; one_cycle rises to 1 at ``peak`` of the horizon and falls to ``final_factor``, both as half cosines.
+    """
+    share = min(max(epoch / horizon_epochs, 0.0), 1.0)
+    if curve.name == "linear":
+        return (1 - share) * (1 - curve.final_factor) + curve.final_factor
+    if curve.name == "cosine":
+        return _half_cosine(1.0, curve.final_factor, share)
+    if curve.name == "step":
+        return float(curve.gamma ** sum(milestone <= epoch for milestone in curve.milestones))
+    if curve.name == "one_cycle":
+        if share < curve.peak:
+            return _half_cosine(ONE_CYCLE_START, 1.0, share / curve.peak)
+        return _half_cosine(1.0, curve.final_factor, (share - curve.peak) / (1 - curve.peak) if curve.peak < 1 else 1.0)
+    return 1.0
+
+
+def _half_cosine(start: float, end: float, share: float) -> float:
+    return start + (end - start) * (1 - math.cos(math.pi * share)) / 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Warmup:
+    updates: int
+    rates_from: Sequence[float]
+    momentum_from: float | None
+
+
+class Schedule:
+    """Rates of every group for an update: ``schedule(update) -> Rates``.
+
+    During warm-up rate and momentum go linearly, in updates, from where they start to what the curve says for the
+    current epoch, as YOLOv5 does (biases from high to low, all others from 0 up).
+    """
+
+    def __init__(self, spec: Spec, *, updates_per_epoch: int, total_updates: int) -> None:
+        self._curve = spec.schedule
+        self._updates_per_epoch = updates_per_epoch
+        self._horizon = spec.schedule.horizon_epochs or max(total_updates / updates_per_epoch, 1e-9)
+        rate = spec.optimizer.rate * scaling(spec).rate
+        self._rates = tuple(rate * group.rate_factor for group in spec.optimizer.groups)
+        self._momentum = spec.optimizer.momentum
+        self._warmup = _warmup(spec, updates_per_epoch)
+
+    @property
+    def warmup_updates(self) -> int:
+        """Updates of the warm-up."""
+        return self._warmup.updates
+
+    def __call__(self, update: int) -> Rates:
+        """Rates and momentum of ``update`` (0-based, over the whole job)."""
+        per_update = update / self._updates_per_epoch
+        epoch = per_update if self._curve.per == "update" else float(update // self._updates_per_epoch)
+        scale = factor(self._curve, epoch, horizon_epochs=self._horizon)
+        targets = [rate * scale for rate in self._rates]
+        warmup = self._warmup
+        if update >= warmup.updates:
+            return Rates(rates=tuple(targets))
+        share = update / warmup.updates
+        rates = [start + (end - start) * share for start, end in zip(warmup.rates_from, targets, strict=True)]
+        momentum = None
+        if warmup.momentum_from is not None:
+            momentum = warmup.momentum_from + (self._momentum - warmup.momentum_from) * share
+        return Rates(rates=tuple(rates), momentum=momentum)
+
+
+def _warmup(spec: Spec, updates_per_epoch: int) -> _Warmup:
+    warmup = spec.schedule.warmup
+    if warmup is None:
+        return _Warmup(updates=0, rates_from=(), momentum_from=None)
+    return _Warmup(
+        updates=max(round((warmup.epochs or 0.0) * updates_per_epoch), warmup.updates or 0),
+        rates_from=tuple(
+            warmup.rate_from if group.warmup_from is None else group.warmup_from for group in spec.optimizer.groups
+        ),
+        momentum_from=warmup.momentum_from,
+    )

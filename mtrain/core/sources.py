@@ -1,0 +1,201 @@
+"""Where values of a spec come from: YAML files with their ``_BASE_``, the environment, ``-o`` and flags.
+
+Each function lays what it finds over ``Layers`` and adds a line to ``problems`` for each mistake: all are told at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple
+
+from mtrain.core.layers import Layers, Misplaced, Origin
+from mtrain.core.schema import field_at, walk
+from mtrain.core.spec import Spec
+from mtrain.core.suggest import closest, hint
+from mtrain.core.yaml_lines import Parsed, Path, parse, parse_value
+
+PREFIX = "MTRAIN_"
+RESERVED = frozenset({"MTRAIN_HOME", "MTRAIN_DEBUG", "MTRAIN_CACHE"})
+"""Variables that are no values of a spec."""
+FOREIGN = {"FLAGS_START_PORT": "cluster.start_port"}
+"""Variables of other programs that users set for the same purpose."""
+BASE_KEY = "_BASE_"
+
+
+class Given(NamedTuple):
+    """A value from the command line, with the flag as it was typed."""
+
+    value: Any
+    text: str
+
+
+@dataclass(slots=True)
+class Sources:
+    """Lays sources over one another, weakest first; ``raw`` keeps the text of values that came as text."""
+
+    defaults: Mapping[str, Any]
+    layers: Layers = field(default_factory=Layers)
+    problems: list[str] = field(default_factory=list)
+    raw: dict[Path, str] = field(default_factory=dict)
+
+    def add_file(self, file: FilePath) -> None:
+        """The file's bases, then the file."""
+        self._add_file(file, ())
+
+    def add_environment(self, environ: Mapping[str, str]) -> None:
+        """``MTRAIN_TRAIN__BATCH_SIZE=8`` gives ``train.batch_size``."""
+        self.layers.begin()
+        for name in sorted(environ):
+            text = f"{name}={environ[name]}"
+            if name in FOREIGN:
+                dotted = FOREIGN[name]
+            elif name.startswith(PREFIX) and name not in RESERVED:
+                dotted = name.removeprefix(PREFIX).lower().replace("__", ".")
+                if field_at(Spec, _path(dotted)) is None and not _inside_free_keys(dotted):
+                    self.problems.append(f"{text}: not a value of a spec{_variable_hint(name)}")
+                    continue
+            else:
+                continue
+            self._assign(dotted, environ[name], Origin("environment", text=text))
+        self._settle_alternatives()
+
+    def add_overrides(self, overrides: Sequence[str]) -> None:
+        """``PATH=VALUE`` each; the last of one path wins."""
+        self.layers.begin()
+        for text in overrides:
+            dotted, sign, value = text.partition("=")
+            dotted = dotted.strip()
+            if not sign or not dotted or "" in dotted.split("."):
+                self.problems.append(f"-o {text}: expected PATH=VALUE, for example -o train.batch_size=8")
+                continue
+            self._assign(dotted, value, Origin("override", text=f"-o {text}"))
+        self._settle_alternatives()
+
+    def add_flags(self, flags: Mapping[str, Any]) -> None:
+        """Values by dotted path, plain or as ``Given``."""
+        self.layers.begin()
+        for dotted, flag in flags.items():
+            given = flag if isinstance(flag, Given) else Given(flag, f"{dotted}={flag}")
+            origin = Origin("flag", text=given.text)
+            try:
+                self.layers.assign(_path(dotted), given.value, origin, self.defaults)
+            except Misplaced as error:
+                self.problems.append(f"{given.text}: {error}")
+        self._settle_alternatives()
+
+    def _assign(self, dotted: str, text: str, origin: Origin) -> None:
+        path = _path(dotted)
+        try:
+            self.layers.assign(path, parse_value(text), origin, self.defaults)
+            self.raw[path] = text.strip()
+        except Misplaced as error:
+            self.problems.append(f"{origin}: {error}")
+
+    def _add_file(self, file: FilePath, chain: tuple[FilePath, ...]) -> None:
+        name = display(file)
+        if file in chain:
+            names = " -> ".join(display(link) for link in (*chain[chain.index(file) :], file))
+            self.problems.append(f"{name}: {BASE_KEY} goes round in a circle: {names}")
+            return
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = (
+                "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"cannot be read: {error.strerror}"
+            )
+            self.problems.append(f"{name}: {reason}")
+            return
+        parsed = parse(text, name=name)
+        self.problems.extend(parsed.problems)
+        for base in self._bases(parsed, file, name):
+            self._add_file(base, (*chain, file))
+        kind: Any = "base" if chain else "file"
+        self.layers.begin()
+        self.layers.merge(parsed.values, lambda path: Origin(kind, name, _line(parsed, path)))
+        self._settle_alternatives()
+
+    def _bases(self, parsed: Parsed, file: FilePath, name: str) -> list[FilePath]:
+        given = parsed.values.pop(BASE_KEY, None)
+        entries = given if isinstance(given, list) else [] if given is None else [given]
+        found = []
+        for position, entry in enumerate(entries):
+            line = parsed.lines.get((BASE_KEY, position), parsed.lines.get((BASE_KEY,)))
+            where = f"{name}:{line} {BASE_KEY}"
+            if not isinstance(entry, str):
+                self.problems.append(f"{where}: given {entry!r}, expected the name of a file")
+                continue
+            base = find_config(entry, beside=file.parent)
+            if base is None:
+                known = [*shipped_names(), *(near.name for near in file.parent.glob("*.yml"))]
+                self.problems.append(
+                    f"{where}: no file {entry!r} beside {name} and no such shipped config{hint(entry, known)}"
+                )
+            else:
+                found.append(base)
+        return found
+
+    def _settle_alternatives(self) -> None:
+        """A length in updates replaces one in epochs that a weaker source gave, and the other way round."""
+        pair: tuple[Path, Path] = (("train", "epochs"), ("train", "updates"))
+        for new, old in (pair, pair[::-1]):
+            fresh = new in self.layers.touched and self.layers.get(new) is not None
+            if fresh and old not in self.layers.touched and self.layers.get(old) is not None:
+                self.layers.assign(old, None, self.layers.origin(new), self.defaults)
+
+
+def shipped_folder() -> FilePath:
+    """Where the configs that come with mtrain lie."""
+    return FilePath(str(resources.files("mtrain"))) / "configs"
+
+
+def shipped_names() -> list[str]:
+    """Names that ``-c`` takes without a path."""
+    return sorted(file.stem for file in shipped_folder().glob("*.yml"))
+
+
+def find_config(name: str, *, beside: FilePath | None = None) -> FilePath | None:
+    """An existing file (relative to ``beside``, else to the current folder), else the shipped config of that name."""
+    file = (beside or FilePath()) / FilePath(name).expanduser()
+    if file.is_file():
+        return file.resolve()
+    for candidate in (name, f"{name}.yml", f"{name.removesuffix('.yaml')}.yml"):
+        shipped = shipped_folder() / candidate
+        if not FilePath(name).is_absolute() and ".." not in FilePath(name).parts and shipped.is_file():
+            return shipped.resolve()
+    return None
+
+
+def display(file: FilePath) -> str:
+    """A file as messages name it: relative where it lies below the current folder, shipped ones by package."""
+    shipped = shipped_folder().resolve()
+    if file.is_relative_to(shipped):
+        return f"mtrain/configs/{file.relative_to(shipped).as_posix()}"
+    here = FilePath.cwd()
+    return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
+
+
+def _path(dotted: str) -> Path:
+    """Dotted text as keys; digits become positions where the schema has a list."""
+    keys: list[str | int] = []
+    for part in dotted.split("."):
+        keys.append(int(part) if part.isdigit() and keys else part)
+    return tuple(keys)
+
+
+def _line(parsed: Parsed, path: Path) -> int | None:
+    for length in range(len(path), 0, -1):
+        if path[:length] in parsed.lines:
+            return parsed.lines[path[:length]]
+    return None
+
+
+def _inside_free_keys(dotted: str) -> bool:
+    parts = dotted.split(".")
+    return any(field_at(Spec, tuple(parts[:length])) is not None for length in range(2, len(parts)))
+
+
+def _variable_hint(name: str) -> str:
+    known = [PREFIX + "__".join(str(key) for key in path).upper() for path, _ in walk(Spec) if len(path) > 1]
+    best = closest(name, [*known, *RESERVED])
+    return f"; did you mean {best}?" if best else "; write MTRAIN_SECTION__KEY, for example MTRAIN_TRAIN__BATCH_SIZE=8"

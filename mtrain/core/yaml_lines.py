@@ -1,0 +1,236 @@
+"""YAML text as plain values that remember their lines.
+
+A safe subset: no tags that build objects, no duplicate keys, no deep nesting, no alias bombs. Scalars are read by the
+core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), so that ``1e-3`` is a number and ``no``,
+``1:30``, ``2024-01-01`` are text.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import yaml
+
+Path: TypeAlias = tuple[str | int, ...]
+"""Keys and list positions from the top of a document to a value."""
+
+MAX_DEPTH = 40
+MAX_VALUES = 50_000
+MAX_BYTES = 4_000_000
+
+_BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
+_NULL = re.compile(r"^(?:null|Null|NULL|~|)$")
+_INT = re.compile(r"^[-+]?(?:0x[0-9a-fA-F]+|0o[0-7]+|[0-9][0-9_]*)$")
+_FLOAT = re.compile(r"^[-+]?(?:(?:[0-9][0-9_]*)?\.[0-9]+|[0-9][0-9_]*\.?)(?:[eE][-+]?[0-9]+)?$")
+_SPECIAL = re.compile(r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$")
+_PLAIN = re.compile(r"^[A-Za-z_./][\w./+-]*$")
+_TAG = "tag:yaml.org,2002:"
+
+
+@dataclass(slots=True)
+class Parsed:
+    """What one document says: ``lines`` holds the line (from 1) of each value, ``problems`` one line per mistake."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    lines: dict[Path, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def scalar(text: str) -> Any:
+    """A plain scalar's value: None, bool, int, float or the text itself."""
+    if _NULL.match(text):
+        return None
+    if _BOOL.match(text):
+        return text.lower() == "true"
+    if _INT.match(text):
+        digits = text.replace("_", "")
+        return int(digits, 0) if "x" in digits or "o" in digits else int(digits)
+    if _SPECIAL.match(text):
+        return float(text.lower().replace(".", ""))
+    return float(text.replace("_", "")) if _FLOAT.match(text) else text
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes without resolving scalars, and refuses deep nesting before it costs anything."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=self.line_mark())
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def line_mark(self) -> Any:
+        """Where the reader stands."""
+        return self.get_mark()
+
+
+_Loader.yaml_implicit_resolvers = {}
+
+
+class TooManyValues(Exception):
+    """Aliases expand to more values than any spec has, or contain themselves."""
+
+
+def parse(text: str, *, name: str) -> Parsed:
+    """The mapping that ``text`` holds; every mistake becomes a line ``name:line: ...`` in ``problems``."""
+    parsed = Parsed()
+    if len(text) > MAX_BYTES:
+        parsed.problems.append(f"{name}: {len(text)} characters, more than a spec can have ({MAX_BYTES})")
+        return parsed
+    try:
+        node = _compose(text)
+    except yaml.YAMLError as error:
+        parsed.problems.append(_syntax_problem(error, name))
+        return parsed
+    if node is None:
+        return parsed
+    if not isinstance(node, yaml.MappingNode):
+        line = node.start_mark.line + 1
+        parsed.problems.append(f"{name}:{line}: expected `key: value` lines at the top of the file")
+        return parsed
+    try:
+        parsed.values = _Builder(name, parsed).build(node, ())
+    except TooManyValues:
+        parsed.problems.append(
+            f"{name}: aliases expand without end or to more than {MAX_VALUES} values; write them out"
+        )
+        parsed.values = {}
+    return parsed
+
+
+def parse_value(text: str) -> Any:
+    """The value of ``-o path=text``: a scalar, a flow list or mapping, or ``a,b`` as a list; else the text itself."""
+    stripped = text.strip()
+    if stripped[:1] in ("[", "{", '"', "'"):
+        parsed = parse("value: " + stripped, name="value")
+        if not parsed.problems:
+            return parsed.values.get("value")
+        return text
+    if "," in stripped:
+        return [scalar(part.strip()) for part in stripped.split(",") if part.strip()]
+    return scalar(stripped)
+
+
+def _compose(text: str) -> yaml.Node | None:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
+
+
+def _syntax_problem(error: yaml.YAMLError, name: str) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    where = f"{name}:{mark.line + 1}" if mark is not None else name
+    what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
+    context = getattr(error, "context", None)
+    return f"{where}: not valid YAML: {what}{f' ({context})' if context else ''}".replace("\n", " ")
+
+
+class _Builder:
+    """Turns nodes into values, in one walk that notes lines and counts."""
+
+    def __init__(self, name: str, parsed: Parsed) -> None:
+        self._name = name
+        self._parsed = parsed
+        self._count = 0
+
+    def build(self, node: yaml.Node, path: Path) -> Any:
+        self._count += 1
+        if self._count > MAX_VALUES or len(path) > MAX_DEPTH:
+            raise TooManyValues
+        if isinstance(node, yaml.MappingNode):
+            self._check_tag(node, "map", path)
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            self._check_tag(node, "seq", path)
+            return self._sequence(node, path)
+        return self._scalar(node, path)
+
+    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+        if node.tag == _TAG + "str" and isinstance(node, yaml.ScalarNode) and node.style is None:
+            return scalar(node.value)
+        self._check_tag(node, "str", path)
+        return node.value
+
+    def _sequence(self, node: yaml.SequenceNode, path: Path) -> list[Any]:
+        values = []
+        for position, item in enumerate(node.value):
+            self._parsed.lines[(*path, position)] = item.start_mark.line + 1
+            values.append(self.build(item, (*path, position)))
+        return values
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        first_lines: dict[str, int] = {}
+        merged: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._problem(line, path, "a key must be a word, not a list or a mapping")
+                continue
+            key = str(key_node.value)
+            if key == "<<" and key_node.style is None:
+                merged = {**self._merged(value_node, path, line), **merged}
+                continue
+            if key in first_lines:
+                self._problem(line, (*path, key), f"given twice, first on line {first_lines[key]}; keep one")
+                continue
+            first_lines[key] = line
+            self._parsed.lines[(*path, key)] = line
+            values[key] = self.build(value_node, (*path, key))
+        return {**merged, **values}
+
+    def _merged(self, node: yaml.Node, path: Path, line: int) -> Mapping[str, Any]:
+        """``<<: *anchor``: keys of another mapping, where this one does not give its own."""
+        found = self.build(node, (*path, "<<"))
+        parts = found if isinstance(found, list) else [found]
+        if not all(isinstance(part, dict) for part in parts):
+            self._problem(line, path, "`<<` takes a mapping, for example `<<: *anchor`")
+            return {}
+        together: dict[str, Any] = {}
+        for part in parts:
+            for key, value in part.items():
+                together.setdefault(key, value)
+        for key in together:
+            self._parsed.lines.setdefault((*path, key), line)
+        return together
+
+    def _check_tag(self, node: yaml.Node, kind: str, path: Path) -> None:
+        if node.tag not in (_TAG + kind, "!"):
+            tag = node.tag.replace(_TAG, "!!")
+            self._problem(node.start_mark.line + 1, path, f"the tag {tag} is not allowed; write plain values")
+
+    def _problem(self, line: int, path: Path, message: str) -> None:
+        where = ".".join(map(str, path))
+        self._parsed.problems.append(f"{self._name}:{line}{' ' + where if where else ''}: {message}")
+
+
+def flow(value: Any) -> str:
+    """Plain data as one line of YAML that ``parse`` reads back as itself."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_word(str(key))}: {flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    if isinstance(value, str):
+        return _word(value)
+    if isinstance(value, float):
+        return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(repr(value), repr(value))
+    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not _is_number(value) else str(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _word(text: str) -> str:
+    """Text plain where it stays text, else in quotes."""
+    if _PLAIN.match(text) and isinstance(scalar(text), str):
+        return text
+    return json.dumps(text, ensure_ascii=True)

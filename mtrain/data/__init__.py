@@ -1,0 +1,77 @@
+"""Pictures and annotations: readers, augmentation, loading, evaluation. Nothing here imports a framework."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from mtrain.core.errors import DataError
+
+if TYPE_CHECKING:
+    from mtrain.core.spec import DataSpec
+    from mtrain.data.sample import Annotations
+
+__all__ = ["DetectionData", "open_data"]
+
+
+class DetectionData:
+    """The splits of a detection data set, each read when first asked for."""
+
+    kind: ClassVar[str] = "detection"
+
+    def __init__(self, spec: "DataSpec", reader: Any) -> None:
+        self._spec = spec
+        self._reader = reader
+
+    @cached_property
+    def train(self) -> "Annotations":
+        """The training split.
+
+        Raises:
+            DataError: it cannot be read, or holds no picture.
+
+        """
+        return self._read("train", self._spec.train)
+
+    @cached_property
+    def val(self) -> "Annotations":
+        """The evaluation split.
+
+        Raises:
+            DataError: it cannot be read, holds no picture, or has other classes than the training split.
+
+        """
+        annotations = self._read("val", self._spec.val)
+        if annotations.class_names != self.train.class_names:
+            raise DataError(
+                f"data.val: its classes are {', '.join(annotations.class_names)}, but those of data.train are "
+                f"{', '.join(self.train.class_names)}; both splits need the same classes"
+            )
+        return annotations
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """In label order."""
+        return self.train.class_names
+
+    def _read(self, split: Literal["train", "val"], value: str | None) -> "Annotations":
+        spec = self._spec
+        root = None if spec.root is None else Path(spec.root).expanduser()
+        annotations: Annotations = self._reader.read(root, value, spec.images, spec.names, split=split)
+        if not annotations.samples:
+            raise DataError(f"data.{split}: the {split} split of {root} holds no picture")
+        return annotations
+
+
+def open_data(spec: "DataSpec") -> DetectionData:
+    """The data set that ``spec`` names. Nothing is read before a split is asked for.
+
+    Raises:
+        PluginError: ``spec.format`` names no data set plugin.
+        SpecError: ``spec.options`` does not suit it.
+
+    """
+    from mtrain.core import plugins  # not at the top: who only reads annotations needs no plugins
+
+    reader = plugins.load("datasets", spec.format)
+    options = plugins.options("datasets", spec.format, spec.options, path="data.options")
+    return DetectionData(spec, reader(options))

@@ -1,0 +1,82 @@
+"""One training picture: layout, map, mixing, colour, flips, in the order and with the ranges of the YOLOv5 documentation."""
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.core.spec import AugmentSpec
+from mtrain.data import mosaic
+from mtrain.data.colour import random_gains, scale_hsv
+from mtrain.data.geometry import random_map, targets
+from mtrain.data.pictures import Pictures
+from mtrain.data.render import Renderer
+
+MIX_BETA = 32.0
+"""mixup's share of the first picture follows Beta(32, 32): near a half."""
+
+Labelled = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+
+class Augmenter:
+    """Draws augmented pictures. All randomness comes from the generator that each call is given."""
+
+    def __init__(self, pictures: Pictures, spec: AugmentSpec, *, side: int) -> None:
+        self._pictures = pictures
+        self._spec = spec
+        self._side = side
+        self._renderer = Renderer(pictures)
+        self._second = np.empty((side, side, 3), dtype=np.uint8)
+
+    def draw(
+        self, rng: np.random.Generator, index: int, out: NDArray[np.uint8], *, mosaics: bool = True
+    ) -> NDArray[np.float32]:
+        """Fill ``out`` (S, S, 3) RGB with sample ``index``, augmented.
+
+        Returns (N, 5) rows ``[class, xc, yc, w, h]``, normalised. Without ``mosaics`` the picture is letterboxed.
+
+        Raises:
+            DataError: a picture (a partner's too) is unreadable; it is named.
+
+        """
+        spec, side = self._spec, self._side
+        if mosaics and rng.random() < spec.mosaic:
+            boxes, labels = self._mosaic(rng, index, out)
+            if rng.random() < spec.mixup:
+                boxes, labels = self._mixed(rng, (boxes, labels), out)
+        else:
+            layout = mosaic.alone(index, self._pictures.size, side)
+            matrix, zoom = random_map(rng, spec, canvas=side, side=side)
+            boxes, labels = self._renderer.draw(layout, matrix, zoom, out)
+        gains = random_gains(rng, spec)
+        if gains != (1.0, 1.0, 1.0):
+            scale_hsv(out, gains)
+        return targets(self._flipped(rng, boxes, out), labels, side)
+
+    def _mosaic(self, rng: np.random.Generator, index: int, out: NDArray[np.uint8]) -> Labelled:
+        layout_of, count = (mosaic.nine, 9) if rng.random() < self._spec.mosaic9 else (mosaic.four, 4)
+        indices = [index, *rng.integers(len(self._pictures), size=count - 1).tolist()]
+        if count == 4:
+            # In a mosaic of nine the sample itself stays in the middle.
+            indices = rng.permutation(indices).tolist()
+        layout = layout_of(indices, self._pictures.size, self._side, rng)
+        matrix, zoom = random_map(rng, self._spec, canvas=layout.canvas, side=self._side)
+        return self._renderer.draw(layout, matrix, zoom, out)
+
+    def _mixed(self, rng: np.random.Generator, first: Labelled, out: NDArray[np.uint8]) -> Labelled:
+        """Blend ``out`` with another mosaic; the boxes of both count in full (mixup: Zhang et al. 2018)."""
+        boxes, labels = self._mosaic(rng, int(rng.integers(len(self._pictures))), self._second)
+        share = float(rng.beta(MIX_BETA, MIX_BETA))
+        cv2.addWeighted(out, share, self._second, 1.0 - share, 0.0, dst=out)
+        return np.concatenate([first[0], boxes]), np.concatenate([first[1], labels])
+
+    def _flipped(
+        self, rng: np.random.Generator, boxes: NDArray[np.float64], out: NDArray[np.uint8]
+    ) -> NDArray[np.float64]:
+        up_down, left_right = rng.random(2) < (self._spec.flip_ud, self._spec.flip_lr)
+        if up_down:
+            boxes = np.stack([boxes[:, 0], self._side - boxes[:, 3], boxes[:, 2], self._side - boxes[:, 1]], axis=1)
+        if left_right:
+            boxes = np.stack([self._side - boxes[:, 2], boxes[:, 1], self._side - boxes[:, 0], boxes[:, 3]], axis=1)
+        if up_down or left_right:
+            cv2.flip(out, -1 if up_down and left_right else int(left_right), dst=out)
+        return boxes

@@ -1,0 +1,103 @@
+"""What the annotation readers share: where files are, and errors that list everything at once."""
+
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from mtrain.core.errors import DataError
+from mtrain.data.header import SUFFIXES
+
+Split: TypeAlias = Literal["train", "val", "test"]
+LISTED = 20
+"""As many problems are named one by one; the rest are counted."""
+
+
+def listed(problems: Sequence[str]) -> str:
+    """The problems one per line, the first :data:`LISTED` of them, then how many more."""
+    lines = [f"  {problem}" for problem in problems[:LISTED]]
+    if len(problems) > LISTED:
+        lines.append(f"  ... and {len(problems) - LISTED} more")
+    return "\n".join(lines)
+
+
+def need_root(root: Path | None, kind: str) -> Path:
+    """``root`` when it is a folder.
+
+    Raises:
+        DataError: it is not given, or no such folder exists.
+
+    """
+    if root is None:
+        raise DataError(
+            f"data.root: not given; data.format {kind!r} needs the folder of the data set (-o data.root=FOLDER)"
+        )
+    if not root.is_dir():
+        raise DataError(f"data.root: {root} is no folder here (in {Path.cwd()}); give the folder of the data set")
+    return root
+
+
+def first_existing(candidates: Sequence[Path], *, what: str, key: str) -> Path:
+    """The first of ``candidates`` that exists.
+
+    Raises:
+        DataError: none does; all are named, and the spec key that can say otherwise.
+
+    """
+    for path in candidates:
+        if path.exists():
+            return path
+    tried = ", ".join(str(path) for path in dict.fromkeys(candidates))
+    raise DataError(f"{key}: no {what} found; looked for {tried}; set {key}")
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """All picture files below ``folder``, sorted; suffixes in any case."""
+    found = [
+        Path(parent, name)
+        for parent, _, names in os.walk(folder, followlinks=True)
+        for name in names
+        if os.path.splitext(name)[1].lower() in SUFFIXES
+    ]
+    return sorted(found)
+
+
+def need_unique(ids: Iterable[object], *, where: str, what: str) -> None:
+    """Refuse an id that occurs twice.
+
+    Raises:
+        DataError: some do; they are listed.
+
+    """
+    seen: set[object] = set()
+    twice: list[str] = []
+    for value in ids:
+        if value in seen:
+            twice.append(f"{value}")
+        seen.add(value)
+    if twice:
+        raise DataError(f"{where}: {what} must be unique; these occur more than once:\n{listed(twice)}")
+
+
+def order_names(found: Sequence[str], wanted: Sequence[str] | None, *, where: str) -> tuple[str, ...]:
+    """Class names in label order: ``wanted`` (``data.names``) when given, else as found.
+
+    Raises:
+        DataError: ``wanted`` and ``found`` are not the same names.
+
+    """
+    if wanted is None:
+        return tuple(found)
+    unknown = [name for name in wanted if name not in found]
+    missing = [name for name in found if name not in wanted]
+    if not unknown and not missing and len(set(wanted)) == len(wanted):
+        return tuple(wanted)
+    parts = [f"data.names: {len(wanted)} classes given, {where} has {len(found)}: {', '.join(found)}"]
+    for name in unknown:
+        close = difflib.get_close_matches(name, found, n=1, cutoff=0.5)
+        parts.append(f"  {name!r} is not among them" + (f"; did you mean {close[0]!r}?" if close else ""))
+    if missing:
+        parts.append(f"  not given: {', '.join(missing)}")
+    parts.append("  name each class once, or leave data.names out to take the data set's own order")
+    raise DataError("\n".join(parts))

@@ -1,0 +1,57 @@
+"""Shared memory without a name: pages that a process and the workers it forks later all see.
+
+Nothing appears in /dev/shm, nothing can leak: the last process that ends gives the pages back. Pages are taken when first
+written, so a generous size costs nothing.
+"""
+
+import math
+import mmap
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.core.interfaces import Array
+
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Linux; named in Python 3.13 and later only."""
+
+
+def shared_bytes(size: int) -> NDArray[np.uint8]:
+    """``size`` zero bytes that forked children share. They live as long as a view of them."""
+    area = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE)
+    return np.frombuffer(area, dtype=np.uint8)[:size]
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """The one large array of each sample that travels through shared memory."""
+
+    name: str
+    """Its key in the batch."""
+    shape: tuple[int, ...]
+    """Of one sample; a batch has one more axis in front."""
+    dtype: str = "uint8"
+
+    @property
+    def nbytes(self) -> int:
+        """Size of one sample's array in bytes."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class Ring:
+    """Places for ``capacity`` samples in one row; a micro batch takes neighbouring places, so it is one array."""
+
+    def __init__(self, spec: ArraySpec, capacity: int) -> None:
+        self.spec = spec
+        self.capacity = capacity
+        self._places: Array = shared_bytes(spec.nbytes * capacity).view(spec.dtype).reshape(capacity, *spec.shape)
+
+    def place(self, number: int) -> Array:
+        """The array of one sample, to write to."""
+        view: Array = self._places[number]
+        return view
+
+    def places(self, start: int, count: int) -> Array:
+        """(count, ...) neighbouring samples as one array."""
+        return self._places[start : start + count]

@@ -1,0 +1,190 @@
+"""What every annotation reader delivers: pictures with boxes, cleaned for training and untouched for evaluation.
+
+A reader fills one :class:`Picture` per picture with what its files say; :func:`assemble` turns them into
+:class:`Annotations`. Letters of shapes: N boxes of one picture.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SLACK_PX = 1.0
+"""A box that leaves its picture by no more than this is clipped without being counted: that is rounding."""
+
+PROBLEMS = {
+    "zero_area": "boxes without area (dropped for training)",
+    "outside": "boxes outside their picture (dropped for training)",
+    "duplicate": "boxes repeated with the same class (dropped for training)",
+    "clipped": "boxes partly outside their picture (clipped for training)",
+}
+"""Kinds of bad boxes, as :attr:`Annotations.problems` counts them, with their meaning."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One picture and its boxes, before any augmentation. All boxes have an area and lie inside the picture."""
+
+    path: Path
+    """Picture file."""
+    image_id: int | str
+    """The annotation file's id; evaluation uses it."""
+    width: int
+    """Pixels as displayed, that is after EXIF rotation."""
+    height: int
+    boxes: NDArray[np.float32]
+    """(N, 4) xyxy in pixels."""
+    labels: NDArray[np.int64]
+    """(N,) class index, 0 .. number of classes - 1."""
+    crowd: NDArray[np.bool_]
+    """(N,) the box surrounds a group: it is no training target and is ignored in evaluation."""
+    area: NDArray[np.float64]
+    """(N,) the annotation's own area in square pixels, which is not always width x height."""
+
+    @property
+    def targets(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Boxes (M, 4) and labels (M,) to train on: all that are no crowd."""
+        if not self.crowd.any():
+            return self.boxes, self.labels
+        return self.boxes[~self.crowd], self.labels[~self.crowd]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picture:
+    """What an annotation file says of one picture, nothing changed."""
+
+    path: Path
+    file_name: str
+    image_id: int | str
+    width: int
+    height: int
+    boxes_xywh: NDArray[np.float64]
+    """(N, 4) left, top, width, height in pixels."""
+    labels: NDArray[np.int64]
+    crowd: NDArray[np.bool_]
+    area: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """One split of a data set."""
+
+    samples: Sequence[Sample]
+    """Sorted by file name, then id: the order never depends on the file system or the annotation file."""
+    class_names: tuple[str, ...]
+    category_ids: tuple[int, ...]
+    """``category_ids[label]`` is the id that the annotation file uses."""
+    problems: Mapping[str, int]
+    """How many boxes of each kind of :data:`PROBLEMS`; kinds without any are left out."""
+    ground_truth: Mapping[str, Any]
+    """COCO form (images, annotations, categories) with original ids and untouched boxes, for evaluation."""
+    notes: Sequence[str] = field(default=())
+    """Sentences about what else is odd, e.g. label files without a picture."""
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def report(self) -> list[str]:
+        """One sentence per kind of problem; empty when the split is clean."""
+        return [f"{count} {PROBLEMS.get(kind, kind)}" for kind, count in self.problems.items()] + list(self.notes)
+
+
+class GroundTruth(Mapping[str, Any]):
+    """A COCO-form mapping whose lists are built when asked for: a large training split never pays for them."""
+
+    def __init__(self, pictures: Sequence[Picture], *, class_names: Sequence[str], category_ids: Sequence[int]) -> None:
+        self._pictures = pictures
+        self._names = tuple(class_names)
+        self._ids = tuple(category_ids)
+
+    def __getitem__(self, key: str) -> list[dict[str, Any]]:
+        makers = {"images": self._images, "annotations": self._annotations, "categories": self._categories}
+        return makers[key]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("images", "annotations", "categories"))
+
+    def __len__(self) -> int:
+        return 3
+
+    def _images(self) -> list[dict[str, Any]]:
+        return [
+            {"id": p.image_id, "file_name": p.file_name, "width": p.width, "height": p.height} for p in self._pictures
+        ]
+
+    def _annotations(self) -> list[dict[str, Any]]:
+        rows = (
+            (p.image_id, self._ids[label], box, area, crowd)
+            for p in self._pictures
+            for box, label, crowd, area in zip(
+                p.boxes_xywh.tolist(), p.labels.tolist(), p.crowd.tolist(), p.area.tolist(), strict=True
+            )
+        )
+        return [
+            {"id": i, "image_id": image, "category_id": category, "bbox": box, "area": area, "iscrowd": int(crowd)}
+            for i, (image, category, box, area, crowd) in enumerate(rows, start=1)
+        ]
+
+    def _categories(self) -> list[dict[str, Any]]:
+        return [{"id": i, "name": name} for i, name in zip(self._ids, self._names, strict=True)]
+
+
+def clean(picture: Picture, problems: Counter[str]) -> Sample:
+    """A picture's boxes made fit for training; what is dropped or clipped is counted in ``problems``."""
+    given = np.concatenate([picture.boxes_xywh[:, :2], picture.boxes_xywh[:, :2] + picture.boxes_xywh[:, 2:]], axis=1)
+    limit = np.array([picture.width, picture.height] * 2, dtype=np.float64)
+    boxes = np.clip(given, 0.0, limit).astype(np.float32)
+    flat = (picture.boxes_xywh[:, 2:] <= 0).any(axis=1)
+    outside = ~flat & ((boxes[:, 2:] - boxes[:, :2]) <= 0).any(axis=1)
+    keep = ~(flat | outside)
+    repeated = keep & _repeats(boxes, picture.labels, keep)
+    keep &= ~repeated
+    clipped = keep & (np.abs(boxes - given) > SLACK_PX).any(axis=1)
+    counts = {"zero_area": flat, "outside": outside, "duplicate": repeated, "clipped": clipped}
+    problems.update({kind: int(mask.sum()) for kind, mask in counts.items() if mask.any()})
+    return Sample(
+        path=picture.path,
+        image_id=picture.image_id,
+        width=picture.width,
+        height=picture.height,
+        boxes=np.ascontiguousarray(boxes[keep]),
+        labels=picture.labels[keep],
+        crowd=picture.crowd[keep],
+        area=picture.area[keep],
+    )
+
+
+def _repeats(boxes: NDArray[np.float32], labels: NDArray[np.int64], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(N,) True where an earlier valid box has the same corners and the same class."""
+    repeated = np.zeros(len(boxes), dtype=np.bool_)
+    seen: set[tuple[float, ...]] = set()
+    for i in np.flatnonzero(valid).tolist():
+        key = (*boxes[i].tolist(), float(labels[i]))
+        repeated[i] = key in seen
+        seen.add(key)
+    return repeated
+
+
+def assemble(
+    pictures: Sequence[Picture],
+    *,
+    class_names: Sequence[str],
+    category_ids: Sequence[int],
+    notes: Sequence[str] = (),
+) -> Annotations:
+    """Sort, clean and count. The pictures' ids must be unique, and their labels indices into ``class_names``."""
+    ordered = sorted(pictures, key=lambda p: (p.file_name, str(p.image_id)))
+    problems: Counter[str] = Counter()
+    samples = [clean(picture, problems) for picture in ordered]
+    return Annotations(
+        samples=samples,
+        class_names=tuple(class_names),
+        category_ids=tuple(category_ids),
+        problems={kind: problems[kind] for kind in PROBLEMS if problems[kind]},
+        ground_truth=GroundTruth(ordered, class_names=class_names, category_ids=category_ids),
+        notes=tuple(notes),
+    )

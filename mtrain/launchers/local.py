@@ -1,0 +1,38 @@
+"""One rank on this machine, started directly."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from mtrain.core.errors import SpecError
+from mtrain.core.interfaces import Command, Host
+from mtrain.core.placement import LaunchOptions, rank_environment
+
+
+class Local:
+    """Starts the one rank of a job that needs no rendezvous."""
+
+    class Options(LaunchOptions):
+        """Nothing beyond what every launcher takes."""
+
+    provides: frozenset[str] = frozenset({"none"})
+    agent: ClassVar[bool] = False
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
+        """One command.
+
+        Raises:
+            SpecError: more than one host or rank is asked for.
+        """
+        if len(hosts) > 1 or ranks_per_host > 1:
+            raise SpecError(
+                f"cluster: {len(hosts)} host(s) x {ranks_per_host} rank(s) given, but this backend trains in one process; "
+                "use one host and --nproc-per-node 1, or another --backend"
+            )
+        return [Command(host=hosts[0].address, argv=(self.options.python, *argv), env=rank_environment(self.options))]
+
+    def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
+        """The command is the rank: its status is the rank's."""
+        return [(0, status)] if status else []

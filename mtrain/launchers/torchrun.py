@@ -1,0 +1,50 @@
+"""Ranks through PyTorch's own starter, ``python -m torch.distributed.run``, with a static rendezvous."""
+
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from mtrain.core.interfaces import Command, Host
+from mtrain.core.placement import LaunchOptions, rank_environment
+
+FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
+"""One entry of the ``ChildFailedError`` report that torchrun prints."""
+
+
+class Torchrun:
+    """One agent per host, which starts the ranks of that host.
+
+    The static rendezvous needs nothing but an address and a port; restarts are ours (``cluster.max_restarts``), from the
+    newest checkpoint, so torchrun's own are switched off.
+    """
+
+    class Options(LaunchOptions):
+        """Nothing beyond what every launcher takes."""
+
+    provides: frozenset[str] = frozenset({"torch"})
+    agent: ClassVar[bool] = True
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
+        """One command per host, differing in ``--node-rank`` alone."""
+        env = rank_environment(self.options)
+        return [
+            Command(host=host.address, argv=(*self._starter(len(hosts), node, ranks_per_host), *argv), env=env)
+            for node, host in enumerate(hosts)
+        ]
+
+    def _starter(self, nodes: int, node: int, ranks: int) -> tuple[str, ...]:
+        place = () if nodes == 1 else (f"--node-rank={node}",)
+        return (
+            *(self.options.python, "-m", "torch.distributed.run", f"--nnodes={nodes}", *place, f"--nproc-per-node={ranks}"),
+            f"--master-addr={self.options.master_addr}",
+            f"--master-port={self.options.master_port}",
+            "--max-restarts=0",
+        )
+
+    def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
+        """Failed ranks as torchrun reports them; an entry stands for each even where several fell at once."""
+        found = {int(rank): int(code) for rank, code in FAILED_RANK.findall(log)}
+        return sorted(found.items())

@@ -1,0 +1,90 @@
+"""The process of one rank: its log, its signals, and what it leaves behind when it fails."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+
+from mtrain.core.errors import MtrainError
+from mtrain.core.runfolder import RunFolder, write_failure
+
+RANK_VARIABLES = ("RANK", "HOROVOD_RANK", "PADDLE_TRAINER_ID", "OMPI_COMM_WORLD_RANK")
+"""Where starters put a rank's number; asked before any framework is there, for the name of the log."""
+_PR_SET_PDEATHSIG = 1
+
+
+def number(environ: Mapping[str, str]) -> int:
+    """This process's rank as its starter says; 0 where none does."""
+    return next((int(environ[name]) for name in RANK_VARIABLES if environ.get(name, "").isdigit()), 0)
+
+
+class StopRequest:
+    """Whether this rank was asked to end: set by SIGTERM and SIGINT, read by the trainer between updates."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def __call__(self) -> bool:
+        return self._asked
+
+    def listen(self) -> None:
+        """Take over SIGTERM and SIGINT."""
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self._asked = True
+
+
+def run(work: Callable[[StopRequest], None], *, run_folder: RunFolder, rank: int) -> int:
+    """Do ``work`` as rank ``rank`` of the job in ``run_folder``; returns the exit code.
+
+    Output goes to ``logs/rank-N.log``. An error leaves ``failures/rank-N.json`` for the starter, which prints the first one last.
+    The process ends with its starter.
+    """
+    _log_to(run_folder.rank_log(rank))
+    _end_with_parent()
+    stop = StopRequest()
+    stop.listen()
+    try:
+        work(stop)
+    except MtrainError as error:
+        _leave(run_folder, rank, error)
+        return error.exit_code
+    except BaseException as error:
+        _leave(run_folder, rank, error)
+        if isinstance(error, SystemExit):
+            raise
+        return 1
+    return 0
+
+
+def _log_to(path: Path) -> None:
+    """Send standard output and error of this process, native code included, to ``path``."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the starter dies; elsewhere than on Linux the starter's own clean-up has to do."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died in between
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _leave(run: RunFolder, rank: int, error: BaseException) -> None:
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    write_failure(run, rank, error)

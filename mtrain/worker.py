@@ -1,0 +1,287 @@
+"""What one rank runs: spec -> data -> backend -> model -> Trainer. With ``assembly.py`` the only place that knows all parts.
+
+``python -m mtrain.worker --run-dir RUN [--mode train|evaluate|predict] [--resume CHECKPOINT]``, started by a launcher.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mtrain import rank
+from mtrain.assembly import Assembly, assembled, open_task
+from mtrain.core import cadence, checkpoint, config
+from mtrain.core.digest import digest
+from mtrain.core.evaluate import evaluate
+from mtrain.core.interfaces import Progress
+from mtrain.core.report import Report, Reporter, SilentReporter
+from mtrain.core.runfolder import RunFolder
+from mtrain.core.schedule import Schedule, total_updates
+from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
+from mtrain.data.detection import DetectionTask
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the arguments that a plan wrote, and work; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="mtrain.worker", description="one rank of a job; started by `mtrain train`")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--mode", choices=("train", "evaluate", "predict"), default="train")
+    parser.add_argument("--resume", type=Path)
+    given = parser.parse_args(argv)
+    spec = config.read(given.run_dir / "spec.json")
+    run_folder = RunFolder(given.run_dir, Path(spec.cluster.log_dir) if spec.cluster.log_dir else None)
+    modes: dict[str, Callable[[rank.StopRequest], None]] = {
+        "train": lambda stop: train(spec, run_folder, given.resume, stop),
+        "evaluate": lambda stop: evaluate_only(spec, run_folder, given.resume),  # noqa: ARG005
+        "predict": lambda stop: predict_only(spec, run_folder, given.resume),  # noqa: ARG005
+    }
+    return rank.run(modes[given.mode], run_folder=run_folder, rank=rank.number(os.environ))
+
+
+def train(spec: Any, run_folder: RunFolder, resume: Path | None, stop: Callable[[], bool]) -> None:
+    """Train to the end, or from ``resume`` to the end."""
+    _log_to_stderr()
+    started = time.perf_counter()
+    data = open_task(spec)
+    with assembled(spec, data) as job:
+        saved = None if resume is None else checkpoint.load(resume)
+        progress = Progress() if saved is None else saved.progress
+        if saved is not None:
+            job.backend.restore(job.model, job.optimizer, saved.state)
+        session = Session(job, data, run_folder, progress)
+        session.announce(resumed_from=resume)
+        reason = "failed"
+        try:
+            progress = session.trainer(stop).run(progress)
+            reason = "done"
+        except BaseException as error:
+            reason = "interrupted" if type(error).__name__ == "Interrupted" else "failed"
+            raise
+        finally:
+            session.end(reason, seconds=time.perf_counter() - started)
+
+
+class Session:
+    """One rank's run of a job: what the trainer calls, and what is written beside."""
+
+    def __init__(self, job: Assembly, data: DetectionTask, run_folder: RunFolder, progress: Progress) -> None:
+        self.job = job
+        self._data = data
+        self.run_folder = run_folder
+        self.loader = job.training_loader()
+        self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
+        self.report, self.checkpoints = _writers(job, run_folder, progress)
+        self._result = _Result(progress=progress)
+        self._evaluations = job.evaluation_loader()
+
+    def trainer(self, stop: Callable[[], bool]) -> Trainer:
+        """The loop with everything it calls."""
+        job, spec = self.job, self.job.spec
+        schedule = Schedule(spec, updates_per_epoch=self.loader.updates_per_epoch, total_updates=self.updates)
+        return Trainer(
+            Job(
+                backend=job.backend,
+                model=job.model,
+                optimizer=job.optimizer,
+                loader=self.loader,
+                schedule=schedule,
+                total_updates=self.updates,
+                accumulate=job.recipe.accumulate,
+                global_batch=spec.train.batch_size,
+            ),
+            Cadences(
+                report_every=spec.report.every_updates,
+                evaluations=cadence.evaluations(spec.evaluate),
+                saves=cadence.saves(spec.checkpoint),
+                evaluate_at_end=spec.evaluate.at_end,
+                patience=spec.train.patience,
+                max_nonfinite=spec.train.max_nonfinite,
+            ),
+            Hooks(on_update=self.report.update, evaluate=self.evaluate, save=self.save, stop=stop),
+        )
+
+    def announce(self, *, resumed_from: Path | None) -> None:
+        """The first record: what is about to be trained."""
+        job = self.job
+        parameters = sum(len(group) for group in job.optimizer.groups)
+        self.report.event(
+            "start",
+            update=self._result.progress.update,
+            total_updates=self.updates,
+            updates_per_epoch=self.loader.updates_per_epoch,
+            epoch=self._result.progress.epoch,
+            ranks=job.backend.collective.size,
+            backend=job.spec.backend.name,
+            model=job.spec.model.name,
+            classes=list(job.task.class_names),
+            train_samples=job.data.length("train"),
+            val_samples=job.data.length("val"),
+            trained_arrays=parameters,
+            details=dict(job.task.details),
+            resumed_from=None if resumed_from is None else str(resumed_from),
+        )
+        for line in self._data.report():
+            self.report.event("warning", message=line)
+
+    def evaluate(self, progress: Progress) -> Mapping[str, float]:
+        """Score the averaged weights; collective."""
+        job, began = self.job, time.perf_counter()
+        evaluator = job.data.evaluator()
+        figures = evaluate(
+            job.backend,
+            job.model,
+            job.optimizer,
+            self._evaluations.micro_batches(0),
+            predictions=job.plugin.predictions,
+            evaluator=evaluator,
+        )
+        figures["score"] = figures[job.spec.evaluate.score]
+        self._result.take(figures, progress)
+        self._result.found = evaluator.partial()
+        self.report.evaluation(
+            figures,
+            update=progress.update,
+            epoch=progress.epoch,
+            best=figures["score"] >= self._result.best_score,
+            seconds=time.perf_counter() - began,
+        )
+        return figures
+
+    def save(self, progress: Progress, score: float | None) -> None:
+        """Write a checkpoint beside the loop; collective."""
+        job = self.job
+        state = job.backend.state(job.model, job.optimizer)
+        self._result.progress = progress
+        self.checkpoints.save(
+            state,
+            progress,
+            score=score,
+            spec=job.spec.model_dump(mode="json"),
+            extra={**self._data.labels(), "details": dict(job.task.details)},
+        )
+        self.report.event("checkpoint", update=progress.update, folder=str(self.run_folder.checkpoints), score=score)
+
+    def end(self, reason: str, *, seconds: float) -> None:
+        """Finish what is being written; the last record and the summary. Collective when ``reason`` is "done"."""
+        self.loader.close()
+        self._evaluations.close()
+        self.checkpoints.wait()
+        result, job = self._result, self.job
+        summary: dict[str, Any] = {
+            "reason": reason,
+            "name": self.run_folder.path.name,
+            "backend": job.spec.backend.name,
+            "ranks": job.backend.collective.size,
+            "updates": result.progress.update,
+            "total_updates": self.updates,
+            "epochs": result.progress.epoch,
+            "samples": result.progress.samples,
+            "seconds": round(seconds, 2),
+            "best": result.best,
+            "last": result.last,
+        }
+        if reason == "done":
+            state = job.backend.state(job.model, job.optimizer)
+            summary |= {
+                "weights_sha256": digest(state.weights),
+                "ema_sha256": digest(state.ema),
+                "best_checkpoint": _text(self.checkpoints.best()),
+                "newest_checkpoint": _text(self.checkpoints.newest()),
+            }
+            self._draw()
+        self.report.event("end", **summary)
+        self.report.close(summary)
+
+    def _draw(self) -> None:
+        spec, found = self.job.spec, self._result.found
+        if spec.report.plots and found and self.job.backend.collective.rank == 0:
+            self._data.draw(found, self.run_folder.path / "val_batch.jpg")
+
+
+@dataclass(kw_only=True)
+class _Result:
+    """What the summary will say."""
+
+    progress: Progress
+    best_score: float = float("-inf")
+    best: dict[str, Any] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
+    found: Any = None
+
+    def take(self, figures: Mapping[str, float], progress: Progress) -> None:
+        self.last = {"update": progress.update, "epoch": progress.epoch, **figures}
+        if figures["score"] > self.best_score:
+            self.best_score, self.best = figures["score"], self.last
+
+
+def evaluate_only(spec: Any, run_folder: RunFolder, weights: Path | None) -> None:
+    """Score the averaged weights of a checkpoint, or those that ``model.weights`` names."""
+    _log_to_stderr()
+    saved = None if weights is None else checkpoint.load(weights)
+    details = None if saved is None else saved.meta["extra"].get("details")
+    with assembled(spec, open_task(spec, training=False), details=details) as job:
+        progress = Progress()
+        if saved is not None:
+            progress = saved.progress
+            job.backend.restore(job.model, job.optimizer, saved.state)
+        report = _reporter(job, run_folder, progress)
+        evaluator, loader = job.data.evaluator(), job.evaluation_loader()
+        figures = evaluate(
+            job.backend,
+            job.model,
+            job.optimizer,
+            loader.micro_batches(0),
+            predictions=job.plugin.predictions,
+            evaluator=evaluator,
+        )
+        loader.close()
+        report.evaluation(figures, update=progress.update, epoch=progress.epoch, best=False)
+        summary = {"reason": "done", "figures": figures, "weights": _text(weights)}
+        report.event("end", **summary)
+        report.close(summary)
+
+
+def predict_only(spec: Any, run_folder: RunFolder, weights: Path | None) -> None:
+    """Detect objects in the pictures that ``predict.json`` of the run folder lists."""
+    from mtrain.predicting import predict
+
+    _log_to_stderr()
+    predict(spec, run_folder.path, weights)
+
+
+def _writers(job: Assembly, run_folder: RunFolder, progress: Progress) -> tuple[Report, checkpoint.CheckpointStore]:
+    if job.backend.collective.rank != 0:
+        return SilentReporter(), checkpoint.NoCheckpoints()
+    rule = job.spec.checkpoint
+    store = checkpoint.Checkpoints(
+        run_folder.checkpoints, keep_last=rule.keep_last, keep_best=rule.keep_best, asynchronous=rule.asynchronous
+    )
+    return _reporter(job, run_folder, progress), store
+
+
+def _reporter(job: Assembly, run_folder: RunFolder, progress: Progress) -> Report:
+    if job.backend.collective.rank != 0:
+        return SilentReporter()
+    spec = job.spec.report
+    return Reporter(
+        run_folder.path, tensorboard=spec.tensorboard, plots=spec.plots, start_update=progress.update
+    )
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Our figures are those of the COCO evaluation, to six decimals, whatever the ranks and the order."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtrain.core.errors import DataError
+from mtrain.data.coco import Coco, read_content
+from mtrain.data.evaluation import FIGURES, CocoEvaluator, evaluate_files, merge, results_json, to_picture
+from mtrain.data.sample import Annotations
+
+DATA = Path(__file__).parents[1] / "data"
+COCO = DATA / "coco_eval"
+TRUTH = COCO / "annotations" / "instances_val2014_100.json"
+FOUND = {kind: COCO / "results" / f"instances_val2014_fake{kind}100_results.json" for kind in ("bbox", "segm")}
+EXPECTED = json.loads((COCO / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ["bbox", "segm"])
+def test_twelve_figures_equal_pycocotools_to_six_decimals(kind: str) -> None:
+    figures = evaluate_files(TRUTH, FOUND[kind], iou_type=kind)
+    for name, value in EXPECTED["measured_pycocotools_2_0_11"][kind].items():
+        assert figures[name] == pytest.approx(value, abs=5e-7), name
+    for name, value in EXPECTED["published_3_decimals"][kind].items():
+        assert round(figures[name], 3) == value, name
+
+
+@pytest.fixture(scope="module")
+def real() -> Annotations:
+    return read_content(json.loads(TRUTH.read_text()), folder=Path("x"), file=TRUTH)
+
+
+def published_batches(annotations: Annotations, *, ratio: float, pad: float) -> list[tuple[dict, np.ndarray]]:
+    """The published detections as a network would give them: one picture a batch, in pixels of its input."""
+    label = {category: i for i, category in enumerate(annotations.category_ids)}
+    rows: dict[object, list[list[float]]] = {}
+    for r in json.loads(FOUND["bbox"].read_text()):
+        x, y, w, h = r["bbox"]
+        corners = [value * ratio + pad for value in (x, y, x + w, y + h)]
+        rows.setdefault(r["image_id"], []).append([*corners, r["score"], label[r["category_id"]]])
+    return [
+        (
+            {"index": np.array([i]), "scale_pad": np.array([[ratio, ratio, pad, pad]], dtype=np.float32)},
+            np.array(rows.get(sample.image_id, []), dtype=np.float64).reshape(-1, 6),
+        )
+        for i, sample in enumerate(annotations.samples)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_evaluator_gives_the_published_figures_over_any_ranks_with_padding(real: Annotations, ranks: int) -> None:
+    batches = published_batches(real, ratio=0.5, pad=16.0)
+    evaluators = [CocoEvaluator(real) for _ in range(ranks)]
+    for i, (batch, rows) in enumerate(batches):
+        evaluators[i % ranks].add(batch, [rows])
+    for evaluator in evaluators:  # padding: everybody sees the first picture again, with other predictions
+        evaluator.add(batches[0][0], [np.array([[0, 0, 9, 9, 0.99, 0.0]])])
+    figures = CocoEvaluator(real).result([evaluator.partial() for evaluator in evaluators])
+    for name, value in EXPECTED["measured_pycocotools_2_0_11"]["bbox"].items():
+        assert figures[name] == pytest.approx(value, abs=2e-4), name  # corners are rounded to float32 on the way
+    assert figures["score"] == figures["AP"]
+
+
+def test_per_class_figures_average_to_the_whole(real: Annotations) -> None:
+    figures = evaluate_files(TRUTH, FOUND["bbox"])
+    single = [value for name, value in figures.items() if name.startswith("AP/")]
+    assert len(single) == 70
+    assert np.mean(single) == pytest.approx(figures["AP"], abs=1e-12)
+    at_half = [value for name, value in figures.items() if name.startswith("AP50/")]
+    assert np.mean(at_half) == pytest.approx(figures["AP50"], abs=1e-12)
+
+
+@pytest.mark.parametrize("mistake", ["crowds_dropped", "area_is_width_times_height"])
+def test_known_mistakes_would_be_seen(tmp_path: Path, mistake: str) -> None:
+    content = json.loads(TRUTH.read_text())
+    if mistake == "crowds_dropped":
+        content["annotations"] = [a for a in content["annotations"] if not a["iscrowd"]]
+    else:
+        for a in content["annotations"]:
+            a["area"] = a["bbox"][2] * a["bbox"][3]
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    figures = evaluate_files(tmp_path / "a.json", FOUND["bbox"])
+    right = EXPECTED["measured_pycocotools_2_0_11"]["bbox"]
+    assert max(abs(figures[name] - right[name]) for name in FIGURES) > 5e-4
+
+
+def test_perfect_predictions_score_what_the_zero_area_box_leaves() -> None:
+    annotations = Coco().read(DATA / "bccd_small", None, None, None, split="val")
+    perfect = {
+        i: np.concatenate([s.boxes, np.ones((len(s.boxes), 1)), s.labels[:, None]], axis=1, dtype=np.float32)
+        for i, s in enumerate(annotations.samples)
+    }
+    figures = CocoEvaluator(annotations).result([perfect])
+    assert figures["AP/WBC"] == pytest.approx(1.0)
+    assert 0.9 < figures["AP/RBC"] < 1.0
+
+
+@pytest.mark.parametrize("rows", [[], [[0, 0, 5, 5, 0.9, 0]]])
+def test_nothing_right_scores_zero_and_nothing_to_find_scores_minus_one(rows: list[list[float]]) -> None:
+    content = {
+        "images": [{"id": "a", "file_name": "a.jpg", "width": 300, "height": 300}],
+        "annotations": [{"id": 0, "image_id": "a", "category_id": 0, "bbox": [99, 99, 20, 20], "area": 400}],
+        "categories": [{"id": 0, "name": "thing"}, {"id": 1, "name": "absent"}],
+    }
+    annotations = read_content(content, folder=Path("x"), file=Path("x.json"))
+    found = {0: np.array(rows, dtype=np.float32).reshape(-1, 6)}
+    figures = CocoEvaluator(annotations).result([found])
+    assert {n: figures[n] for n in ("AP", "APs", "APm", "APl", "AR100", "ARl")} == {
+        "AP": 0.0, "APs": 0.0, "APm": -1.0, "APl": -1.0, "AR100": 0.0, "ARl": -1.0,
+    }  # fmt: skip
+    assert figures["AP/thing"] == 0.0
+    assert "AP/absent" not in figures
+
+
+def test_the_object_with_id_zero_and_text_ids_are_matched() -> None:
+    content = {
+        "images": [{"id": "a", "file_name": "a.jpg", "width": 300, "height": 300}],
+        "annotations": [{"id": 0, "image_id": "a", "category_id": 0, "bbox": [99, 99, 20, 20], "area": 400}],
+        "categories": [{"id": 0, "name": "thing"}],
+    }
+    annotations = read_content(content, folder=Path("x"), file=Path("x.json"))
+    found = {0: np.array([[99, 99, 119, 119, 0.9, 0]], dtype=np.float32)}
+    assert CocoEvaluator(annotations).result([found])["AP"] == pytest.approx(1.0)
+    assert results_json(annotations, found)[0]["image_id"] == "a"
+
+
+def test_boxes_return_to_the_picture_and_are_clipped() -> None:
+    found = np.array([[32, 80, 352, 400, 0.5, 2], [-50, 0, 999, 999, 0.4, 1]])
+    boxes = to_picture(found, np.array([0.5, 0.5, 0, 80]), width=640, height=480)
+    assert boxes.tolist() == pytest.approx(np.array([[64, 0, 640, 480, 0.5, 2], [0, 0, 640, 480, 0.4, 1]]), abs=1e-6)
+
+
+def test_merging_keeps_each_picture_once_in_order() -> None:
+    one, two = np.zeros((1, 6), np.float32), np.ones((1, 6), np.float32)
+    merged = merge([{4: one, 0: one}, {4: two, 2: two}])
+    assert list(merged) == [0, 2, 4]
+    assert merged[4] is one
+
+
+def test_evaluation_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    evaluate_files(TRUTH, FOUND["bbox"])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_results_of_unknown_pictures_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text('[{"image_id": -5, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}]')
+    with pytest.raises(DataError, match="1 pictures are not in .*: -5"):
+        evaluate_files(TRUTH, tmp_path / "r.json")

@@ -1,0 +1,120 @@
+"""A small real job for fault tests: digits at 64 px, real ranks through the real command line."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+UPDATES = 10
+"""Of the whole job; five an epoch."""
+
+
+@dataclass
+class Runner:
+    """Starts ``mtrain`` in a folder of its own and ends what it started."""
+
+    folder: Path
+    data: Path
+    started: list[subprocess.Popen] = field(default_factory=list)
+
+    def arguments(self, *, backend: str = "ddp", ranks: int = 2, name: str) -> list[str]:
+        values = {
+            "data.root": self.data,
+            "data.format": "coco",
+            "data.image_size": 64,
+            "data.workers": 1,
+            "train.epochs": "null",
+            "train.updates": UPDATES,
+            "train.batch_size": 4,
+            "checkpoint.every_updates": 1,
+            "checkpoint.keep_last": 3,
+            "evaluate.every_epochs": "null",
+            "report.dir": self.folder / "runs",
+            "report.plots": "false",
+            "report.tensorboard": "false",
+        }
+        pairs = [word for key, value in values.items() for word in ("-o", f"{key}={value}")]
+        return ["-c", "digits", "--backend", backend, "--nproc-per-node", str(ranks), "--name", name, *pairs]
+
+    def start(self, arguments: Sequence[str]) -> subprocess.Popen:
+        command = [sys.executable, "-m", "mtrain", "train", *arguments]
+        process = subprocess.Popen(
+            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
+        )
+        self.started.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen, *, timeout_s: float = 240) -> tuple[int, str]:
+        output, _ = process.communicate(timeout=timeout_s)
+        return process.returncode, output
+
+    def run(self, arguments: Sequence[str]) -> tuple[int, str]:
+        return self.finish(self.start(arguments))
+
+    def run_folder(self, name: str) -> Path:
+        return self.folder / "runs" / name
+
+    def summary(self, name: str) -> dict:
+        return json.loads((self.run_folder(name) / "summary.json").read_text())
+
+    def updates(self, name: str) -> list[dict]:
+        path = self.run_folder(name) / "metrics.jsonl"
+        if not path.exists():
+            return []
+        rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        return [row for row in rows if row["kind"] == "update"]
+
+    def wait_for_update(self, name: str, update: int, process: subprocess.Popen, *, timeout_s: float = 180) -> None:
+        limit = time.monotonic() + timeout_s
+        while not any(row["update"] >= update for row in self.updates(name)):
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < limit, f"update {update} did not come"
+            time.sleep(0.02)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+
+
+def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
+    """Ranks below a starter, their loader processes left out."""
+    found = psutil.Process(process.pid).children(recursive=True)
+    workers = [p for p in found if "mtrain.worker" in p.cmdline()]
+    pids = {p.pid for p in workers}
+    return [p for p in workers if p.ppid() not in pids and "torch.distributed.run" not in p.cmdline()]
+
+
+def family(process: subprocess.Popen) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def survivors(processes: Sequence[psutil.Process], *, within_s: float = 10) -> list[psutil.Process]:
+    """Which of them still run after a moment."""
+    gone, alive = psutil.wait_procs(list(processes), timeout=within_s)
+    del gone
+    return [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits") / "data"
+    command = [sys.executable, "-m", "mtrain", "data", "make", "digits", str(folder)]
+    subprocess.run([*command, "--train", "20", "--val", "4", "--size", "64"], check=True, env=environment())
+    return folder
+
+
+@pytest.fixture
+def runner(tmp_path: Path, digits: Path) -> Iterator[Runner]:
+    made = Runner(tmp_path, digits)
+    yield made
+    for process in made.started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

@@ -1,0 +1,92 @@
+"""Suppression keeps what the plain greedy rule keeps."""
+
+import numpy as np
+import pytest
+
+from mtrain.models.nms import Selection, detections, suppress
+from mtrain.models.yolov5 import YOLOv5n, YOLOv5Options
+
+ALL = Selection(confidence=0.001, iou_threshold=0.6, max_detections=300, multi_label=True, class_agnostic=False)
+
+
+def iou(a, b):
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    inter = max(width, 0) * max(height, 0)
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - inter
+    return inter / union if union > 0 else 0.0
+
+
+def plainly(boxes, scores, classes, threshold, limit):
+    kept = []
+    for i in sorted(range(len(scores)), key=lambda i: -scores[i]):
+        if len(kept) == limit:
+            break
+        if all(classes[i] != classes[k] or iou(boxes[i], boxes[k]) <= threshold for k in kept):
+            kept.append(i)
+    return kept
+
+
+def crowd(rng, count, spread=200):
+    low = rng.uniform(0, spread, (count, 2))
+    return np.concatenate((low, low + rng.uniform(5, 90, (count, 2))), axis=1)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 47, 48, 49, 300, 700])
+@pytest.mark.parametrize("classes", [1, 4])
+@pytest.mark.parametrize("threshold", [0.3, 0.6])
+def test_the_same_boxes_as_one_by_one(count, classes, threshold):
+    rng = np.random.default_rng(count + classes)
+    boxes, scores, groups = crowd(rng, count), rng.random(count), rng.integers(0, classes, count)
+    for limit in (10, 10_000):
+        found = suppress(boxes, scores, groups, iou_threshold=threshold, max_kept=limit)
+        assert found.tolist() == plainly(boxes, scores, groups, threshold, limit)
+
+
+def test_equal_scores_keep_their_order():
+    boxes = np.tile([[0.0, 0, 10, 10]], (200, 1))
+    assert suppress(boxes, np.full(200, 0.5), iou_threshold=0.5, max_kept=300).tolist() == [0]
+
+
+def test_without_groups_classes_suppress_each_other():
+    boxes, scores = np.asarray([[0.0, 0, 10, 10], [1, 0, 11, 10]]), np.asarray([0.5, 0.9])
+    assert suppress(boxes, scores, np.asarray([0, 1]), iou_threshold=0.5, max_kept=9).tolist() == [1, 0]
+    assert suppress(boxes, scores, None, iou_threshold=0.5, max_kept=9).tolist() == [1]
+
+
+def row(x, objectness, *scores):
+    return [x, 50.0, 20.0, 10.0, objectness, *scores]
+
+
+def test_a_box_is_reported_for_each_class_or_for_its_best_one():
+    decoded = np.asarray([row(50, 0.8, 0.5, 0.9), row(150, 0.5, 0.001, 0.4), row(250, 0.0005, 1, 1)], np.float32)
+    every = detections(decoded, ALL)
+    np.testing.assert_allclose(every[:, 4:], [[0.72, 1], [0.4, 0], [0.2, 1]], atol=1e-6)
+    np.testing.assert_allclose(every[0, :4], [40, 45, 60, 55])
+    best = YOLOv5n(YOLOv5Options(multi_label=False)).predictions({"decoded": decoded[None]}, {})[0]
+    np.testing.assert_allclose(best[:, 4:], [[0.72, 1], [0.2, 1]], atol=1e-6)
+    agnostic = YOLOv5n(YOLOv5Options(class_agnostic=True)).predictions({"decoded": decoded[None]}, {})[0]
+    np.testing.assert_allclose(agnostic[:, 4:], [[0.72, 1], [0.2, 1]], atol=1e-6)
+
+
+def test_nothing_found_is_an_empty_table():
+    found = detections(np.zeros((10, 8), np.float32), ALL)
+    assert found.shape == (0, 6)
+    assert found.dtype == np.float32
+
+
+def test_only_the_best_candidates_and_detections_are_kept():
+    rng = np.random.default_rng(0)
+    decoded = np.concatenate(
+        (rng.uniform(0, 600, (500, 2)), rng.uniform(5, 20, (500, 2)), rng.random((500, 3))), axis=1
+    )
+    few = Selection(
+        confidence=0.0, iou_threshold=1.0, max_detections=7, multi_label=True, class_agnostic=False, max_candidates=20
+    )
+    scores = np.sort((decoded[:, 4:5] * decoded[:, 5:]).reshape(-1))[::-1]
+    np.testing.assert_allclose(detections(decoded.astype(np.float32), few)[:, 4], scores[:7], rtol=1e-5)
+
+
+def test_one_table_per_picture():
+    decoded = np.asarray([[row(50, 0.8, 0.5)], [row(50, 0.0, 0.5)]], np.float32)
+    assert [len(table) for table in YOLOv5n().predictions({"decoded": decoded}, {})] == [1, 0]

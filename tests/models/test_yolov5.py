@@ -1,0 +1,236 @@
+"""The YOLOv5 plugin: options, anchors, start values, what its network promises around the numbers."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from mtrain.core.errors import SpecError
+from mtrain.core.interfaces import Task
+from mtrain.models.yolov5 import COCO_ANCHORS, YOLOv5n, YOLOv5Options
+
+TASK = Task(kind="detection", class_names=("a", "b", "c"), image_size=64, global_batch=2)
+
+
+def shapes_of(network):
+    return {name: tuple(x.shape) for name, x in network.state_dict().items()}
+
+
+def batch_of(pictures=2, boxes=4, size=64, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = np.concatenate(
+        (
+            rng.integers(0, pictures, (boxes, 1)), rng.integers(0, 3, (boxes, 1)),
+            rng.uniform(0.2, 0.8, (boxes, 2)), rng.uniform(0.1, 0.4, (boxes, 2)),
+        ),
+        axis=1,
+    )  # fmt: skip
+    images = rng.integers(0, 256, (pictures, size, size, 3), dtype=np.uint8)
+    return {"images": torch.from_numpy(images), "targets": torch.from_numpy(rows.astype(np.float32))}
+
+
+def ready_network(task=TASK, **options):
+    plugin = YOLOv5n(YOLOv5Options(**options))
+    network = plugin.build(task)
+    values = plugin.initial(shapes_of(network), task, seed=0)
+    network.load_state_dict({name: torch.from_numpy(np.asarray(value)) for name, value in values.items()})
+    return network
+
+
+def test_the_plugin_needs_no_framework_until_it_builds():
+    code = (
+        "import sys, numpy as np\n"
+        "from mtrain.models.yolov5 import YOLOv5n\nfrom mtrain.core.interfaces import Task\n"
+        "plugin = YOLOv5n(YOLOv5n.Options())\n"
+        "task = Task(kind='detection', class_names=('a',), image_size=64, global_batch=2)\n"
+        "task = plugin.prepare_task(task, {'boxes_wh_px': np.ones((3, 2)) * 20})\n"
+        "plugin.initial({'model.0.conv.weight': (16, 3, 6, 6)}, task, seed=0)\n"
+        "plugin.predictions({'decoded': np.zeros((1, 4, 6), np.float32)}, {})\n"
+        "assert not {'torch', 'paddle'} & set(sys.modules)\n"
+        "try: plugin.build(task)\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "UnboundError nn.Module: no framework bound: load a backend first"
+
+
+@pytest.mark.parametrize(
+    "options", [{"boxx": 1}, {"label_smoothing": 1.5}, {"anchors": [[[1, 2]]]}, {"anchors": "best"}]
+)
+def test_wrong_options_are_refused(options):
+    with pytest.raises(ValidationError):
+        YOLOv5Options(**options)
+
+
+def test_anchors_that_shrink_from_level_to_level_are_refused():
+    with pytest.raises(ValidationError, match="smallest level first"):
+        YOLOv5Options(anchors=COCO_ANCHORS[::-1])
+
+
+def test_an_image_size_that_strides_do_not_divide_is_refused_with_the_nearest():
+    with pytest.raises(SpecError, match=r"image_size: 330 is not a multiple of 32 .* use 320"):
+        YOLOv5n().prepare_task(replace(TASK, image_size=330), {})
+
+
+def test_class_names_that_disagree_with_the_data_are_refused():
+    with pytest.raises(SpecError, match=r"3 class names \(a, b, c\), 5 classes in the annotations"):
+        YOLOv5n().prepare_task(TASK, {"class_count": 5})
+
+
+def test_anchors_that_fit_are_kept():
+    rng = np.random.default_rng(0)
+    boxes = np.asarray(COCO_ANCHORS).reshape(-1, 2)[rng.integers(0, 9, 200)] * rng.uniform(0.8, 1.2, (200, 2))
+    details = YOLOv5n().prepare_task(TASK, {"boxes_wh_px": boxes}).details
+    assert details["anchors"] == np.asarray(COCO_ANCHORS).tolist()
+    assert details["anchor_report"]["changed"] is False
+
+
+def test_anchors_that_do_not_fit_are_recomputed_the_same_way_each_time():
+    boxes = np.random.default_rng(1).uniform(2.1, 4.0, (300, 2)) * (1.0, 12.0)
+    first, second = (YOLOv5n().prepare_task(TASK, {"boxes_wh_px": boxes}).details for _ in range(2))
+    report = first["anchor_report"]
+    assert report["changed"]
+    assert report["recall_before"] < 0.98 < report["recall_after"]
+    areas = np.prod(first["anchors"], axis=2).reshape(-1)
+    assert (np.diff(areas) >= 0).all()
+    assert first == second
+    assert YOLOv5n().build(replace(TASK, details=first)).model[24].anchors[0, 0, 0] == pytest.approx(
+        first["anchors"][0][0][0] / 8
+    )
+
+
+def test_too_few_boxes_keep_the_anchors_and_say_so():
+    report = YOLOv5n().prepare_task(TASK, {"boxes_wh_px": np.full((3, 2), 2.5)}).details["anchor_report"]
+    assert not report["changed"]
+    assert "3 boxes of at least 2 px, 9 are needed" in report["reason"]
+
+
+def test_given_anchors_are_used_as_they_are():
+    given = [[[2, 3], [4, 5], [6, 7]], [[8, 9], [10, 11], [12, 13]], [[14, 15], [16, 17], [18, 19]]]
+    plugin = YOLOv5n(YOLOv5Options(anchors=given))
+    task = plugin.prepare_task(TASK, {"boxes_wh_px": np.full((50, 2), 500.0)})
+    assert task.details["anchors"] == given
+    assert task.details["anchor_report"]["recall_before"] == 0
+
+
+def test_start_values_depend_on_seed_and_name_alone():
+    network = YOLOv5n().build(TASK)
+    shapes = shapes_of(network)
+    first = YOLOv5n().initial(shapes, TASK, seed=3)
+    backwards = YOLOv5n().initial(dict(reversed(list(shapes.items()))), TASK, seed=3)
+    other = YOLOv5n().initial(shapes, TASK, seed=4)
+    assert all(np.array_equal(first[name], backwards[name]) for name in shapes)
+    assert not np.array_equal(first["model.0.conv.weight"], other["model.0.conv.weight"])
+    assert {name: value.shape for name, value in first.items()} == shapes
+    dtypes = {name: str(x.dtype).removeprefix("torch.") for name, x in network.state_dict().items()}
+    assert {name: str(value.dtype) for name, value in first.items()} == dtypes
+
+
+@pytest.mark.parametrize("classes", [80, 3])
+def test_start_values_are_uniform_with_the_head_at_the_expected_rates(golden, classes):
+    task = golden.task(classes, 64)
+    shapes = shapes_of(YOLOv5n().build(task))
+    values = YOLOv5n().initial(shapes, task, seed=0)
+    facts = golden.facts["yolov5n"][f"nc{classes}"]["init_bias_delta"]
+    for level, stride in enumerate((8, 16, 32)):
+        weight, bias = values[f"model.24.m.{level}.weight"], values[f"model.24.m.{level}.bias"].reshape(3, -1)
+        bound = 1 / math.sqrt(weight.shape[1])
+        assert 0.98 * bound < np.abs(weight).max() <= bound
+        assert np.abs(bias[:, :4]).max() <= bound
+        assert np.abs(bias[:, 4] - facts["obj_per_level"][level]).max() <= bound
+        assert np.abs(bias[:, 5:] - facts["cls"]).max() <= bound * (1 + 1e-6)
+        np.testing.assert_array_equal(values["model.24.anchors"][level] * stride, COCO_ANCHORS[level])
+    assert (values["model.0.bn.weight"] == 1).all()
+    assert (values["model.0.bn.running_var"] == 1).all()
+    assert not values["model.0.bn.bias"].any()
+
+
+def test_only_the_total_carries_a_gradient():
+    losses = ready_network().train()(batch_of())
+    assert {name: x.requires_grad for name, x in losses.items()} == {
+        "total": True, "box": False, "obj": False, "cls": False,
+    }  # fmt: skip
+    assert float(losses["total"].detach()) == pytest.approx(2 * float(losses["box"] + losses["obj"] + losses["cls"]))
+
+
+def test_without_boxes_every_parameter_still_gets_a_finite_gradient():
+    network = ready_network().train()
+    losses = network({**batch_of(), "targets": torch.zeros((0, 6))})
+    losses["total"].backward()
+    assert losses["box"] == 0
+    assert losses["cls"] == 0
+    assert all(torch.isfinite(p.grad).all() for p in network.parameters())
+
+
+def test_cells_that_match_nothing_cannot_spoil_the_gradient():
+    network = ready_network().train()
+    heads = [torch.zeros((1, 24, size, size)) for size in (8, 4, 2)]
+    heads[0][0, :8] = -300.0  # the anchor that does not match: sizes that underflow to 0, angles of nan
+    heads = [head.requires_grad_() for head in heads]
+    network.loss(heads, torch.tensor([[0, 1, 0.06, 0.06, 0.9, 0.9]]))["total"].backward()
+    assert all(torch.isfinite(head.grad).all() for head in heads)
+
+
+def test_the_loss_of_a_half_precision_forward_is_float32():
+    network = ready_network().train()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = network(batch_of())
+        decoded = network.eval()(batch_of())["decoded"]
+    assert {x.dtype for x in losses.values()} == {torch.float32}
+    assert decoded.dtype == torch.float32
+
+
+def test_one_class_has_no_class_loss():
+    task = replace(TASK, class_names=("cell",))
+    network = ready_network(task).train()
+    batch = batch_of()
+    batch["targets"][:, 1] = 0
+    losses = network(batch)
+    losses["total"].backward()
+    assert losses["cls"] == 0
+    assert network.eval()(batch)["decoded"].shape == (2, 252, 6)
+
+
+def test_pictures_reach_the_first_layer_in_channels_last_memory():
+    network = ready_network().eval()
+    seen = []
+    network.model[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    batch = batch_of()
+    network(batch)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(seen[0], batch["images"].permute(0, 3, 1, 2).float() / 255, rtol=0, atol=0)
+
+
+def test_pictures_need_not_be_square():
+    network = ready_network().train()
+    batch = {**batch_of(), "images": torch.zeros((2, 64, 128, 3), dtype=torch.uint8)}
+    assert torch.isfinite(network(batch)["total"])
+    assert network.eval()(batch)["decoded"].shape == (2, 3 * (8 * 16 + 4 * 8 + 2 * 4), 8)
+
+
+def test_autobalance_moves_the_weights_of_the_levels():
+    network = ready_network(autobalance=True).train()
+    network(batch_of())
+    first = network.balance.moved_L.clone()
+    network(batch_of(seed=1))
+    assert first[1] == 1
+    assert not torch.equal(first, network.balance.moved_L)
+    assert not any("balance" in name for name in network.state_dict())
+
+
+def test_training_steps_lower_the_loss():
+    network = ready_network().train()
+    rule = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    totals = []
+    for _ in range(12):
+        losses = network(batch_of())
+        rule.zero_grad()
+        losses["total"].backward()
+        rule.step()
+        totals.append(losses["total"].item())
+    assert totals[-1] < 0.9 * totals[0]
