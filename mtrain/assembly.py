@@ -17,6 +17,7 @@ from mtrain.core.errors import CheckpointError, SpecError
 from mtrain.core.interfaces import Array, Backend, Loader, Model, Module, Optimizer, Recipe, State, Task
 from mtrain.core.optimizer import make_recipe
 from mtrain.core.sampler import Padded, Shuffled, rank_share
+from mtrain.core.schedule import total_updates
 from mtrain.core.spec import Spec
 from mtrain.data import open_data
 from mtrain.data.detection import DetectionTask, PictureTask
@@ -61,6 +62,8 @@ class Assembly:
             micro_batch=recipe.micro_batch,
             accumulate=recipe.accumulate,
             updates_per_epoch=order.updates_per_epoch,
+            prefetch=self.spec.data.prefetch,
+            epochs=-(-total_updates(self.spec, order.updates_per_epoch) // order.updates_per_epoch),
         )
 
     def evaluation_loader(self) -> Loader:
@@ -75,6 +78,7 @@ class Assembly:
             micro_batch=micro,
             accumulate=1,
             updates_per_epoch=order.batches_per_rank,
+            prefetch=self.spec.data.prefetch,
         )
 
 

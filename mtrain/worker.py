@@ -17,6 +17,7 @@ from mtrain import rank
 from mtrain.assembly import Assembly, assembled, open_task
 from mtrain.core import cadence, checkpoint, config
 from mtrain.core.digest import digest
+from mtrain.core.errors import Interrupted
 from mtrain.core.evaluate import evaluate
 from mtrain.core.interfaces import Progress
 from mtrain.core.report import Report, Reporter, SilentReporter
@@ -61,8 +62,8 @@ def train(spec: Any, run_folder: RunFolder, resume: Path | None, stop: Callable[
         try:
             progress = session.trainer(stop).run(progress)
             reason = "done"
-        except BaseException as error:
-            reason = "interrupted" if type(error).__name__ == "Interrupted" else "failed"
+        except Interrupted:
+            reason = "interrupted"
             raise
         finally:
             session.end(reason, seconds=time.perf_counter() - started)
@@ -78,7 +79,7 @@ class Session:
         self.loader = job.training_loader()
         self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
         self.report, self.checkpoints = _writers(job, run_folder, progress)
-        self._result = _Result(progress=progress)
+        self._result = _Result.of(progress)
         self._evaluations = job.evaluation_loader()
 
     def trainer(self, stop: Callable[[], bool]) -> Trainer:
@@ -214,6 +215,15 @@ class _Result:
     best: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
     found: Any = None
+
+    @classmethod
+    def of(cls, progress: Progress) -> "_Result":
+        """What is known at the start: nothing, or what a resumed job had reached."""
+        result = cls(progress=progress)
+        if progress.best_epoch >= 0:
+            result.best_score = progress.best
+            result.best = {"epoch": progress.best_epoch, "score": progress.best}
+        return result
 
     def take(self, figures: Mapping[str, float], progress: Progress) -> None:
         self.last = {"update": progress.update, "epoch": progress.epoch, **figures}

@@ -79,12 +79,12 @@ class DDP(TorchBackend):
         return self.engine.prepare(build, recipe, self._wrap)
 
     def _wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
-        from torch.nn.parallel import DistributedDataParallel
+        from mtrain.backends._torch.rehearsed import RehearsedDDP
 
         # no_sync and a static graph exclude each other.
         legal = recipe.accumulate == 1 and not self.options.find_unused_parameters
         wanted = self.options.static_graph
-        wrapped = DistributedDataParallel(
+        wrapped = RehearsedDDP(
             model,
             device_ids=[self.engine.device] if self.engine.device.type == "cuda" else None,
             broadcast_buffers=False,

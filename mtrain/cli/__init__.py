@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
 from mtrain import __version__
 from mtrain.core.errors import MtrainError, SpecError
@@ -62,13 +63,9 @@ class Front(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[click.shell_completion.CompletionItem]:
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands, and the flags of ``train``."""
-        found = [
-            click.shell_completion.CompletionItem(name, help=text)
-            for name, (_, text) in COMMANDS.items()
-            if name.startswith(incomplete)
-        ]
+        found = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
         train = self.get_command(ctx, DEFAULT) if incomplete.startswith("-") else None
         return found if train is None else train.shell_complete(click.Context(train, parent=ctx), incomplete)
 

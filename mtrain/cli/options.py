@@ -1,7 +1,7 @@
 """The flags that commands share, and how they become values of a spec.
 
-``-`` and ``_`` are alike in every flag. ``-o a=1 b=2 -o c=3`` gives three values. A flag that is not typed gives nothing, so
-that the spec's value stands.
+``-`` and ``_`` are alike in every flag. ``-o a=1 b=2 -o c=3`` gives three values. A flag that is not typed gives
+nothing: the spec's value stands.
 """
 
 import re
@@ -40,13 +40,17 @@ _DIRECT = {
 class JobCommand(click.Command):
     """A command whose flags treat ``-`` and ``_`` alike and whose ``-o`` takes several values."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        settings = {"token_normalize_func": lambda token: token.replace("_", "-"), **kwargs.pop("context_settings", {})}
-        super().__init__(*args, context_settings=settings, **kwargs)
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self.context_settings = {"token_normalize_func": _with_dashes, **self.context_settings}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat ``-o`` before each further ``key=value`` that follows one."""
         return super().parse_args(ctx, spread_overrides(args))
+
+
+def _with_dashes(token: str) -> str:
+    return token.replace("_", "-")
 
 
 def spread_overrides(args: Sequence[str]) -> list[str]:
@@ -103,10 +107,11 @@ def spec_flags(params: Mapping[str, Any]) -> dict[str, Any]:
     for parameter, (path, flag) in _DIRECT.items():
         if (value := params.get(parameter)) is not None:
             flags[path] = Given(value, flag if isinstance(value, bool) else f"{flag} {value}")
-    if params.get("amp") is not None:
-        flags["train.precision"] = Given(
-            params["amp"], "--no-amp" if params["amp"] == "fp32" else f"--amp {params['amp']}"
-        )
+    amp, no_amp = params.get("amp"), params.get("no_amp")
+    if amp and no_amp:
+        raise click.UsageError("--amp and --no-amp are both given; keep one")
+    if amp or no_amp:
+        flags["train.precision"] = Given("fp32", "--no-amp") if no_amp else Given(amp, f"--amp={amp}")
     flags.update(_device_flags(params.get("devices")))
     flags.update(_host_flags(params.get("ips"), params.get("hostfile")))
     return flags
@@ -231,10 +236,10 @@ def _cluster_flags() -> list[Option]:
     number = click.IntRange(min=0)
     return [
         click.option("-b", "--backend", shell_complete=_complete_backend, help="The stack that trains: ddp, solo, ..."),
-        click.option("-H", "--ips", "--hosts", "ips", metavar="A,B", help="Addresses of the hosts, the first is the master."),
+        click.option("-H", "--ips", "--hosts", "ips", metavar="A,B", help="Addresses of the hosts, the master first."),
         click.option("--hostfile", metavar="FILE", help="The hosts, one a line."),
         click.option("--nnodes", metavar="N", help="Number of hosts; must agree with --ips."),
-        click.option("--node-rank", type=number, help="This host's place in --ips; found from its addresses otherwise."),
+        click.option("--node-rank", type=number, help="This host's place in --ips; else found by address."),
         click.option("--master-addr", metavar="ADDRESS", help="Where the ranks meet; the first of --ips otherwise."),
         click.option("--master-port", type=number, help="Port of the meeting point."),
         click.option("--nproc-per-node", type=click.IntRange(min=1), metavar="N", help="Ranks on each host."),
@@ -256,7 +261,7 @@ def _training_flags() -> list[Option]:
             "--amp", "amp", is_flag=False, flag_value="bf16", type=click.Choice(["bf16", "fp16"]),
             help="Mixed precision; bf16 unless --amp=fp16.",
         ),
-        click.option("--no-amp", "amp", flag_value="fp32", help="Full precision."),
+        click.option("--no-amp", is_flag=True, help="Full precision."),
         click.option("--sync-bn/--no-sync-bn", "sync_bn", default=None, help="BatchNorm statistics over all ranks."),
         click.option("--seed", type=int, help="Of weights, order and augmentation."),
         click.option("--name", metavar="NAME", help="Name of the run folder."),

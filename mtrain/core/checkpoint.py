@@ -33,7 +33,13 @@ class CheckpointStore(Protocol):
     """Seconds that the loop has waited for an earlier save to end."""
 
     def save(
-        self, state: State, progress: Progress, *, score: float | None, spec: Mapping[str, Any], extra: Mapping[str, Any]
+        self,
+        state: State,
+        progress: Progress,
+        *,
+        score: float | None,
+        spec: Mapping[str, Any],
+        extra: Mapping[str, Any],
     ) -> None:
         """Write one checkpoint. ``state`` must hold copies: it is read later, by another thread.
 
@@ -61,7 +67,13 @@ class NoCheckpoints:
     waited_s = 0.0
 
     def save(
-        self, state: State, progress: Progress, *, score: float | None, spec: Mapping[str, Any], extra: Mapping[str, Any]
+        self,
+        state: State,
+        progress: Progress,
+        *,
+        score: float | None,
+        spec: Mapping[str, Any],
+        extra: Mapping[str, Any],
     ) -> None:
         """Nothing: rank 0 writes for all."""
 
@@ -96,7 +108,13 @@ class Checkpoints:
         self._serial = max((_serial(path) for path in listed(self.folder)), default=0)
 
     def save(
-        self, state: State, progress: Progress, *, score: float | None, spec: Mapping[str, Any], extra: Mapping[str, Any]
+        self,
+        state: State,
+        progress: Progress,
+        *,
+        score: float | None,
+        spec: Mapping[str, Any],
+        extra: Mapping[str, Any],
     ) -> None:
         """See ``CheckpointStore.save``. The content of ``progress`` is copied at once."""
         self.wait()
@@ -160,7 +178,9 @@ class Checkpoints:
         """Drop what no rule keeps. ``written`` has just been flushed, so one intact checkpoint always stays."""
         complete = [path for path in listed(self.folder) if looks_whole(path)]
         keep = {written, *complete[-self._keep_last :]}
-        scored = sorted((path for path in complete if score_of(path) > -math.inf), key=lambda p: (score_of(p), _serial(p)))
+        scored = sorted(
+            (path for path in complete if score_of(path) > -math.inf), key=lambda p: (score_of(p), _serial(p))
+        )
         keep.update(scored[max(0, len(scored) - self._keep_best) :])
         for path in complete:
             if path not in keep:
@@ -171,7 +191,9 @@ class Checkpoints:
 
 def listed(folder: Path) -> list[Path]:
     """Every checkpoint of ``folder``, damaged ones too, in the order of writing."""
-    return sorted((path for path in Path(folder).glob(f"{PREFIX}*") if path.is_dir()), key=lambda p: (_serial(p), p.name))
+    return sorted(
+        (path for path in Path(folder).glob(f"{PREFIX}*") if path.is_dir()), key=lambda p: (_serial(p), p.name)
+    )
 
 
 def newest(folder: Path) -> Path | None:
@@ -225,7 +247,9 @@ def _clean(folder: Path) -> None:
         _, _, rest = path.name.partition("@")
         host, _, process = rest.partition("@")
         number = process.split(".")[0]
-        if host == socket.gethostname() and (not number.isdigit() or int(number) == os.getpid() or not _alive(int(number))):
+        if host == socket.gethostname() and (
+            not number.isdigit() or int(number) == os.getpid() or not _alive(int(number))
+        ):
             shutil.rmtree(path, ignore_errors=True)
 
 

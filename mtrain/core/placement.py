@@ -84,7 +84,9 @@ def find_node_rank(
     """
     if given is not None:
         if given >= len(ips):
-            raise UsageError(f"--node-rank {given}: expected 0 to {len(ips) - 1}, there are {len(ips)} hosts: {', '.join(ips)}")
+            raise UsageError(
+                f"--node-rank {given}: expected 0 to {len(ips) - 1}, there are {len(ips)} hosts: {', '.join(ips)}"
+            )
         return given
     mine = {address for _, address in addresses}
     matches = [i for i, host in enumerate(ips) if host in mine or mine.intersection(resolver(host))]

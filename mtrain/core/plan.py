@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core import placement, plugins
+from mtrain.core.config import Loaded
 from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.core.optimizer import make_recipe, scaling
@@ -94,24 +95,27 @@ def _shell(command: Command) -> list[str]:
     return ["  " + " ".join(variables) + " \\", "  " + shlex.join(command.argv)]
 
 
-def make_plan(loaded: Any, *, run_dir: Path, resume: Path | None, machine: Machine) -> Plan:
-    """The plan of a loaded spec (``config.Loaded``: ``spec``, ``source``, ``name``) on ``machine``.
+def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Machine, mode: str = "train") -> Plan:
+    """The plan of a loaded spec on ``machine``; ``mode``: what the ranks do ("train", "evaluate", "predict").
 
     Raises:
         SpecError: hosts, ranks and batch do not fit together.
         PluginError: backend or launcher is unknown, or they do not fit together.
     """
-    spec: Spec = loaded.spec
-    backend = plugins.load("backends", spec.backend.name)
-    options = plugins.options("backends", spec.backend.name, spec.backend.options, path="backend.options")
+    spec, policy = loaded.spec, loaded.policy
+    backend = plugins.load("backends", spec.backend.name, policy=policy)
+    given = spec.backend.options
+    options = plugins.options("backends", spec.backend.name, given, path="backend.options", policy=policy)
     described = backend(options)
-    launcher_name, launcher_class = _launcher_for(described.rendezvous, spec)
+    launcher_name, launcher_class = _launcher_for(described.rendezvous, spec, policy)
     hosts = [Host(address=address) for address in spec.cluster.ips or [LOOPBACK]]
     ranks = _ranks_per_host(spec, described.rendezvous, machine, device=getattr(options, "device", "auto"))
     hosts = [Host(address=host.address, slots=ranks) for host in hosts]
     recipe = make_recipe(spec, size=ranks * len(hosts))
     launcher = launcher_class(_launch_options(launcher_class, spec, machine, ranks=ranks))
-    argv = ["-m", "mtrain.worker", "--run-dir", str(run_dir), *(["--resume", str(resume)] if resume else [])]
+    resumed = ["--resume", str(resume)] if resume else []
+    chosen_mode = ["--mode", mode] if mode != "train" else []
+    argv = ["-m", "mtrain.worker", "--run-dir", str(run_dir), *chosen_mode, *resumed]
     commands = [_placed(command, hosts, spec.cluster, machine) for command in launcher.plan(argv, hosts, ranks)]
     return Plan(
         title=f"{loaded.name}: {spec.model.name} on {spec.backend.name}",
@@ -129,23 +133,25 @@ def make_plan(loaded: Any, *, run_dir: Path, resume: Path | None, machine: Machi
     )
 
 
-def _launcher_for(rendezvous: str, spec: Spec) -> tuple[str, Any]:
+def _launcher_for(rendezvous: str, spec: Spec, policy: plugins.Policy) -> tuple[str, Any]:
     """The launcher that was asked for, else the first one that provides what the backend needs."""
     asked = spec.cluster.launcher
     if asked != "auto":
-        found = plugins.load("launchers", asked)
+        found = plugins.load("launchers", asked, policy=policy)
         if rendezvous not in found.provides:
             raise SpecError(
                 f"cluster.launcher: {asked!r} given, it provides {', '.join(sorted(found.provides))}; "
                 f"backend {spec.backend.name!r} needs {rendezvous!r}: use `auto`"
             )
         return asked, found
-    names = [entry.name for entry in plugins.names("launchers") if entry.enabled]
+    names = [entry.name for entry in plugins.names("launchers", policy=policy) if entry.enabled]
     for name in names:
-        launcher = plugins.load("launchers", name)
+        launcher = plugins.load("launchers", name, policy=policy)
         if rendezvous in launcher.provides:
             return name, launcher
-    raise SpecError(f"backend.name: {spec.backend.name!r} needs a launcher that provides {rendezvous!r}; installed: {', '.join(names)}")
+    raise SpecError(
+        f"backend.name: {spec.backend.name!r} needs a launcher that provides {rendezvous!r}; installed: {', '.join(names)}"
+    )
 
 
 def _ranks_per_host(spec: Spec, rendezvous: str, machine: Machine, *, device: str) -> int:
@@ -158,7 +164,9 @@ def _ranks_per_host(spec: Spec, rendezvous: str, machine: Machine, *, device: st
             return 1
         return max(1, len(chosen) if chosen is not None else devices)
     if chosen is not None and asked > len(chosen) > 0 and devices:
-        raise SpecError(f"cluster.nproc_per_node: {asked} ranks given for {len(chosen)} devices ({chosen}); give as many devices, or fewer ranks")
+        raise SpecError(
+            f"cluster.nproc_per_node: {asked} ranks given for {len(chosen)} devices ({chosen}); give as many devices, or fewer ranks"
+        )
     return asked
 
 
@@ -201,7 +209,8 @@ def _numbers(spec: Spec, recipe: Any, *, hosts: Sequence[Host], ranks: int, thre
         "global_batch": f"{train.batch_size} = {size} ranks x {recipe.micro_batch} (micro batch) x {recipe.accumulate} (accumulate)",
         "precision": recipe.precision,
         "rate": f"{spec.optimizer.rate * factors.rate:.6g} ({train.rate_scaling}: {spec.optimizer.rate:g} x {factors.rate:.6g})",
-        "weight_decay": ", ".join(f"{decay:.6g}" for decay in decays) + f" ({train.rate_scaling}: x {factors.weight_decay:.6g})",
+        "weight_decay": ", ".join(f"{decay:.6g}" for decay in decays)
+        + f" ({train.rate_scaling}: x {factors.weight_decay:.6g})",
         "schedule": f"{spec.schedule.name}, final factor {spec.schedule.final_factor:g}",
         "length": f"{train.updates} updates" if train.updates else f"{train.epochs} epochs",
         "updates_per_epoch": f"samples // {train.batch_size}; samples are counted at the start",

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -50,7 +50,7 @@ def adopting_orphans() -> Iterator[None]:
             control(SET_CHILD_SUBREAPER, 0)
 
 
-def _prctl():  # type: ignore[no-untyped-def]
+def _prctl() -> Callable[[int, int], int] | None:
     """prctl(2), looked up before a fork; None where there is none."""
     library = ctypes.CDLL(None, use_errno=True)
     return getattr(library, "prctl", None)
@@ -117,12 +117,19 @@ def _alive(process: psutil.Process) -> bool:
         return False
 
 
-def reap() -> None:
-    """Collect adopted processes that have ended; children that ``subprocess`` waits for are left to it."""
+def by_id(pid: int) -> list[psutil.Process]:
+    """The process of that id, if it lives."""
+    try:
+        return [psutil.Process(pid)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def reap(*, spare: int) -> None:
+    """Collect adopted processes that have ended; ``spare`` is left to whoever waits for it."""
     for process in psutil.Process().children():
         try:
-            adopted = process.status() == psutil.STATUS_ZOMBIE
-            if adopted:
+            if process.pid != spare and process.status() == psutil.STATUS_ZOMBIE:
                 os.waitpid(process.pid, os.WNOHANG)
         except (psutil.NoSuchProcess, ChildProcessError):
             continue

@@ -142,7 +142,9 @@ def number(value: Any) -> str:
 def speed(record: Record) -> str:
     """Pictures a second and the share of time spent waiting for data."""
     rate, share = record.get("samples_per_s"), record.get("wait_share")
-    parts = [f"{rate:.0f} pictures/s" if rate >= 10 else f"{rate:.1f} pictures/s"] if isinstance(rate, int | float) else []
+    parts = (
+        [f"{rate:.0f} pictures/s" if rate >= 10 else f"{rate:.1f} pictures/s"] if isinstance(rate, int | float) else []
+    )
     parts += [f"waiting for data {100 * share:.0f}%"] if isinstance(share, int | float) else []
     return "  ".join(parts)
 
@@ -182,10 +184,10 @@ def headline_figures(record: Record) -> dict[str, float]:
 
 
 def evaluation_line(record: Record) -> str:
-    """One evaluation as text."""
+    """One evaluation as text; its epoch is the number of complete ones."""
     figures = "  ".join(f"{name} {value:.4f}" for name, value in headline_figures(record).items())
     best = "  best so far" if record.get("best") else ""
-    return f"epoch {int(record.get('epoch', 0)) + 1}  update {record.get('update')}  evaluation: {figures}{best}"
+    return f"epoch {record.get('epoch')}  update {record.get('update')}  evaluation: {figures}{best}"
 
 
 def event_line(record: Record) -> str:

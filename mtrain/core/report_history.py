@@ -57,7 +57,9 @@ class History:
     def _forget_from(self, update: int) -> None:
         """A run that starts at ``update`` has undone what was written after it."""
         self.updates = {number: record for number, record in self.updates.items() if number < update}
-        self.evaluations = {number: record for number, record in self.evaluations.items() if number <= update and update}
+        self.evaluations = {
+            number: record for number, record in self.evaluations.items() if number <= update and update
+        }
 
 
 def read_history(path: Path) -> History:

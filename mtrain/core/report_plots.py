@@ -60,13 +60,23 @@ def _losses(axes: Axes, history: History) -> None:
 def _figures(axes: Axes, history: History) -> None:
     _frame(axes, "evaluation")
     present = dict.fromkeys(name for record in history.evaluations.values() for name in record.get("figures", {}))
-    names = [name for name in ("AP50", "AP", "AP75", "AR100") if name in present] or [n for n in present if "/" not in n][:4]
+    names = [name for name in ("AP50", "AP", "AP75", "AR100") if name in present] or [
+        n for n in present if "/" not in n
+    ][:4]
     for name, colour in zip(names, _cycle(len(names)), strict=True):
         x, y = _series(history.evaluations, lambda r, n=name: r.get("figures", {}).get(n))
         axes.plot(x, y, color=colour, linewidth=1.7, marker="o", markersize=3, label=name)
         if len(y):
             best = int(np.argmax(y))
-            axes.annotate(f"{y[best]:.3f}", (x[best], y[best]), (0, 5), textcoords="offset points", ha="center", color=colour, fontsize=9)
+            axes.annotate(
+                f"{y[best]:.3f}",
+                (x[best], y[best]),
+                (0, 5),
+                textcoords="offset points",
+                ha="center",
+                color=colour,
+                fontsize=9,
+            )
     if names:
         axes.set_ylim(0, 1.05 if _top(history, names) > 0.5 else None)
     else:

@@ -50,7 +50,7 @@ class Rich:
         elif kind == "evaluation":
             self._row(record)
         elif kind == "checkpoint":
-            self._status = f"saved {str(record.get('path', '')).rpartition('/')[2] or 'a checkpoint'}"
+            self._status = f"saved at update {record.get('update')}"
         elif kind == "warning":
             self._console.print(Text(event_line(record), style="yellow"))
         elif kind == "start":
@@ -89,7 +89,7 @@ class Rich:
         """One line of the table; the heading is printed when the columns become known or change."""
         figures = headline_figures(record)
         losses = {name: value for name, value in (self._update.get("losses") or {}).items() if name == "total"}
-        cells = {"epoch": str(int(record.get("epoch", 0)) + 1), "update": str(record.get("update", ""))}
+        cells = {"epoch": str(record.get("epoch", "")), "update": str(record.get("update", ""))}
         cells |= {"loss": number(value) for value in losses.values()}
         cells |= {name: f"{value:.4f}" for name, value in figures.items()}
         if list(cells) != self._columns:
@@ -132,7 +132,9 @@ class Rich:
         losses = record.get("losses") or {}
         first = Text()
         for name in sorted(losses, key=lambda name: name != "total"):
-            first.append(f"{name} ", style="dim").append(f"{number(losses[name])}   ", style="bold" if name == "total" else "")
+            first.append(f"{name} ", style="dim").append(
+                f"{number(losses[name])}   ", style="bold" if name == "total" else ""
+            )
         rate = rate_of(record)
         for name, value in (("rate", rate), ("momentum", record.get("momentum")), ("norm", record.get("norm"))):
             if value is not None:

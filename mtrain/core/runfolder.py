@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +26,17 @@ from mtrain.core.errors import CheckpointError, MtrainError, UsageError
 from mtrain.core.report import METRICS, RESULTS, SUMMARY, write_json
 
 LATEST = "latest"
-PACKAGES = ("mtrain", "numpy", "torch", "paddlepaddle", "horovod", "deepspeed", "opencv-python-headless", "simplejpeg", "pydantic")
+PACKAGES = (
+    "mtrain",
+    "numpy",
+    "torch",
+    "paddlepaddle",
+    "horovod",
+    "deepspeed",
+    "opencv-python-headless",
+    "simplejpeg",
+    "pydantic",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +140,7 @@ def point_latest(path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _candidates(base: Path, name: str) -> Any:
+def _candidates(base: Path, name: str) -> Iterator[Path]:
     yield base / name
     for count in itertools.count(2):
         yield base / f"{name}-{count}"
@@ -162,7 +172,9 @@ def find_resume(given: str | None, *, base: Path, name: str) -> Resume:
         if path.name.startswith(checkpoint.PREFIX):
             problems = checkpoint.verify(path)
             if problems:
-                raise CheckpointError(f"--resume {given}: {'; '.join(problems)}; give the run folder to use its newest intact one")
+                raise CheckpointError(
+                    f"--resume {given}: {'; '.join(problems)}; give the run folder to use its newest intact one"
+                )
             return Resume(path.parent.parent if path.parent.name == "checkpoints" else path.parent, path)
         runs = [path.parent if path.name == "checkpoints" else path]
     else:
@@ -172,7 +184,9 @@ def find_resume(given: str | None, *, base: Path, name: str) -> Resume:
         if found is not None:
             return Resume(run, found)
     looked = ", ".join(str(run / "checkpoints") for run in runs) or f"{base / name} (no such run)"
-    raise CheckpointError(f"--resume{f' {given}' if given else ''}: no intact checkpoint in {looked}; give the path of one, or leave --resume out")
+    raise CheckpointError(
+        f"--resume{f' {given}' if given else ''}: no intact checkpoint in {looked}; give the path of one, or leave --resume out"
+    )
 
 
 def _runs_of(base: Path, name: str) -> list[Path]:

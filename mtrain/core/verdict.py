@@ -76,7 +76,11 @@ def _of_signal(run: RunFolder, rank: int, number: signal.Signals) -> Verdict:
 
 def _of_log(log: Path, run: RunFolder, head: str) -> Verdict:
     last = tail(log) or tail(run.starter_log)
-    said = f"last lines of {log if tail(log) else run.starter_log}:\n{last}\n" if last else f"nothing was written to {log}\n"
+    said = (
+        f"last lines of {log if tail(log) else run.starter_log}:\n{last}\n"
+        if last
+        else f"nothing was written to {log}\n"
+    )
     return Verdict(code=1, headline=head, text=f"{said}error: {head}")
 
 

@@ -233,4 +233,6 @@ def _word(text: str) -> str:
     """Text plain where it stays text, else in quotes."""
     if _PLAIN.match(text) and isinstance(scalar(text), str):
         return text
+    if text.isascii() and text.isprintable() and "'" not in text:
+        return f"'{text}'"
     return json.dumps(text, ensure_ascii=True)

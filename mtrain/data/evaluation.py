@@ -18,7 +18,7 @@ from mtrain.core.interfaces import HostBatch
 from mtrain.data.coco import load_json
 from mtrain.data.sample import Annotations
 
-Detections: TypeAlias = NDArray[np.float32]
+Detections: TypeAlias = NDArray[np.float64]
 """(K, 6): x1, y1, x2, y2 in pixels of the picture as displayed, score, class index."""
 IouType: TypeAlias = Literal["bbox", "segm"]
 
@@ -72,7 +72,7 @@ def to_picture(found: Any, scale_pad: Any, *, width: int, height: int) -> Detect
     ratio, pad = np.tile(np.asarray(scale_pad[:2], np.float64), 2), np.tile(np.asarray(scale_pad[2:], np.float64), 2)
     limit = np.array([width, height, width, height], dtype=np.float64)
     boxes[:, :4] = np.clip((boxes[:, :4] - pad) / ratio, 0.0, limit)
-    return boxes.astype(np.float32)
+    return boxes
 
 
 def results_json(annotations: Annotations, found: Mapping[int, Detections]) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def results_json(annotations: Annotations, found: Mapping[int, Detections]) -> l
             "score": score,
         }
         for index, detections in found.items()
-        for x1, y1, x2, y2, score, label in detections.astype(np.float64).tolist()
+        for x1, y1, x2, y2, score, label in detections.tolist()
     ]
 
 

@@ -15,6 +15,8 @@ from mtrain.core.interfaces import Array
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux; named in Python 3.13 and later only."""
+LEAST_BYTES = 64 << 20
+"""A ring is not made smaller than this."""
 
 
 def shared_bytes(size: int) -> NDArray[np.uint8]:
@@ -46,6 +48,17 @@ class Ring:
         self.spec = spec
         self.capacity = capacity
         self._places: Array = shared_bytes(spec.nbytes * capacity).view(spec.dtype).reshape(capacity, *spec.shape)
+
+    @classmethod
+    def within(cls, spec: ArraySpec, nbytes: int) -> "Ring":
+        """As large as ``nbytes`` allows, or as the system does where it limits address space."""
+        while True:
+            try:
+                return cls(spec, max(nbytes // spec.nbytes, 1))
+            except OSError:
+                if nbytes <= LEAST_BYTES:
+                    raise
+                nbytes //= 2
 
     def place(self, number: int) -> Array:
         """The array of one sample, to write to."""

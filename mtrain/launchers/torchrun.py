@@ -38,7 +38,14 @@ class Torchrun:
     def _starter(self, nodes: int, node: int, ranks: int) -> tuple[str, ...]:
         place = () if nodes == 1 else (f"--node-rank={node}",)
         return (
-            *(self.options.python, "-m", "torch.distributed.run", f"--nnodes={nodes}", *place, f"--nproc-per-node={ranks}"),
+            *(
+                self.options.python,
+                "-m",
+                "torch.distributed.run",
+                f"--nnodes={nodes}",
+                *place,
+                f"--nproc-per-node={ranks}",
+            ),
             f"--master-addr={self.options.master_addr}",
             f"--master-port={self.options.master_port}",
             "--max-restarts=0",

@@ -24,7 +24,7 @@ class ConvNet(nn.Module):
         self.conv1 = nn.Conv2d(3, 6, 3, padding=1, bias=False)
         self.bn1 = BatchNorm2d(6, momentum=0.03)
         self.conv2 = nn.Conv2d(6, 8, 3, stride=2, padding=1, bias=False)
-        self.bn2 = BatchNorm2d(8, momentum=0.03, unbiased_variance=False)
+        self.bn2 = BatchNorm2d(8, momentum=0.03)
         self.head = nn.Linear(8, CLASSES)
         self.drop = nn.Dropout(dropout)
 

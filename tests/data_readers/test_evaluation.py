@@ -59,7 +59,7 @@ def test_the_evaluator_gives_the_published_figures_over_any_ranks_with_padding(r
         evaluator.add(batches[0][0], [np.array([[0, 0, 9, 9, 0.99, 0.0]])])
     figures = CocoEvaluator(real).result([evaluator.partial() for evaluator in evaluators])
     for name, value in EXPECTED["measured_pycocotools_2_0_11"]["bbox"].items():
-        assert figures[name] == pytest.approx(value, abs=2e-4), name  # corners are rounded to float32 on the way
+        assert figures[name] == pytest.approx(value, abs=5e-7), name
     assert figures["score"] == figures["AP"]
 
 
@@ -89,7 +89,7 @@ def test_known_mistakes_would_be_seen(tmp_path: Path, mistake: str) -> None:
 def test_perfect_predictions_score_what_the_zero_area_box_leaves() -> None:
     annotations = Coco().read(DATA / "bccd_small", None, None, None, split="val")
     perfect = {
-        i: np.concatenate([s.boxes, np.ones((len(s.boxes), 1)), s.labels[:, None]], axis=1, dtype=np.float32)
+        i: np.concatenate([s.boxes, np.ones((len(s.boxes), 1)), s.labels[:, None]], axis=1, dtype=np.float64)
         for i, s in enumerate(annotations.samples)
     }
     figures = CocoEvaluator(annotations).result([perfect])
@@ -105,7 +105,7 @@ def test_nothing_right_scores_zero_and_nothing_to_find_scores_minus_one(rows: li
         "categories": [{"id": 0, "name": "thing"}, {"id": 1, "name": "absent"}],
     }
     annotations = read_content(content, folder=Path("x"), file=Path("x.json"))
-    found = {0: np.array(rows, dtype=np.float32).reshape(-1, 6)}
+    found = {0: np.array(rows, dtype=np.float64).reshape(-1, 6)}
     figures = CocoEvaluator(annotations).result([found])
     assert {n: figures[n] for n in ("AP", "APs", "APm", "APl", "AR100", "ARl")} == {
         "AP": 0.0, "APs": 0.0, "APm": -1.0, "APl": -1.0, "AR100": 0.0, "ARl": -1.0,
@@ -121,7 +121,7 @@ def test_the_object_with_id_zero_and_text_ids_are_matched() -> None:
         "categories": [{"id": 0, "name": "thing"}],
     }
     annotations = read_content(content, folder=Path("x"), file=Path("x.json"))
-    found = {0: np.array([[99, 99, 119, 119, 0.9, 0]], dtype=np.float32)}
+    found = {0: np.array([[99, 99, 119, 119, 0.9, 0]])}
     assert CocoEvaluator(annotations).result([found])["AP"] == pytest.approx(1.0)
     assert results_json(annotations, found)[0]["image_id"] == "a"
 
@@ -133,7 +133,7 @@ def test_boxes_return_to_the_picture_and_are_clipped() -> None:
 
 
 def test_merging_keeps_each_picture_once_in_order() -> None:
-    one, two = np.zeros((1, 6), np.float32), np.ones((1, 6), np.float32)
+    one, two = np.zeros((1, 6)), np.ones((1, 6))
     merged = merge([{4: one, 0: one}, {4: two, 2: two}])
     assert list(merged) == [0, 2, 4]
     assert merged[4] is one

@@ -89,7 +89,7 @@ def test_names_that_disagree_are_refused_with_the_nearest_ones() -> None:
     assert "'Platelet' is not among them; did you mean 'Platelets'?" in str(error.value)
     with pytest.raises(DataError, match="not given: Platelets"):
         Voc().read(SMALL / "voc", None, None, ["RBC", "WBC"], split="val")
-    with pytest.raises(DataError, match="label files count as"):
+    with pytest.raises(DataError, match="label files count by"):
         Yolo().read(SMALL / "yolo", None, None, ["WBC", "RBC", "Platelets"], split="val")
 
 

@@ -1,0 +1,51 @@
+"""DistributedDataParallel whose gradients add up in the same order from the first update on."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+
+class RehearsedDDP(DistributedDataParallel):
+    """DDP orders its buckets anew after the first backward pass it sees.
+
+    A ring adds the ranks' gradients in an order that depends on where they lie in a bucket. From three ranks on, the first
+    update of a process would so be rounded otherwise than the same update of a process that is under way, and a resumed job
+    would not be the uninterrupted one, bit for bit. One discarded pass over the first micro batch settles the order.
+    With two ranks there is one order of addition only, and nothing is done.
+    """
+
+    _settled = False
+
+    @override
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if not self._settled and self.training and torch.is_grad_enabled():
+            self._settled = True
+            if torch.distributed.get_world_size(self.process_group) > 2:
+                self._rehearse(*inputs, **kwargs)
+        return super().forward(*inputs, **kwargs)
+
+    def _rehearse(self, *inputs: Any, **kwargs: Any) -> None:
+        """Forward and backward with exchange; buffers, gradients and random state are as before."""
+        buffers = [buffer.clone() for buffer in self.module.buffers()]
+        device = next(self.module.parameters()).device
+        exchanged = self.require_backward_grad_sync
+        self.require_backward_grad_sync = True
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            total = super().forward(*inputs, **kwargs)["total"]
+            with torch.autocast(device.type, enabled=False):
+                total.backward()
+        self.require_backward_grad_sync = exchanged
+        torch.clear_autocast_cache()
+        with torch.no_grad():
+            for buffer, before in zip(self.module.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+        clear_gradients(self.module)
+
+
+def clear_gradients(model: nn.Module) -> None:
+    """No parameter holds a gradient afterwards."""
+    for parameter in model.parameters():
+        parameter.grad = None

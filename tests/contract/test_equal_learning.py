@@ -1,0 +1,128 @@
+"""Two ranks learn what one rank learns; and the comparison that says so fails for each planted fault."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mtrain.backends.solo import Solo
+from tests.contract import training
+from tests.contract.cases import EQUAL, FAULTY, SIZES, reference_of
+from tests.contract.conftest import ROOT
+from tests.contract.training import Case
+
+STARTERS = {
+    "ddp": lambda size: ("-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={size}"),
+}
+"""How ranks of each backend are started, as arguments of python."""
+BACKENDS = tuple(STARTERS)
+
+
+@pytest.fixture(scope="session")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Folder of what ``size`` ranks of a backend found; started once each."""
+
+    @cache
+    def start(backend: str, size: int) -> Path:
+        out = tmp_path_factory.mktemp(f"{backend}-{size}")
+        argv = [sys.executable, *STARTERS[backend](size), "-m", "tests.contract.ranks", backend, str(out)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "GLOO_SOCKET_IFNAME": "lo"}
+        done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        return out
+
+    return start
+
+
+@cache
+def alone(case: Case) -> dict[str, np.ndarray]:
+    """What one rank without any exchange learns."""
+    torch.set_num_threads(1)
+    with Solo(Solo.Options(device="cpu")) as backend:
+        return training.train(backend, case)
+
+
+@pytest.mark.parametrize("case", EQUAL, ids=lambda case: case.key)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_many_ranks_learn_what_one_rank_learns(outcome: Any, backend: str, size: int, case: Case) -> None:
+    learnt = dict(np.load(outcome(backend, size) / f"{case.key}.npz"))
+    reference = alone(reference_of(case))
+    found = training.differences(reference, learnt)
+    print(f"{backend} x {size}, {case.key}: largest relative difference {max(found.values()):.1e}")
+    assert training.disagreements(reference, learnt) == []
+
+
+@pytest.mark.parametrize("case", FAULTY, ids=lambda case: case.fault)
+@pytest.mark.parametrize("size", [s for s in SIZES if s > 1])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_comparison_notices_a_planted_fault(outcome: Any, backend: str, size: int, case: Case) -> None:
+    learnt = dict(np.load(outcome(backend, size) / f"{case.key}.npz"))
+    assert training.disagreements(alone(reference_of(case)), learnt) != []
+
+
+def test_some_updates_are_clipped_and_others_are_not() -> None:
+    norms = alone(Case())["norms"]
+    assert (norms > Case().clip_norm).any()
+    assert (norms < Case().clip_norm).any()
+
+
+def test_clipping_changes_what_is_learnt() -> None:
+    assert training.disagreements(alone(Case()), alone(Case(clip_norm=float("inf")))) != []
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestEveryRank:
+    """What holds on each rank of a job, not on rank 0 alone."""
+
+    @pytest.fixture
+    def facts(self, outcome: Any, backend: str, size: int) -> Any:
+        return json.loads((outcome(backend, size) / "facts.json").read_text())
+
+    def test_reduces_and_gathers(self, facts: Any, size: int) -> None:
+        total = size * (size + 1) / 2
+        for rank, found in enumerate(each["collectives"] for each in facts):
+            assert found == {
+                "size": size,
+                "sum": [total, -total],
+                "gradient": False,
+                "max": [float(size), -1.0],
+                "mean": total / size,
+                "untouched": [rank + 1.0, -(rank + 1.0)],
+                "gathered": [{"rank": r} for r in range(size)],
+                "broadcast": 10,
+            }
+
+    def test_skips_an_update_that_is_not_finite_on_one_of_them(self, facts: Any) -> None:
+        for found in (each["nonfinite"] for each in facts):
+            assert found["finite"] == [True, True, False, True]
+            assert found["kept"]
+            counters = found["counters"]
+            assert (counters["updates"], counters["skipped"], counters["skipped_in_a_row"]) == (3, 1, 0)
+
+    def test_holds_the_averages_of_rank_0_while_inside_and_its_own_weights_after(self, facts: Any, size: int) -> None:
+        for found in (each["averaging"] for each in facts):
+            assert found == {
+                "restored": True,
+                "changed": True,
+                "equal": True,
+                "expected": True,
+                "buffers_differed": size > 1,
+            }
+
+    def test_goes_on_bit_for_bit_from_a_state(self, facts: Any) -> None:
+        for found in (each["resuming"] for each in facts):
+            # 2 convolutions, 2 x 2 BatchNorm, weight and bias of the head
+            assert found == {"round_trip": True, "continued": True, "counters": True, "moments": 8}
+
+    def test_refuses_to_start_from_unequal_weights(self, facts: Any, size: int) -> None:
+        for found in (each["unequal_start"] for each in facts):
+            assert (f"ranks {size - 1} start from other weights than rank 0" in found) is (size > 1)
