@@ -128,8 +128,6 @@ class Session:
             details=dict(job.task.details),
             resumed_from=None if resumed_from is None else str(resumed_from),
         )
-        for line in self._data.report():
-            self.report.event("warning", message=line)
 
     def evaluate(self, progress: Progress) -> Mapping[str, float]:
         """Score the averaged weights; collective."""

@@ -30,12 +30,12 @@ def check(spec: str | None, config: str | None, overrides: tuple[str, ...], pict
     """Print counts, bad boxes and histograms of the data set of SPEC, and save pictures with their boxes."""
     from rich.console import Console
 
-    from mtrain.core import config as configuration
+    from mtrain.core.config import load
     from mtrain.data import open_data
     from mtrain.data.check import verify_pictures
     from mtrain.data.draw import annotations_grid, save_picture
 
-    loaded = configuration.load(spec or config, overrides=list(overrides))
+    loaded = load(spec or config, overrides=list(overrides))
     console = Console(soft_wrap=True)
     opened = open_data(loaded.spec.data)
     splits = {"train": opened.train, "val": opened.val}

@@ -19,7 +19,7 @@ from mtrain.core.checkpoint_files import Saved, load, verify
 from mtrain.core.errors import TrainingError
 from mtrain.core.interfaces import Progress, State
 
-__all__ = ["CheckpointStore", "Checkpoints", "NoCheckpoints", "Saved", "load", "verify"]
+__all__ = ["CheckpointStore", "Checkpoints", "NoCheckpoints", "Saved", "best", "listed", "load", "newest", "verify"]
 
 PREFIX = "step-"
 TEMPORARY = ".tmp-"
@@ -146,8 +146,7 @@ class Checkpoints:
 
     def best(self) -> Path | None:
         """See ``CheckpointStore.best``."""
-        scored = sorted(((score_of(path), _serial(path), path) for path in listed(self.folder)), reverse=True)
-        return next((path for score, _, path in scored if score > -math.inf and not verify(path)), None)
+        return best(self.folder)
 
     def _write(self, saved: Saved) -> None:
         name = f"{PREFIX}{saved.progress.update:08d}"
@@ -204,6 +203,12 @@ def newest(folder: Path) -> Path | None:
             return path
         log.warning("checkpoint %s is damaged and passed over: %s", path, "; ".join(problems))
     return None
+
+
+def best(folder: Path) -> Path | None:
+    """The intact checkpoint of ``folder`` with the highest score; None: none was scored."""
+    scored = sorted(((score_of(path), _serial(path), path) for path in listed(folder)), reverse=True)
+    return next((path for score, _, path in scored if score > -math.inf and not verify(path)), None)
 
 
 def _order(path: Path) -> tuple[int, int]:

@@ -179,18 +179,21 @@ def _validate(sources: Sources, policy: plugins.Policy) -> Spec:
     spec, found = _try(values)
     if spec is None and _repair(sources, found):
         spec, found = _try(values)
-    lines = list(sources.problems)
-    both = [("train", "epochs"), ("train", "updates")]
-    lengths = [sources.layers.get(path) for path in both]
+    lengths = [sources.layers.get(("train", key)) for key in ("epochs", "updates")]
     if None not in lengths:
-        newest = both[1]
         found = [problem for problem in found if problem.path != ("train",) or problem.kind != "value_error"]
-        found.append(Problem(newest, both_lengths(*lengths), "value_error"))
-    lines.extend(_line(sources.layers, problem) for problem in found)
-    lines.extend(_plugin_problems(sources, policy))
-    if spec is None or lines:
-        raise SpecError(list(dict.fromkeys(lines)))
+        found.append(Problem(("train", "updates"), both_lengths(*lengths), "value_error"))
+    found += _plugin_problems(sources, policy)
+    if spec is None or found or sources.problems:
+        found.sort(key=lambda problem: _place(sources.layers.origin(problem.path)))
+        lines = [_line(sources.layers, problem) for problem in found]
+        raise SpecError(list(dict.fromkeys([*sources.problems, *lines])))
     return spec
+
+
+def _place(origin: Origin) -> tuple[bool, str, int]:
+    """Files first, by line; then what has none."""
+    return origin.file is None, origin.file or "", origin.line or 0
 
 
 def _try(values: Mapping[str, Any]) -> tuple[Spec | None, list[Problem]]:
@@ -233,8 +236,8 @@ def _line(layers: Layers, problem: Problem) -> str:
     return f"{f'{origin.text}: ' if origin.text else ''}{where}: {problem.message}"
 
 
-def _plugin_problems(sources: Sources, policy: plugins.Policy) -> list[str]:
-    lines = []
+def _plugin_problems(sources: Sources, policy: plugins.Policy) -> list[Problem]:
+    found = []
     for section, key, kind in (*_PLUGIN_KEYS, ("cluster", "launcher", "launchers")):
         name = _given_or_default(sources, (section, key))
         if not isinstance(name, str) or (kind == "launchers" and name == "auto"):
@@ -245,12 +248,12 @@ def _plugin_problems(sources: Sources, policy: plugins.Policy) -> list[str]:
             if kind != "launchers" and isinstance(given, dict) and given:
                 plugins.options(kind, name, given, path=f"{section}.options", policy=policy)
         except PluginError as error:
-            lines.append(_line(sources.layers, Problem((section, key), str(error), "plugin")))
+            found.append(Problem((section, key), str(error), "plugin"))
         except SpecError as error:
             for text in error.problems:
                 where, _, message = text.partition(": ")
-                lines.append(_line(sources.layers, Problem(_keys(where), message, "option")))
-    return lines
+                found.append(Problem(_keys(where), message, "option"))
+    return found
 
 
 def _keys(where: str) -> Path:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
-import numpy as np
 from pydantic import BaseModel
 
 T = TypeVar("T")
@@ -19,7 +18,12 @@ Tensor: TypeAlias = Any
 """A tensor of the bound framework."""
 Module: TypeAlias = Any
 """A native module of the bound framework: ``torch.nn.Module`` or ``paddle.nn.Layer``."""
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+if TYPE_CHECKING:  # numpy takes 0.1 s to import, and `mtrain plan` needs these names only
+    import numpy as np
+
+    Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+else:
+    Array = Any
 HostBatch: TypeAlias = Mapping[str, Array]
 """One micro batch as numpy arrays, as a loader yields it."""
 Batch: TypeAlias = Mapping[str, Tensor]

@@ -155,6 +155,7 @@ class _Attempt:
             ended = process.poll() is not None
             processes.end_all(spare=self._spare, grace_s=self._job.patience.leftover_s if ended else 0.0)
             process.wait()
+            processes.reap(spare=process.pid)
         self._show(tail)
         with log.open("rb") as file:
             file.seek(written)

@@ -79,8 +79,8 @@ def find_node_rank(
     """This machine's place in ``ips``.
 
     Raises:
-        UsageError: none or several of ``ips`` are addresses of this machine, or ``given`` is out of range. Starting anyway
-            would make this machine a second rank 0, and every host would wait for ever.
+        UsageError: none or several of ``ips`` are addresses of this machine, or ``given`` is out of range. Starting
+            anyway would make this machine a second rank 0, and every host would wait for ever.
     """
     if given is not None:
         if given >= len(ips):

@@ -19,6 +19,9 @@ from mtrain.core.spec import ClusterSpec, Spec
 
 SEVERAL_HOSTS_PORT = 29500
 """Rendezvous port that all hosts can know without asking each other."""
+TYPED = ("flag", "override")
+"""Origins of values that a person has just typed: they are obeyed or refused. A spec file's number of ranks, in
+contrast, does not keep a backend that trains in one process from running the same spec."""
 AUTOMATIC_INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -63,6 +66,11 @@ class Plan:
     log_dir: Path | None
     numbers: Mapping[str, Any]
     """Derived from the spec: global batch, micro batch, rates ..., name -> value, in the order of printing."""
+
+    @property
+    def size(self) -> int:
+        """Ranks over all hosts."""
+        return sum(host.slots for host in self.hosts)
 
     def as_json(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -109,7 +117,10 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     described = backend(options)
     launcher_name, launcher_class = _launcher_for(described.rendezvous, spec, policy)
     hosts = [Host(address=address) for address in spec.cluster.ips or [LOOPBACK]]
-    ranks = _ranks_per_host(spec, described.rendezvous, machine, device=getattr(options, "device", "auto"))
+    device = getattr(options, "device", "auto")
+    ranks = _ranks_per_host(spec, machine, device=device)
+    if described.rendezvous == "none" and loaded.origin("cluster.nproc_per_node").kind not in TYPED:
+        ranks = 1
     hosts = [Host(address=host.address, slots=ranks) for host in hosts]
     recipe = make_recipe(spec, size=ranks * len(hosts))
     launcher = launcher_class(_launch_options(launcher_class, spec, machine, ranks=ranks))
@@ -118,7 +129,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     argv = ["-m", "mtrain.worker", "--run-dir", str(run_dir), *chosen_mode, *resumed]
     commands = [_placed(command, hosts, spec.cluster, machine) for command in launcher.plan(argv, hosts, ranks)]
     return Plan(
-        title=f"{loaded.name}: {spec.model.name} on {spec.backend.name}",
+        title=f"{run_dir.name}: {spec.model.name} on {spec.backend.name}",
         source=str(loaded.source),
         run_dir=run_dir,
         resume=resume,
@@ -150,22 +161,22 @@ def _launcher_for(rendezvous: str, spec: Spec, policy: plugins.Policy) -> tuple[
         if rendezvous in launcher.provides:
             return name, launcher
     raise SpecError(
-        f"backend.name: {spec.backend.name!r} needs a launcher that provides {rendezvous!r}; installed: {', '.join(names)}"
+        f"backend.name: {spec.backend.name!r} needs a launcher that provides {rendezvous!r}; "
+        f"installed: {', '.join(names)}"
     )
 
 
-def _ranks_per_host(spec: Spec, rendezvous: str, machine: Machine, *, device: str) -> int:
-    """``cluster.nproc_per_node``; auto: one per device that is asked for, one on CPU or without rendezvous."""
+def _ranks_per_host(spec: Spec, machine: Machine, *, device: str) -> int:
+    """``cluster.nproc_per_node``; auto: one per device that is asked for, one on CPU."""
     asked = spec.cluster.nproc_per_node
     devices = 0 if device == "cpu" else machine.devices
     chosen = spec.cluster.devices
     if asked == "auto":
-        if rendezvous == "none":
-            return 1
         return max(1, len(chosen) if chosen is not None else devices)
     if chosen is not None and asked > len(chosen) > 0 and devices:
         raise SpecError(
-            f"cluster.nproc_per_node: {asked} ranks given for {len(chosen)} devices ({chosen}); give as many devices, or fewer ranks"
+            f"cluster.nproc_per_node: {asked} ranks given for {len(chosen)} devices ({chosen}); "
+            "give as many devices, or fewer ranks"
         )
     return asked
 
@@ -206,9 +217,11 @@ def _numbers(spec: Spec, recipe: Any, *, hosts: Sequence[Host], ranks: int, thre
     decays = sorted({group[1].get("weight_decay", 0.0) for group in recipe.groups}, reverse=True)
     return {
         "ranks": f"{size} ({len(hosts)} host{'s' if len(hosts) > 1 else ''} x {ranks})",
-        "global_batch": f"{train.batch_size} = {size} ranks x {recipe.micro_batch} (micro batch) x {recipe.accumulate} (accumulate)",
+        "global_batch": f"{train.batch_size} = {size} ranks x {recipe.micro_batch} (micro batch)"
+        f" x {recipe.accumulate} (accumulate)",
         "precision": recipe.precision,
-        "rate": f"{spec.optimizer.rate * factors.rate:.6g} ({train.rate_scaling}: {spec.optimizer.rate:g} x {factors.rate:.6g})",
+        "rate": f"{spec.optimizer.rate * factors.rate:.6g}"
+        f" ({train.rate_scaling}: {spec.optimizer.rate:g} x {factors.rate:.6g})",
         "weight_decay": ", ".join(f"{decay:.6g}" for decay in decays)
         + f" ({train.rate_scaling}: x {factors.weight_decay:.6g})",
         "schedule": f"{spec.schedule.name}, final factor {spec.schedule.final_factor:g}",

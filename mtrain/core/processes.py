@@ -1,4 +1,4 @@
-"""Processes of a job on this machine: started in a session of their own, found again wherever they hang, ended by id."""
+"""Processes of a job on this machine: in a session of their own, found again wherever they hang, ended by id."""
 
 import ctypes
 import os
@@ -15,6 +15,8 @@ import psutil
 SET_PARENT_DEATH_SIGNAL = 1
 SET_CHILD_SUBREAPER = 36
 """Options of prctl(2)."""
+KILL_ROUNDS = 30
+"""Seconds, about, that killed processes are given to disappear; one in uninterruptible sleep may not."""
 
 
 def start(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
@@ -91,19 +93,25 @@ def end_all(*, spare: frozenset[int], grace_s: float) -> list[int]:
 
     Returns the ids of those that had to be killed. New ones that appear meanwhile are found too.
     """
-    send(_others(spare), signal.SIGTERM) if grace_s > 0 else None
-    deadline = time.monotonic() + grace_s
-    while _others(spare) and time.monotonic() < deadline:
-        psutil.wait_procs(_others(spare), timeout=min(0.2, max(0.0, deadline - time.monotonic())))
+    if grace_s > 0:
+        send(_others(spare), signal.SIGTERM)
+        _wait_for_others(spare, timeout_s=grace_s)
     killed: set[int] = set()
-    for _ in range(50):
+    for _ in range(KILL_ROUNDS):
         left = _others(spare)
         if not left:
             break
         killed.update(process.pid for process in left)
         send(left, signal.SIGKILL)
-        psutil.wait_procs(left, timeout=1.0)
+        _wait_for_others(spare, timeout_s=1.0)
     return sorted(killed)
+
+
+def _wait_for_others(spare: frozenset[int], *, timeout_s: float) -> None:
+    """Only looks: reaping them here would take the exit status away from ``subprocess``."""
+    deadline = time.monotonic() + timeout_s
+    while _others(spare) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _others(spare: frozenset[int]) -> list[psutil.Process]:

@@ -103,7 +103,7 @@ class Plain:
         """Nothing."""
 
 
-# ------------------------------------------------------------------------------------------------------ words for records
+# ---------------------------------------------------------------------------------------------------- words for records
 def update_line(record: Record) -> str:
     """One update as text, e.g. ``epoch 3/60 update 121/2400 total 0.81 rate 9.1e-03 112 pictures/s ... 4 min left``."""
     parts = [place(record), losses(record)]

@@ -71,7 +71,7 @@ def read_history(path: Path) -> History:
 
 
 def rate_of(record: Record) -> float | None:
-    """Learning rate of an update record: of the last group, which is the one without exceptions, if there are several."""
+    """Learning rate of an update record: of the last group, the one without exceptions, if there are several."""
     rate = record.get("rate", record.get("rates"))
     if isinstance(rate, list):
         rate = rate[-1] if rate else None

@@ -88,9 +88,9 @@ class Rich:
     def _row(self, record: Record) -> None:
         """One line of the table; the heading is printed when the columns become known or change."""
         figures = headline_figures(record)
-        losses = {name: value for name, value in (self._update.get("losses") or {}).items() if name == "total"}
+        total = (self._update.get("losses") or {}).get("total")
         cells = {"epoch": str(record.get("epoch", "")), "update": str(record.get("update", ""))}
-        cells |= {"loss": number(value) for value in losses.values()}
+        cells |= {"loss": number(total)} if total is not None else {}
         cells |= {name: f"{value:.4f}" for name, value in figures.items()}
         if list(cells) != self._columns:
             self._columns = list(cells)

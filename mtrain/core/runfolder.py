@@ -104,7 +104,7 @@ class RunFolder:
 
 # -------------------------------------------------------------------------------------------------------------- names
 def next_name(base: Path, name: str) -> Path:
-    """The folder that ``create`` would make now: ``name``, or ``name-2``, ``name-3`` ... when taken. Touches nothing."""
+    """The folder that ``create`` would make now: ``name``, or ``name-2`` ... when taken. Touches nothing."""
     return next(path for path in _candidates(base, name) if not path.exists())
 
 
@@ -160,7 +160,8 @@ def find_resume(given: str | None, *, base: Path, name: str) -> Resume:
     """The run and the newest intact checkpoint that ``given`` stands for.
 
     Args:
-        given: a checkpoint, a run folder, or None: the newest run of ``name`` in ``base`` that has an intact checkpoint.
+        given: a checkpoint, a run folder, or None: the newest run of ``name`` in ``base`` that has an
+            intact one.
 
     Raises:
         CheckpointError: there is no intact one; every place that was looked at is named.
@@ -185,7 +186,8 @@ def find_resume(given: str | None, *, base: Path, name: str) -> Resume:
             return Resume(run, found)
     looked = ", ".join(str(run / "checkpoints") for run in runs) or f"{base / name} (no such run)"
     raise CheckpointError(
-        f"--resume{f' {given}' if given else ''}: no intact checkpoint in {looked}; give the path of one, or leave --resume out"
+        f"--resume{f' {given}' if given else ''}: no intact checkpoint in {looked}; "
+        "give the path of one, or leave --resume out"
     )
 
 
@@ -203,7 +205,7 @@ def _written(run: Path) -> float:
     return max((p.stat().st_mtime for p in (run, run / METRICS, run / "checkpoints") if p.exists()), default=0.0)
 
 
-# ------------------------------------------------------------------------------------------------- what ranks leave behind
+# ------------------------------------------------------------------------------------------- what ranks leave behind
 def write_failure(run: RunFolder, rank: int, error: BaseException, *, now: float | None = None) -> Path:
     """Called by a rank that fails: leave the error where the starter finds it."""
     run.failures.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -59,17 +59,24 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 def field_at(model: type[BaseModel], path: Path) -> FieldInfo | None:
     """The field that ``path`` leads to; None where there is none, or inside free mappings and list items."""
+    return _descend(model, path)[0]
+
+
+def _descend(model: type[BaseModel], path: Path) -> tuple[FieldInfo | None, type[BaseModel] | None]:
+    """The field at ``path``, and the model whose keys may stand below it."""
     field: FieldInfo | None = None
     current: type[BaseModel] | None = model
+    free = False
     for key in path:
-        if isinstance(key, int) or (isinstance(key, str) and key.isdigit()):
-            field = None
+        if free or isinstance(key, int) or key.isdigit():
+            field, free = None, False
             continue
         if current is None or key not in current.model_fields:
-            return None
-        field = current.model_fields[str(key)]
+            return None, None
+        field = current.model_fields[key]
         current = model_of(field.annotation)
-    return field
+        free = get_origin(field.annotation) is dict
+    return field, None if free else current
 
 
 def model_of(annotation: Any) -> type[BaseModel] | None:
@@ -101,13 +108,8 @@ def problems_of(error: ValidationError, model: type[BaseModel], values: Any) -> 
 
 def keys_at(model: type[BaseModel], path: Path) -> list[str]:
     """The keys that may stand in the section at ``path``; empty for free mappings."""
-    current: type[BaseModel] | None = model
-    for key in path:
-        if isinstance(key, int) or current is None:
-            continue
-        field = current.model_fields.get(str(key))
-        current = model_of(field.annotation) if field is not None else None
-    return list(current.model_fields) if current is not None else []
+    below = _descend(model, path)[1]
+    return list(below.model_fields) if below is not None else []
 
 
 def _message(item: Any, path: Path, model: type[BaseModel]) -> str:

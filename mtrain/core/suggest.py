@@ -21,4 +21,4 @@ def hint(word: str, known: Iterable[str]) -> str:
     best = closest(word, words)
     if best is not None:
         return f"; did you mean {best!r}?"
-    return f"; known: {', '.join(words)}" if words else "; none is known"
+    return f"; known: {', '.join(words)}" if words else "; nothing is expected here"

@@ -13,7 +13,8 @@ CONSEQUENCES = (signal.SIGTERM, signal.SIGABRT)
 """A rank may die of these because another one failed before: the starter ends it, or a collective's watchdog does."""
 TAIL_LINES = 20
 HINTS = {
-    signal.SIGKILL: "something outside killed it; often the kernel, for lack of memory (see `dmesg`): use a smaller batch, fewer loader workers",
+    signal.SIGKILL: "something outside killed it; often the kernel, for lack of memory (see `dmesg`): "
+    "use a smaller batch, fewer loader workers",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "often a full /dev/shm: use fewer loader workers",
     signal.SIGILL: "a native library was built for another processor",

@@ -5,7 +5,6 @@ core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), so that 
 ``1:30``, ``2024-01-01`` are text.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -235,4 +234,12 @@ def _word(text: str) -> str:
         return text
     if text.isascii() and text.isprintable() and "'" not in text:
         return f"'{text}'"
-    return json.dumps(text, ensure_ascii=True)
+    return '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    if character.isascii() and character.isprintable():
+        return character
+    return f"\\U{ord(character):08X}"

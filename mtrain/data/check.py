@@ -23,8 +23,7 @@ def verify_pictures(*splits: Annotations, workers: int = 8) -> int:
         faults = [fault for fault in pool.map(_fault, samples, chunksize=64) if fault]
     if faults:
         raise DataError(
-            f"{len(faults)} of {len(samples)} pictures cannot be used; replace or remove them:\n"
-            f"{listed(faults)}"
+            f"{len(faults)} of {len(samples)} pictures cannot be used; replace or remove them:\n{listed(faults)}"
         )
     return len(samples)
 

@@ -105,4 +105,7 @@ def _probe(data: bytes) -> tuple[int, int]:
 
     with Image.open(io.BytesIO(data)) as file:
         turned = file.getexif().get(_ORIENTATION, 1) >= 5
-        return (file.height, file.width) if turned else (file.width, file.height)
+        width, height = file.size
+        if file.format == "TIFF":  # newer Pillow gives the size as displayed, older the size as stored
+            width, height = (int(file.tag_v2[tag]) for tag in (256, 257))  # type: ignore[attr-defined]
+        return (height, width) if turned else (width, height)

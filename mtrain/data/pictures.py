@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from mtrain.core.errors import DataError, SpecError
 from mtrain.data.decode import decode
 from mtrain.data.geometry import fitted_size
+from mtrain.data.quick import decode_quickly
 from mtrain.data.ring import shared_bytes
 from mtrain.data.sample import Sample
 
@@ -213,7 +214,7 @@ class Pictures:
         reduce = 1
         while not self._exact and reduce < 8 and max(sample.width, sample.height) >= 2 * reduce * self._side:
             reduce *= 2
-        picture = decode(sample.path, reduce=reduce)
+        picture = decode(sample.path) if self._exact else decode_quickly(sample.path, reduce=reduce)
         found, expected = picture.shape[:2], (-(-sample.height // reduce), -(-sample.width // reduce))
         if found != expected:
             raise DataError(

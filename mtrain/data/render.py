@@ -6,6 +6,7 @@ third of the cost; its edges land on whole pixels and its boxes take the very ma
 output does not show are never decoded.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,38 +31,26 @@ class Shelf(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
-    """One axis of an upright placement: source pixels [a, b) become output pixels [p, q)."""
-
-    a: int
-    b: int
-    p: int
-    q: int
-
-    def map(self, values: NDArray[np.float64], stretch: float) -> NDArray[np.float64]:
-        """Positions in the placement (``stretch`` of its pixels per source pixel) as positions in the output."""
-        scale = (self.q - self.p) / (self.b - self.a)
-        return self.p + (values / stretch - self.a) * scale
-
-
-@dataclass(frozen=True, slots=True)
 class _Axis:
     """One axis of an upright map: output = scale * canvas + shift."""
 
     scale: float
     shift: float
 
-    def covered(self, start: int, length: int, canvas: int, side: int) -> tuple[int, int] | None:
-        """Output pixels [p, q) that a placement covers; None: not one."""
-        ends = (max(start, 0), min(start + length, canvas))
-        p, q = (round(min(max(self.scale * end + self.shift, 0.0), side)) for end in ends)
-        return (p, q) if q > p else None
+    def covered(self, start: int, length: int, canvas: int, side: int) -> tuple[int, int]:
+        """Output pixels [p, q) that a placement covers; none where q <= p."""
+        p, q = self.scale * max(start, 0) + self.shift, self.scale * min(start + length, canvas) + self.shift
+        return max(round(p), 0), min(round(q), side)
 
-    def span(self, covered: tuple[int, int], start: int, length: int, pixels: int) -> _Span:
-        """The source pixels, at least one of ``pixels``, that belong to the covered output pixels."""
-        a, b = (round(((edge - self.shift) / self.scale - start) * pixels / length) for edge in covered)
-        a = min(max(a, 0), pixels - 1)
-        return _Span(a, min(max(b, a + 1), pixels), *covered)
+    def source(self, covered: tuple[int, int], start: int, length: int, pixels: int) -> tuple[int, int, float, float]:
+        """The source pixels [a, b), at least one of ``pixels``, that belong to the covered output pixels, and the map that
+        they take: output = scale * canvas + shift."""
+        ratio = pixels / length
+        p, q = covered
+        a = min(max(round(((p - self.shift) / self.scale - start) * ratio), 0), pixels - 1)
+        b = min(max(round(((q - self.shift) / self.scale - start) * ratio), a + 1), pixels)
+        scale = (q - p) / (b - a) * ratio
+        return a, b, scale, p - (start + a / ratio) * scale
 
 
 class Renderer:
@@ -78,69 +67,69 @@ class Renderer:
 
         ``matrix`` takes canvas positions to output positions, ``zoom`` is its scale.
         """
-        draw = self._draw_upright if is_upright(matrix) else self._draw_canvas
-        parts = draw(layout, matrix, out)
-        before = np.concatenate([part[0] for part in parts]) if parts else np.zeros((0, 4))
-        after = np.concatenate([part[1] for part in parts]) if parts else np.zeros((0, 4))
-        labels = np.concatenate([part[2] for part in parts]) if parts else np.zeros(0, dtype=np.int64)
+        if is_upright(matrix):
+            shown, maps = self._draw_upright(layout, matrix, out)
+            boxes, labels, owner = self._boxes(shown, layout.canvas)
+            scales_shifts = np.array(maps).reshape(-1, 2, 4)[owner]
+            after = boxes * scales_shifts[:, 0] + scales_shifts[:, 1]
+        else:
+            boxes, labels, _ = self._boxes(self._draw_canvas(layout, matrix, out), layout.canvas)
+            after = map_boxes(boxes, matrix)
         after = np.clip(after, 0.0, float(len(out)))
-        keep = survives(before * zoom, after)
+        keep = survives(boxes * zoom, after)
         return after[keep], labels[keep]
 
     def _boxes(
-        self, placement: Placement, canvas: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Boxes of a placed picture in canvas pixels, clipped to the canvas; what lies outside it is left out."""
-        fractions, labels = self._shelf.boxes(placement.index)
-        size = np.array([placement.width, placement.height] * 2, dtype=np.float64)
-        corner = np.array([placement.left, placement.top] * 2, dtype=np.float64)
-        boxes = np.clip(fractions * size + corner, 0.0, float(canvas))
-        inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-        return boxes[inside], labels[inside]
+        self, shown: Sequence[Placement], canvas: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+        """Boxes (N, 4) of placed pictures in canvas pixels, clipped to the canvas, without those outside it; their labels
+        (N,) and the number of their placement (N,)."""
+        if not shown:
+            return np.zeros((0, 4)), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        found = [self._shelf.boxes(placement.index) for placement in shown]
+        owner = np.repeat(np.arange(len(shown)), [len(labels) for _, labels in found])
+        places = np.array([(p.left, p.top, p.width, p.height) for p in shown], dtype=np.float64)[owner]
+        fractions, labels = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        boxes = np.clip(fractions * places[:, [2, 3, 2, 3]] + places[:, [0, 1, 0, 1]], 0.0, float(canvas))
+        inside = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+        return boxes[inside], labels[inside], owner[inside]
 
-    def _draw_upright(self, layout: Layout, matrix: NDArray[np.float64], out: NDArray[np.uint8]) -> "list[_Part]":
+    def _draw_upright(
+        self, layout: Layout, matrix: NDArray[np.float64], out: NDArray[np.uint8]
+    ) -> tuple[list[Placement], list[tuple[float, ...]]]:
+        """What is shown, and for each the scales and the shifts of its x1, y1, x2, y2."""
         horizontal, vertical = _Axis(*matrix[0, [0, 2]].tolist()), _Axis(*matrix[1, [1, 2]].tolist())
         out.fill(FILL)
-        parts = []
+        shown, maps = [], []
         for placement in layout.placements:
             # Which output pixels it covers is known before the picture is read.
-            width, height = placement.width, placement.height
-            across = horizontal.covered(placement.left, width, layout.canvas, len(out))
-            down = vertical.covered(placement.top, height, layout.canvas, len(out))
-            if across is None or down is None:
+            x = horizontal.covered(placement.left, placement.width, layout.canvas, len(out))
+            y = vertical.covered(placement.top, placement.height, layout.canvas, len(out))
+            if x[1] <= x[0] or y[1] <= y[0]:
                 continue
             picture = self._shelf.load(placement.index)
-            x = horizontal.span(across, placement.left, width, picture.shape[1])
-            y = vertical.span(down, placement.top, height, picture.shape[0])
-            cv2.resize(
-                picture[y.a : y.b, x.a : x.b],
-                (x.q - x.p, y.q - y.p),
-                dst=out[y.p : y.q, x.p : x.q],
-                interpolation=cv2.INTER_LINEAR,
-            )
-            boxes, labels = self._boxes(placement, layout.canvas)
-            after = np.empty_like(boxes)
-            after[:, 0::2] = x.map(boxes[:, 0::2] - placement.left, width / picture.shape[1])
-            after[:, 1::2] = y.map(boxes[:, 1::2] - placement.top, height / picture.shape[0])
-            parts.append((boxes, after, labels))
-        return parts
+            left, right, scale_x, shift_x = horizontal.source(x, placement.left, placement.width, picture.shape[1])
+            top, bottom, scale_y, shift_y = vertical.source(y, placement.top, placement.height, picture.shape[0])
+            region = out[y[0] : y[1], x[0] : x[1]]
+            size = (x[1] - x[0], y[1] - y[0])
+            cv2.resize(picture[top:bottom, left:right], size, dst=region, interpolation=cv2.INTER_LINEAR)
+            shown.append(placement)
+            maps.append((scale_x, scale_y, scale_x, scale_y, shift_x, shift_y, shift_x, shift_y))
+        return shown, maps
 
-    def _draw_canvas(self, layout: Layout, matrix: NDArray[np.float64], out: NDArray[np.uint8]) -> "list[_Part]":
+    def _draw_canvas(self, layout: Layout, matrix: NDArray[np.float64], out: NDArray[np.uint8]) -> list[Placement]:
         if len(self._canvas) != layout.canvas:
             self._canvas = np.empty((layout.canvas, layout.canvas, 3), dtype=np.uint8)
-        canvas, side, parts = self._canvas, len(out), []
+        canvas, side = self._canvas, len(out)
         canvas.fill(FILL)
-        for placement in layout.placements:
-            if not _is_visible(placement, layout.canvas, matrix, side):
-                continue
+        shown = [p for p in layout.placements if _is_visible(p, layout.canvas, matrix, side)]
+        for placement in shown:
             self._paste(placement, canvas)
-            boxes, labels = self._boxes(placement, layout.canvas)
-            parts.append((boxes, map_boxes(boxes, matrix), labels))
         if matrix[2, 0] or matrix[2, 1]:
             cv2.warpPerspective(canvas, matrix, (side, side), dst=out, borderValue=(FILL, FILL, FILL))
         else:
             cv2.warpAffine(canvas, matrix[:2], (side, side), dst=out, borderValue=(FILL, FILL, FILL))
-        return parts
+        return shown
 
     def _paste(self, placement: Placement, canvas: NDArray[np.uint8]) -> None:
         left, top = max(placement.left, 0), max(placement.top, 0)
@@ -152,10 +141,6 @@ class Renderer:
             picture = np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
         y, x = top - placement.top, left - placement.left
         canvas[top:bottom, left:right] = picture[y : y + bottom - top, x : x + right - left]
-
-
-_Part = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
-"""Boxes on the canvas, the same in the output, labels."""
 
 
 def _is_visible(placement: Placement, canvas: int, matrix: NDArray[np.float64], side: int) -> bool:

@@ -17,10 +17,10 @@ SLACK_PX = 1.0
 """A box that leaves its picture by no more than this is clipped without being counted: that is rounding."""
 
 PROBLEMS = {
-    "zero_area": "boxes without area (dropped for training)",
-    "outside": "boxes outside their picture (dropped for training)",
-    "duplicate": "boxes repeated with the same class (dropped for training)",
-    "clipped": "boxes partly outside their picture (clipped for training)",
+    "zero_area": "boxes without area, dropped for training",
+    "outside": "boxes outside their picture, dropped for training",
+    "duplicate": "boxes repeated with the same class, dropped for training",
+    "clipped": "boxes partly outside their picture, clipped for training",
 }
 """Kinds of bad boxes, as :attr:`Annotations.problems` counts them, with their meaning."""
 
@@ -90,7 +90,7 @@ class Annotations:
 
     def report(self) -> list[str]:
         """One sentence per kind of problem; empty when the split is clean."""
-        return [f"{count} {PROBLEMS.get(kind, kind)}" for kind, count in self.problems.items()] + list(self.notes)
+        return [f"{PROBLEMS.get(kind, kind)}: {count}" for kind, count in self.problems.items()] + list(self.notes)
 
 
 class GroundTruth(Mapping[str, Any]):

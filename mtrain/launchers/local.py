@@ -28,8 +28,8 @@ class Local:
         """
         if len(hosts) > 1 or ranks_per_host > 1:
             raise SpecError(
-                f"cluster: {len(hosts)} host(s) x {ranks_per_host} rank(s) given, but this backend trains in one process; "
-                "use one host and --nproc-per-node 1, or another --backend"
+                f"cluster: {len(hosts)} host(s) x {ranks_per_host} rank(s) given, but this backend trains in one "
+                "process; use one host and --nproc-per-node 1, or another --backend"
             )
         return [Command(host=hosts[0].address, argv=(self.options.python, *argv), env=rank_environment(self.options))]
 

@@ -14,8 +14,8 @@ FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.M
 class Torchrun:
     """One agent per host, which starts the ranks of that host.
 
-    The static rendezvous needs nothing but an address and a port; restarts are ours (``cluster.max_restarts``), from the
-    newest checkpoint, so torchrun's own are switched off.
+    The static rendezvous needs nothing but an address and a port; restarts are ours (``cluster.max_restarts``), from
+    the newest checkpoint, so torchrun's own are switched off.
     """
 
     class Options(LaunchOptions):

@@ -16,6 +16,4 @@ FAULTY = tuple(Case(batchnorm="frozen", accumulate=2, fault=fault) for fault in 
 def reference_of(case: Case) -> Case:
     """What one rank trains to compare ``case`` with: a frozen BatchNorm makes accumulation irrelevant too."""
     accumulate = 1 if case.batchnorm == "frozen" else case.accumulate
-    return Case(
-        batchnorm=case.batchnorm, accumulate=accumulate, clip_norm=case.clip_norm, rule=case.rule, fault="none"
-    )
+    return Case(batchnorm=case.batchnorm, accumulate=accumulate, clip_norm=case.clip_norm, rule=case.rule, fault="none")

@@ -85,10 +85,11 @@ def micro_batches(case: Case, *, rank: int, size: int, updates: int = UPDATES) -
             yield {"images": loudness * pictures[share], "labels": labels[share], "index": share}
 
 
-def rates(update: int, momentum: float | None = None) -> Rates:
+def rates(update: int) -> Rates:
     """Rates that differ between groups and updates, and a momentum that warms up."""
     factor = 1 - update / 20
-    return Rates(rates=(0.1 * factor, 0.05 * factor, 0.05 * factor), momentum=0.5 + 0.1 * update if update < 3 else momentum)
+    momentum = 0.5 + 0.1 * update if update < 3 else None
+    return Rates(rates=(0.1 * factor, 0.05 * factor, 0.05 * factor), momentum=momentum)
 
 
 def train(backend: Backend, case: Case, *, updates: int = UPDATES) -> dict[str, np.ndarray]:
@@ -136,11 +137,7 @@ def flat(state: State) -> dict[str, np.ndarray]:
 def differences(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> dict[str, float]:
     """Largest difference of each array, relative to the largest magnitude in it."""
     assert a.keys() == b.keys()
-    return {
-        name: float(np.abs(a[name] - b[name]).max() / max(np.abs(a[name]).max(), 1e-3))
-        for name in a
-        # Statistics that nothing trains with, of a frozen BatchNorm and of counters, are compared as well.
-    }
+    return {name: float(np.abs(a[name] - b[name]).max() / max(np.abs(a[name]).max(), 1e-3)) for name in a}
 
 
 def disagreements(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[str]:

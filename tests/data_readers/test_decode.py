@@ -8,7 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from mtrain.core.errors import DataError
 from mtrain.data.check import verify_pictures
@@ -45,8 +45,6 @@ def test_exif_orientation_is_applied_to_picture_and_size(tmp_path: Path, orienta
     if suffix == "webp":
         options = {"lossless": True}
     path = save(tmp_path / f"a.{suffix}", Image.fromarray(gradient()), exif=exif, **options)
-    from PIL import ImageOps
-
     with Image.open(path) as file:
         expected = np.asarray(ImageOps.exif_transpose(file).convert("RGB")).astype(int)
     picture = decode(path)
@@ -119,7 +117,7 @@ def test_reduced_pictures_are_smaller_and_look_the_same(tmp_path: Path, suffix: 
     small = decode(path, reduce=reduce)
     assert small.shape == (-(-121 // reduce), -(-83 // reduce), 3)
     whole = cv2.resize(decode(path), small.shape[1::-1], interpolation=cv2.INTER_AREA)
-    assert np.abs(small.astype(int) - whole).mean() < 4
+    assert np.abs(small.astype(int) - whole).mean() < 6
 
 
 def test_reducing_comes_before_turning(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_data_check_prints_counts_bad_boxes_and_saves_grids(tmp_path: Path) -> N
     spec.write_text(f"data:\n  format: coco\n  root: {SMALL}\n  images: images\n")
     outcome = CliRunner().invoke(data, ["check", str(spec), "--output", str(tmp_path)], catch_exceptions=False)
     assert outcome.exit_code == 0, outcome.output
-    for text in ("7 picture files", "Platelets", "RBC", "1 boxes without area", "640 x 480: 4"):
+    for text in ("7 picture files", "Platelets", "RBC", "boxes without area, dropped for training: 1", "640 x 480: 4"):
         assert text in outcome.output
     for split in ("train", "val"):
         assert decode(tmp_path / f"data_check_cells_{split}.jpg").size > 0

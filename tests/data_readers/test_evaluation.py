@@ -146,5 +146,5 @@ def test_evaluation_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_results_of_unknown_pictures_are_refused(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text('[{"image_id": -5, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}]')
-    with pytest.raises(DataError, match="1 pictures are not in .*: -5"):
+    with pytest.raises(DataError, match=r"1 pictures are not in .*: -5"):
         evaluate_files(TRUTH, tmp_path / "r.json")

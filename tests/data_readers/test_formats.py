@@ -60,7 +60,7 @@ def test_all_sixty_pictures_give_the_same_boxes_in_three_formats(split: str, cou
 def test_the_zero_area_box_is_dropped_for_training_counted_and_kept_for_evaluation() -> None:
     coco = Coco().read(SMALL, None, None, None, split="val")
     assert coco.problems == {"zero_area": 1}
-    assert coco.report() == ["1 boxes without area (dropped for training)"]
+    assert coco.report() == ["boxes without area, dropped for training: 1"]
     kept = sum(len(sample.boxes) for sample in coco.samples)
     original = json.loads((SMALL / "annotations" / "instances_val.json").read_text())["annotations"]
     truth = coco.ground_truth["annotations"]
@@ -140,7 +140,12 @@ def test_bad_boxes_are_dropped_or_clipped_and_counted_by_kind() -> None:
         (90, [20, 20, 5, 5], 0),  # another class: not a repetition
     )
     assert read.problems == {"zero_area": 2, "outside": 1, "duplicate": 1, "clipped": 1}
-    assert read.samples[1].boxes.tolist() == [[90, 40, 100, 50], [99.5, 40, 100, 50], [20, 20, 25, 25], [20, 20, 25, 25]]
+    assert read.samples[1].boxes.tolist() == [
+        [90, 40, 100, 50],
+        [99.5, 40, 100, 50],
+        [20, 20, 25, 25],
+        [20, 20, 25, 25],
+    ]
     assert len(read.ground_truth["annotations"]) == 8
     assert read.ground_truth["annotations"][0]["bbox"] == [90, 40, 30, 30]
 
@@ -179,7 +184,9 @@ def test_pictures_with_one_id_are_refused() -> None:
         read_content(content, folder=Path("x"), file=Path("x.json"))
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "no valid JSON"), ("[]", "no list images"), ("{}", "no list images")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "no valid JSON"), ("[]", "no list images"), ("{}", "no list images")]
+)
 def test_damaged_annotation_files_are_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=message):
@@ -309,7 +316,8 @@ def test_difficult_objects_are_trained_on_unless_told_otherwise(voc: Path) -> No
     file = next(iter((voc / "Annotations").glob("BloodImage_00000.xml")))
     file.write_text(file.read_text().replace("<difficult>0", "<difficult>1", 1))
     usual, strict = (
-        Voc(Voc.Options(use_difficult=use)).read(voc, None, None, NAMES, split="val").samples[0] for use in (True, False)
+        Voc(Voc.Options(use_difficult=use)).read(voc, None, None, NAMES, split="val").samples[0]
+        for use in (True, False)
     )
     assert len(usual.targets[0]) == len(strict.targets[0]) + 1
     assert strict.crowd.sum() == 1

@@ -11,10 +11,10 @@ from typing_extensions import override
 class RehearsedDDP(DistributedDataParallel):
     """DDP orders its buckets anew after the first backward pass it sees.
 
-    A ring adds the ranks' gradients in an order that depends on where they lie in a bucket. From three ranks on, the first
-    update of a process would so be rounded otherwise than the same update of a process that is under way, and a resumed job
-    would not be the uninterrupted one, bit for bit. One discarded pass over the first micro batch settles the order.
-    With two ranks there is one order of addition only, and nothing is done.
+    A ring adds the ranks' gradients in an order that depends on where they lie in a bucket. From three ranks on, the
+    first update of a process would so be rounded otherwise than the same update of a process that is under way, and a
+    resumed job would not be the uninterrupted one, bit for bit. One discarded pass over the first micro batch settles
+    the order. With two ranks there is one order of addition only, and nothing is done.
     """
 
     _settled = False

@@ -1,0 +1,125 @@
+"""``mtrain checkpoint``: what was saved, whether it is intact, what it holds."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from mtrain.core.checkpoint import Saved
+
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.group()
+def checkpoint() -> None:
+    """List, verify or show checkpoints."""
+
+
+@checkpoint.command("list")
+@click.argument("folder", type=FOLDER)
+def list_(folder: Path) -> None:
+    """List the checkpoints of a run in the order of writing. Reads no array."""
+    from mtrain.core import checkpoint as store
+    from mtrain.core.checkpoint_files import manifest_of
+
+    found = checkpoints_of(folder)
+    click.echo(f"{'checkpoint':<20}{'update':>10}{'score':>10}{'size':>12}  state")
+    for path in found:
+        manifest, score = manifest_of(path), store.score_of(path)
+        size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+        shown = f"{score:.4f}" if score > float("-inf") else "-"
+        state = "whole" if store.looks_whole(path) else "damaged"
+        update = manifest.get("update", "-")
+        click.echo(f"{path.name:<20}{update:>10}{shown:>10}{size / 2**20:>8.1f} MiB  {state}")
+
+
+@checkpoint.command()
+@click.argument("folder", type=FOLDER)
+@click.pass_context
+def verify(context: click.Context, folder: Path) -> None:
+    """Read every byte of one checkpoint, or of all of a run, and compare. Exit code 1: damaged."""
+    from mtrain.core import checkpoint as store
+
+    damaged = False
+    for path in checkpoints_of(folder):
+        problems = store.verify(path)
+        damaged = damaged or bool(problems)
+        click.echo(f"{path}: {'; '.join(problems) if problems else 'intact'}")
+    context.exit(1 if damaged else 0)
+
+
+@checkpoint.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--arrays", is_flag=True, help="Name every array with its shape.")
+def show(folder: Path, *, arrays: bool) -> None:
+    """Show what one checkpoint holds; of a run, its newest intact one."""
+    from mtrain.core import checkpoint as store
+
+    single = (folder / "MANIFEST.json").is_file() or folder.name.startswith(store.PREFIX)
+    path = folder if single else newest_of(folder)
+    for line in described(path, store.load(path), arrays=arrays):
+        click.echo(line)
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    """The checkpoint itself, or all of a run folder or of its ``checkpoints``.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    from mtrain.core import checkpoint as store
+    from mtrain.core.errors import CheckpointError
+
+    if folder.name.startswith(store.PREFIX):
+        return [folder]
+    found = store.listed(folder) or store.listed(folder / "checkpoints")
+    if not found:
+        raise CheckpointError(
+            f"{folder}: holds no checkpoint; give a run folder such as runs/digits, or one of its checkpoints"
+        )
+    return found
+
+
+def newest_of(folder: Path) -> Path:
+    """The newest intact checkpoint of a run.
+
+    Raises:
+        CheckpointError: none is intact.
+    """
+    from mtrain.core import checkpoint as store
+    from mtrain.core.errors import CheckpointError
+
+    found = store.newest(checkpoints_of(folder)[0].parent)
+    if found is None:
+        raise CheckpointError(
+            f"{folder}: none of its checkpoints is intact; `mtrain checkpoint verify {folder}` says why"
+        )
+    return found
+
+
+def described(path: Path, saved: "Saved", *, arrays: bool) -> list[str]:
+    """What a checkpoint holds, line by line."""
+    progress, spec = saved.progress, saved.spec
+    lines = [
+        f"checkpoint   {path}",
+        f"update       {progress.update} (position {progress.position} of epoch {progress.epoch})",
+        f"score        {saved.meta.get('score')}",
+        f"model        {_at(spec, 'model', 'name')} on {_at(spec, 'backend', 'name')}",
+        "written by   "
+        + ", ".join(f"{name} {version}" for name, version in (saved.meta.get("versions") or {}).items()),
+        "counters     " + (", ".join(f"{name} {value:g}" for name, value in saved.state.counters.items()) or "-"),
+    ]
+    for part in ("weights", "ema", "moments"):
+        held = getattr(saved.state, part)
+        size = sum(array.nbytes for array in held.values())
+        lines.append(
+            f"{part:<13}{len(held)} arrays, {sum(a.size for a in held.values())} numbers, {size / 2**20:.1f} MiB"
+        )
+        if arrays:
+            lines += [f"  {name}  {array.dtype}  {tuple(array.shape)}" for name, array in held.items()]
+    return lines
+
+
+def _at(spec: Any, section: str, key: str) -> Any:
+    return (spec.get(section) or {}).get(key, "?")

@@ -1,0 +1,54 @@
+"""``mtrain plan``: what would be started, as text or JSON; nothing is."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mtrain.cli.options import JobCommand, job_options, load_job
+
+if TYPE_CHECKING:
+    from mtrain.core.plan import Plan
+
+
+@click.command("plan", cls=JobCommand)
+@job_options
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--diff", nargs=2, metavar="BACKEND BACKEND", help="Compare the plans of two backends.")
+def plan(**params: Any) -> None:
+    """Print the commands, the environment and the numbers of a job, and start nothing."""
+    if params["diff"]:
+        click.echo(difference(params, *params["diff"]), nl=False)
+    elif params["as_json"]:
+        import json
+
+        click.echo(json.dumps(planned(params).as_json(), indent=2))
+    else:
+        click.echo(planned(params).text(), nl=False)
+
+
+def planned(params: Mapping[str, Any]) -> "Plan":
+    """The plan that the parameters of the command describe."""
+    from mtrain.cli import starting
+
+    config = starting.resumed_config(params.get("config"), params.get("resume"))
+    loaded = load_job({**params, "config": config})
+    where = starting.locate(loaded, resume=params.get("resume"))
+    return starting.planned(loaded, where)
+
+
+def difference(params: Mapping[str, Any], first: str, second: str) -> str:
+    """Unified diff of the plans of two backends, on one port so that only what differs shows."""
+    import difflib
+
+    from mtrain.cli import starting
+
+    texts = []
+    machine = None
+    for backend in (first, second):
+        loaded = load_job({**params, "backend": backend})
+        machine = machine or starting.here(loaded)
+        where = starting.locate(loaded, resume=params.get("resume"))
+        text = starting.planned(loaded, where, machine=machine).text()
+        texts.append(text.replace(" --", "\n    --").splitlines(keepends=True))
+    return "".join(difflib.unified_diff(texts[0], texts[1], fromfile=first, tofile=second, n=1))

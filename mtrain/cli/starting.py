@@ -1,0 +1,145 @@
+"""From a loaded spec to a running job: the part that ``train``, ``evaluate`` and ``predict`` share."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtrain.core import runfolder
+from mtrain.core.plan import Machine, Plan, make_plan
+from mtrain.core.runfolder import Resume, RunFolder
+from mtrain.launchers import environment
+
+if TYPE_CHECKING:
+    from mtrain.core.config import Loaded
+
+AUTO = "auto"
+"""``--resume`` without a path."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Where:
+    """The folder of a run, and the checkpoint it starts from."""
+
+    run_dir: Path
+    checkpoint: Path | None
+
+
+def run_name(loaded: "Loaded") -> str:
+    """``report.name``, else the spec's own name."""
+    return loaded.spec.report.name or loaded.name
+
+
+def locate(loaded: "Loaded", *, resume: str | None) -> Where:
+    """Where a job would run: the folder of the run that is resumed, else the next free name. Touches nothing.
+
+    Raises:
+        CheckpointError: there is nothing intact to resume from.
+    """
+    base, name = Path(loaded.spec.report.dir), run_name(loaded)
+    if resume is None:
+        return Where(run_dir=runfolder.next_name(base, name), checkpoint=None)
+    found = find_resume(loaded, resume=resume)
+    return Where(run_dir=found.run, checkpoint=found.checkpoint)
+
+
+def find_resume(loaded: "Loaded", *, resume: str) -> Resume:
+    """See ``runfolder.find_resume``; ``auto`` is the newest run of this name."""
+    base = Path(loaded.spec.report.dir)
+    return runfolder.find_resume(None if resume == AUTO else resume, base=base, name=run_name(loaded))
+
+
+def resumed_config(config: str | None, resume: str | None) -> str | None:
+    """The spec to read: the resumed run's own, where ``--resume PATH`` is given without ``-c``."""
+    if config is not None or resume in (None, AUTO):
+        return config
+    path = Path(str(resume))
+    folders = (path, path.parent, path.parent.parent)
+    return next((str(folder / "spec.yml") for folder in folders if (folder / "spec.yml").is_file()), None)
+
+
+def here(loaded: "Loaded") -> Machine:
+    """This machine, as the ranks of a job will see it."""
+    environ = environment.cleaned(environment.caller())
+    return Machine.here(environ=environ, python=loaded.spec.backend.python or sys.executable)
+
+
+def planned(loaded: "Loaded", where: Where, *, mode: str = "train", machine: Machine | None = None) -> Plan:
+    """The plan of a job on this machine."""
+    machine = machine or here(loaded)
+    return make_plan(loaded, run_dir=where.run_dir, resume=where.checkpoint, machine=machine, mode=mode)
+
+
+def write_folder(loaded: "Loaded", plan: Plan) -> None:
+    """What was asked for, in the run folder: spec, plan, environment."""
+    import yaml
+
+    from mtrain.core import config
+    from mtrain.core.report import write_json
+
+    run = RunFolder(plan.run_dir, plan.log_dir)
+    run.make()
+    config.dump(loaded.spec, run.spec_json)
+    run.spec_yml.write_text(yaml.safe_dump(dict(loaded.values), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    (run.path / "plan.txt").write_text(plan.text(), encoding="utf-8")
+    write_json(run.path / "plan.json", plan.as_json())
+    environ = environment.redacted(environment.cleaned(environment.caller()))
+    write_json(run.path / "environment.json", runfolder.describe_environment(environ))
+
+
+def run_job(loaded: "Loaded", where: Where, *, mode: str = "train", notes: Sequence[str] = ()) -> int:
+    """Write the folder, start this host's part of the plan, show it, wait. Returns the exit code.
+
+    Raises:
+        UsageError: this machine is none of the hosts of the plan.
+        LaunchError: nothing could be started.
+    """
+    from mtrain.core import launch, placement
+    from mtrain.core.report_console import make_display
+
+    spec = loaded.spec
+    machine = here(loaded)
+    ips = spec.cluster.ips
+    node = placement.find_node_rank(ips, machine.addresses, given=spec.cluster.node_rank) if ips else 0
+    plan = planned(loaded, where, mode=mode, machine=machine)
+    write_folder(loaded, plan)
+    display = make_display(spec.report.display, title=plan.title)
+    for note in notes:
+        display.note(note)
+    if node:
+        display.note(f"host {node} of {len(ips)}; progress is shown on {ips[0]}")
+    job = launch.Job(
+        display=display,
+        environ=environment.cleaned(environment.caller()),
+        node=node,
+        replan=_replanner(loaded, where, mode),
+    )
+    return launch.run(plan, job)
+
+
+def _replanner(loaded: "Loaded", where: Where, mode: str) -> Callable[[Path | None], Plan]:
+    def replan(checkpoint: Path | None) -> Plan:
+        return planned(loaded, dataclasses.replace(where, checkpoint=checkpoint or where.checkpoint), mode=mode)
+
+    return replan
+
+
+def created(loaded: "Loaded", where: Where, *, name: str | None = None) -> Where:
+    """``where`` with its folder made: a resumed one is there, a new one takes the next free name."""
+    if where.checkpoint is not None and where.run_dir.exists() and name is None:
+        runfolder.point_latest(where.run_dir)
+        return where
+    base = Path(loaded.spec.report.dir)
+    return dataclasses.replace(where, run_dir=runfolder.create(base, name or run_name(loaded)))
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """What the run says of its result; empty when it wrote none."""
+    try:
+        summary = json.loads(RunFolder(run_dir).summary.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}

@@ -1,0 +1,90 @@
+"""``mtrain train``: check, plan, start, watch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mtrain.cli.options import JobCommand, job_options, load_job
+
+if TYPE_CHECKING:
+    from mtrain.cli.starting import Where
+    from mtrain.core.config import Loaded
+
+
+@click.command("train", cls=JobCommand)
+@job_options
+@click.pass_context
+def train(context: click.Context, /, **params: Any) -> None:
+    """Train what a spec describes, from the beginning or from a checkpoint."""
+    from mtrain.cli import starting
+
+    resume = params.get("resume")
+    params["config"] = starting.resumed_config(params.get("config"), resume)
+    loaded = load_job(params)
+    where = starting.locate(loaded, resume=resume)
+    if params.get("dry_run"):
+        click.echo(starting.planned(loaded, where).text(), nl=False)
+        return
+    context.exit(evaluate_only(loaded, resume) if params.get("eval_only") else train_now(loaded, where))
+
+
+def train_now(loaded: "Loaded", where: "Where") -> int:
+    """Check the data, then train. Returns the exit code."""
+    from mtrain import preflight
+    from mtrain.cli import starting
+
+    size = starting.planned(loaded, where).size
+    notes = [f"spec: {loaded.source}", *preflight.check(loaded.spec, size=size)]
+    where = starting.created(loaded, where)
+    notes.append(f"run folder: {where.run_dir}")
+    if where.checkpoint is not None:
+        notes.append(f"goes on from {where.checkpoint}")
+    code = starting.run_job(loaded, where, notes=notes)
+    for line in closing_lines(where.run_dir, done=code == 0):
+        click.echo(line)
+    return code
+
+
+def evaluate_only(loaded: "Loaded", resume: str | None) -> int:
+    """Score a checkpoint, without ``--resume`` the best of the newest run, in a run folder of its own."""
+    from mtrain import preflight
+    from mtrain.cli import starting
+    from mtrain.core import checkpoint as store
+
+    wanted = resume or (None if loaded.spec.model.weights else starting.AUTO)
+    checkpoint = None
+    if wanted:
+        found = starting.find_resume(loaded, resume=wanted)
+        checkpoint = found.checkpoint if resume else store.best(found.run / "checkpoints") or found.checkpoint
+    where = starting.Where(run_dir=Path(starting.run_name(loaded)), checkpoint=checkpoint)
+    size = starting.planned(loaded, where).size
+    checked = preflight.check(loaded.spec, size=size, training=False)
+    where = starting.created(loaded, where, name=f"{starting.run_name(loaded)}-evaluate")
+    notes = [*checked, f"evaluates {checkpoint or loaded.spec.model.weights}", f"run folder: {where.run_dir}"]
+    return starting.run_job(loaded, where, mode="evaluate", notes=notes)
+
+
+def closing_lines(run_dir: Path, *, done: bool) -> list[str]:
+    """What a person wants to know at the end: the result, and where everything is."""
+    from mtrain.cli import starting
+    from mtrain.core.report_console import duration, headline_figures
+    from mtrain.core.runfolder import RunFolder
+
+    summary, run = starting.read_summary(run_dir), RunFolder(run_dir)
+    lines = []
+    if done and summary:
+        best = summary.get("best") or summary.get("last") or {}
+        figures = "  ".join(f"{name} {value:.4f}" for name, value in headline_figures({"figures": best}).items())
+        at = f" (update {best['update']})" if "update" in best else ""
+        lines.append(f"done: {summary.get('updates', '?')} updates in {duration(summary.get('seconds'))}")
+        lines += [f"best evaluation: {figures}{at}"] if figures else []
+    places = {
+        "curves": run.results,
+        "pictures": run.path / "val_batch.jpg",
+        "summary": run.summary,
+        "checkpoints": run.checkpoints,
+        "logs": run.logs,
+    }
+    lines += [f"{name + ':':<13}{path}" for name, path in places.items() if done and path.exists()]
+    return lines

@@ -1,0 +1,218 @@
+"""What a run writes about itself, and what a person sees of it."""
+
+import io
+import json
+import math
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from mtrain.core import report_console
+from mtrain.core.report import Reporter, SilentReporter, finite
+from mtrain.core.report_console import Plain, Quiet, duration, make_display, update_line
+from mtrain.core.report_history import Tail, read_history
+from mtrain.core.report_plots import draw_results, smoothed
+from mtrain.core.report_rich import Rich
+
+
+def update_record(update: int, *, total: int = 40, per_epoch: int = 10) -> dict:
+    return {
+        "update": update,
+        "epoch": update // per_epoch,
+        "position": update % per_epoch,
+        "updates_per_epoch": per_epoch,
+        "total_updates": total,
+        "losses": {"box": 0.1, "total": 3.0 * math.exp(-update / 20), "class": 0.2},
+        "rate": 0.01,
+        "momentum": 0.9,
+        "norm": 1.5,
+        "samples_per_s": 112.4,
+        "wait_share": 0.03,
+        "memory_bytes": 2**30,
+        "seconds": 0.5,
+        "skipped": False,
+    }
+
+
+FIGURES = {"AP": 0.31, "AP50": 0.62, "score": 0.31, "AP/red cell": 0.2}
+
+
+def write_run(folder: Path, *, updates: int = 40, tensorboard: bool = False, plots: bool = False) -> None:
+    reporter = Reporter(folder, tensorboard=tensorboard, plots=plots, clock=lambda: 1.0)
+    reporter.event("start", update=0, model="yolov5n")
+    for update in range(updates):
+        reporter.update(update_record(update))
+        if update % 10 == 9:
+            reporter.evaluation(FIGURES, update=update + 1, epoch=update // 10 + 1, best=True)
+    reporter.event("end", reason="done")
+    reporter.close({"best": FIGURES, "worst": float("nan")})
+
+
+def test_every_line_is_strict_json_and_can_be_read_while_the_run_goes_on(tmp_path):
+    reporter = Reporter(tmp_path, tensorboard=False, plots=False, clock=lambda: 2.0)
+    reporter.update(update_record(0) | {"norm": np.float32("inf"), "losses": {"total": float("nan")}})
+    line = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
+    record = json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert (record["kind"], record["time"], record["norm"], record["losses"]) == ("update", 2.0, None, {"total": None})
+    reporter.close({})
+
+
+def test_values_of_numpy_and_paths_become_plain():
+    given = {"a": np.float64(1.5), "b": np.arange(2), "c": Path("x"), 3: (True, None, np.nan)}
+    assert finite(given) == {"a": 1.5, "b": [0, 1], "c": "x", "3": [True, None, None]}
+
+
+def test_closing_writes_summary_and_curves_and_a_second_time_nothing(tmp_path):
+    write_run(tmp_path, plots=True)
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"best": FIGURES, "worst": None}
+    picture = cv2.imread(str(tmp_path / "results.png"))
+    assert picture.shape[0] > 500
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 100
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_tensorboard_holds_the_same_curve(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_run(tmp_path, tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    points = events.Scalars("loss/total")
+    assert [point.step for point in points] == list(range(40))
+    assert points[20].value == pytest.approx(3 * math.exp(-1))
+    assert [point.step for point in events.Scalars("evaluation/AP50")] == [10, 20, 30, 40]
+
+
+def test_a_resumed_run_replaces_what_it_does_again(tmp_path):
+    write_run(tmp_path, updates=25)
+    reporter = Reporter(tmp_path, tensorboard=False, plots=False, start_update=20)
+    reporter.event("start", update=20)
+    reporter.update(update_record(20) | {"norm": 99.0})
+    reporter.close({})
+    history = read_history(tmp_path / "metrics.jsonl")
+    assert sorted(history.updates) == list(range(21))
+    assert history.updates[20]["norm"] == 99.0
+    assert sorted(history.evaluations) == [10, 20]
+    assert history.end is None
+
+
+def test_a_line_that_a_killed_writer_left_half_written_harms_no_other(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "start", "update": 0}\n{"kind": "upd')
+    reporter = Reporter(tmp_path, tensorboard=False, plots=False)
+    reporter.update(update_record(0))
+    reporter.close({})
+    history = read_history(tmp_path / "metrics.jsonl")
+    assert list(history.updates) == [0]
+
+
+def test_the_tail_gives_each_whole_line_once(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    tail = Tail(file)
+    assert tail.read() == []
+    file.write_text('{"a": 1}\n{"a"')
+    assert tail.read() == [{"a": 1}]
+    with file.open("a") as grown:
+        grown.write(': 2}\nno json\n[3]\n{"a": 4}\n')
+    assert tail.read() == [{"a": 2}, {"a": 4}]
+    assert tail.read() == []
+    assert Tail(file).read() == []
+
+
+def test_the_silent_reporter_has_the_same_methods_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    silent = SilentReporter()
+    silent.update(update_record(0))
+    silent.evaluation(FIGURES, update=1, epoch=1, best=True)
+    silent.event("checkpoint", update=1)
+    silent.close({})
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_drawn_of_an_empty_run(tmp_path):
+    assert draw_results(tmp_path) is None
+
+
+def test_curves_are_drawn_without_evaluations_too(tmp_path):
+    write_run(tmp_path, updates=5)
+    assert draw_results(tmp_path) == tmp_path / "results.png"
+
+
+def test_smoothing_keeps_a_constant_and_the_length():
+    np.testing.assert_allclose(smoothed(np.full(101, 2.5)), 2.5)
+    assert len(smoothed(np.arange(3.0))) == 3
+
+
+def test_an_update_in_words_says_all_that_matters():
+    line = update_line(update_record(12))
+    for part in ("epoch 2/4", "update 13/40", "total 1.646  ", "rate 1.00e-02", "112 pictures/s", "waiting for data 3%"):
+        assert part in line
+    assert line.endswith("1.00 GiB  14 s left")
+
+
+def test_an_update_that_was_not_finite_can_be_shown():
+    record = update_record(0) | {"losses": {"total": None}, "norm": None, "skipped": True}
+    assert "total -" in update_line(record)
+
+
+def test_plain_lines_come_every_so_many_seconds_and_for_the_last_update():
+    now = [0.0]
+    stream = io.StringIO()
+    display = Plain(stream, title="job", every_s=10, clock=lambda: now[0])
+    for update in range(40):
+        display.record(update_record(update) | {"kind": "update"})
+        now[0] += 1
+    display.record({"kind": "evaluation", "epoch": 4, "update": 40, "figures": FIGURES, "best": True})
+    display.record({"kind": "warning", "message": "no boxes"})
+    lines = stream.getvalue().splitlines()
+    shown = [int(line.split("update ")[1].split("/")[0]) for line in lines if "/40" in line]
+    assert shown == [1, 11, 21, 31, 40]
+    assert lines[-2] == "epoch 4  update 40  evaluation: AP 0.3100  AP50 0.6200  best so far"
+    assert lines[-1] == "warning: no boxes"
+
+
+def test_quiet_shows_warnings_only():
+    stream = io.StringIO()
+    display = Quiet(stream)
+    display.record(update_record(0) | {"kind": "update"})
+    display.record({"kind": "warning", "message": "x"})
+    display.tick()
+    display.close()
+    assert stream.getvalue() == "warning: x\n"
+
+
+def test_a_pipe_gets_plain_lines_and_rich_can_be_asked_for():
+    assert isinstance(make_display("auto", title="t", stream=io.StringIO()), Plain)
+    assert isinstance(make_display("quiet", title="t", stream=io.StringIO()), Quiet)
+    display = make_display("rich", title="t", stream=io.StringIO())
+    assert isinstance(display, Rich)
+    display.close()
+
+
+def test_the_rich_display_shows_place_losses_and_one_row_per_evaluation():
+    stream = io.StringIO()
+    display = Rich(stream, title="digits", force=True)
+    display.tick()
+    display.record({"kind": "start", "update": 0, "model": "yolov5n"})
+    for update in range(20):
+        display.record(update_record(update) | {"kind": "update"})
+        display.tick()
+    for epoch in (1, 2):
+        display.record({"kind": "evaluation", "epoch": epoch, "update": 10 * epoch, "figures": FIGURES, "best": True})
+    display.tick()
+    display.close()
+    display.close()
+    text = stream.getvalue()
+    for part in ("digits", "epoch 2/4", "20/10"[:2], "1.16", "pictures/s", "10 s left", "AP50", "0.6200", "best so far"):
+        assert part in text
+    assert text.count("AP50") == 1
+    assert "\x1b[?25h" in text, "the cursor must be visible again"
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(4.4, "4 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (None, "-")])
+def test_durations_are_readable(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_figures_of_classes_get_no_column():
+    assert list(report_console.headline_figures({"figures": FIGURES})) == ["AP", "AP50"]

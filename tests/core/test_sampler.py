@@ -1,0 +1,83 @@
+"""Who sees which sample."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtrain.core.errors import SpecError
+from mtrain.core.sampler import Padded, Shuffled, rank_share
+
+jobs = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
+
+
+@given(jobs, st.integers(0, 40), st.integers(0, 2**31 - 1), st.integers(0, 5))
+@settings(max_examples=100, deadline=None)
+def test_a_global_batch_is_the_same_set_however_it_is_shared(
+    job: tuple[int, int, int], more: int, seed: int, epoch: int
+) -> None:
+    size, accumulate, micro = job
+    batch = size * accumulate * micro
+    order = Shuffled(batch + more, global_batch=batch, seed=seed)
+    indices = order.global_batch_indices(epoch, 0)
+    shares = [rank_share(indices, rank=rank, size=size, accumulate=accumulate) for rank in range(size)]
+    assert all(len(share) == accumulate and all(len(part) == micro for part in share) for share in shares)
+    # Micro batch a of all ranks side by side is a stretch of the global batch.
+    for a in range(accumulate):
+        side_by_side = np.concatenate([share[a] for share in shares])
+        assert side_by_side.tolist() == indices[a * size * micro : (a + 1) * size * micro].tolist()
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 2**31 - 1))
+@settings(max_examples=50, deadline=None)
+def test_an_epoch_takes_no_sample_twice(length: int, batch: int, seed: int) -> None:
+    if length < batch:
+        with pytest.raises(SpecError, match=rf"{batch} samples per update.*has {length}; use at most {length}"):
+            Shuffled(length, global_batch=batch, seed=seed)
+        return
+    order = Shuffled(length, global_batch=batch, seed=seed)
+    seen = np.concatenate([order.global_batch_indices(3, u) for u in range(order.updates_per_epoch)])
+    assert len(seen) == length // batch * batch
+    assert len(set(seen.tolist())) == len(seen)
+    assert seen.dtype == np.int64
+
+
+def test_any_batch_of_any_epoch_can_be_asked_for_in_any_order() -> None:
+    forward = Shuffled(100, global_batch=10, seed=1)
+    there = [forward.global_batch_indices(e, u).tolist() for e in range(3) for u in range(10)]
+    backward = Shuffled(100, global_batch=10, seed=1)
+    back = [backward.global_batch_indices(e, u).tolist() for e in reversed(range(3)) for u in reversed(range(10))]
+    assert there == back[::-1]
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = {tuple(Shuffled(50, global_batch=5, seed=s).permutation(e)) for s in range(3) for e in range(3)}
+    assert len(orders) == 9
+
+
+def test_an_update_beyond_the_epoch_is_refused() -> None:
+    with pytest.raises(IndexError, match="update 10 is not in an epoch of 10 updates"):
+        Shuffled(100, global_batch=10, seed=1).global_batch_indices(0, 10)
+
+
+def test_a_share_that_does_not_divide_names_the_nearest_batches() -> None:
+    with pytest.raises(SpecError, match=r"10 does not divide among 2 ranks x 2 micro batches; use 8 or 12"):
+        rank_share(np.arange(10), rank=0, size=2, accumulate=2)
+
+
+@given(st.integers(1, 100), st.integers(1, 5), st.integers(1, 9))
+@settings(max_examples=100, deadline=None)
+def test_evaluation_covers_every_sample_with_equal_work_on_every_rank(length: int, size: int, micro: int) -> None:
+    order = Padded(length, size=size, micro_batch=micro)
+    parts = [list(order.micro_batches(rank)) for rank in range(size)]
+    assert {len(part) for part in parts} == {order.batches_per_rank}
+    assert all(len(batch) == micro for part in parts for batch in part)
+    seen = np.concatenate([batch for part in parts for batch in part])
+    assert set(seen.tolist()) == set(range(length))
+    # No rank has a whole round of padding.
+    assert len(seen) - length < size * micro
+
+
+def test_an_empty_evaluation_split_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"data\.val"):
+        Padded(0, size=1, micro_batch=1)

@@ -1,0 +1,317 @@
+"""The loop: what it calls, when, and with which figures. On a backend of one rank in numpy, which is a whole one."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtrain.core.cadence import Cadence
+from mtrain.core.collective import OneRank, barrier, broadcast, differing, mean
+from mtrain.core.errors import Interrupted, NonFiniteError
+from mtrain.core.evaluate import evaluate
+from mtrain.core.interfaces import Progress, Rates
+from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
+
+
+class Scalar(float):
+    """A number that can be a loss."""
+
+    def detach(self) -> float:
+        return float(self)
+
+
+class Line:
+    """A model with one weight: y = w x; the loss is the mean square of w x - 2 x."""
+
+    def __init__(self) -> None:
+        self.weight, self.training, self.last = 0.0, False, np.zeros(0)
+
+    def train(self) -> None:
+        self.training = True
+
+    def eval(self) -> None:
+        self.training = False
+
+    def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, Scalar]:
+        assert self.training
+        self.last = batch["x"]
+        loss = float(np.mean(((self.weight - 2) * self.last) ** 2))
+        return {"total": Scalar(loss), "part": Scalar(loss / 2)}
+
+
+class Descent:
+    """Plain gradient descent on a Line."""
+
+    groups = (("weight",),)
+
+    def __init__(self, model: Line, accumulate: int) -> None:
+        self.model, self.accumulate, self.gradient, self.lasts = model, accumulate, 0.0, []
+
+    @contextmanager
+    def micro_batch(self, *, last: bool) -> Iterator[None]:
+        self.lasts.append(last)
+        yield
+
+    def backward(self, loss: Scalar) -> None:
+        slope = 2 * (self.model.weight - 2) * np.mean(self.model.last**2)
+        self.gradient += float(slope) / self.accumulate if math.isfinite(loss) else math.nan
+
+    def step(self, rates: Rates) -> float:
+        norm, self.gradient = abs(self.gradient), -self.gradient
+        if math.isfinite(norm):
+            self.model.weight += rates.rates[0] * self.gradient
+        self.gradient = 0.0
+        return norm
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        kept, self.model.weight = self.model.weight, 2.0
+        yield
+        self.model.weight = kept
+
+
+class Numpy:
+    """As much of a backend as the loop asks for."""
+
+    collective = OneRank()
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        return iter(loader)
+
+    def infer(self, model: Line, batch: Any) -> dict[str, np.ndarray]:
+        assert not model.training
+        return {"y": model.weight * batch["x"]}
+
+    def measure(self) -> dict[str, float]:
+        return {"memory_bytes": 1e6}
+
+
+class Numbers:
+    """Loader of four updates an epoch, two micro batches each; remembers what was asked for."""
+
+    updates_per_epoch = 4
+
+    def __init__(self, poison: Iterable[int] = ()) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.poison = set(poison)
+        self.closed = 0
+
+    def micro_batches(self, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        self.asked.append((epoch, start))
+        try:
+            for update in range(start, 4):
+                for i in range(2):
+                    x = np.random.default_rng([epoch, update, i]).normal(size=3)
+                    yield {"x": x * math.nan if epoch * 4 + update in self.poison else x}
+        finally:
+            self.closed += 1
+
+
+class Bench:
+    """A trainer with everything it calls written down."""
+
+    def __init__(self, *, updates: int = 10, poison: Iterable[int] = (), scores: Iterable[float] = (), **cadences: Any):
+        self.model = Line()
+        self.optimizer = Descent(self.model, 2)
+        self.loader = Numbers(poison)
+        self.log: list[tuple[Any, ...]] = []
+        self.records: list[dict[str, Any]] = []
+        self.scores = iter(scores)
+        self.stop_at = -1
+        self.time = 0.0
+        job = Job(
+            backend=Numpy(),  # type: ignore[arg-type]
+            model=self.model,
+            optimizer=self.optimizer,
+            loader=self.loader,
+            schedule=lambda update: Rates(rates=(0.05 / (1 + update),)),
+            total_updates=updates,
+            accumulate=2,
+            global_batch=6,
+        )
+        hooks = Hooks(
+            on_update=self.records.append, evaluate=self.evaluate, save=self.save, stop=self.stop, clock=self.clock
+        )
+        self.trainer = Trainer(job, Cadences(**cadences), hooks)
+
+    def evaluate(self, progress: Progress) -> dict[str, float]:
+        self.log.append(("evaluate", progress.update))
+        score = next(self.scores, None)
+        return {} if score is None else {"score": score}
+
+    def save(self, progress: Progress, score: float | None) -> None:
+        self.log.append(("save", progress.update, score))
+        self.saved, self.weight = progress, self.model.weight
+
+    def stop(self) -> bool:
+        return len(self.records) == self.stop_at
+
+    def clock(self) -> float:
+        self.time += 1.0
+        return self.time
+
+
+def test_a_job_runs_all_its_updates_and_says_where_it_ended() -> None:
+    bench = Bench(updates=10)
+    end = bench.trainer.run(Progress())
+    assert (end.update, end.epoch, end.position, end.samples) == (10, 2, 2, 60)
+    assert bench.loader.asked == [(0, 0), (1, 0), (2, 0)]
+    assert bench.loader.closed == 3
+    assert bench.optimizer.lasts == [False, True] * 10
+    assert bench.log == [("evaluate", 10), ("save", 10, None)]
+    assert bench.model.weight != 0
+
+
+@pytest.mark.parametrize("cut", range(1, 10))
+def test_a_job_resumed_at_any_update_learns_the_same(cut: int) -> None:
+    whole = Bench(updates=10)
+    whole.trainer.run(Progress())
+    first, second = Bench(updates=cut), Bench(updates=10)
+    progress = first.trainer.run(Progress())
+    second.model.weight = first.model.weight
+    second.trainer.run(progress)
+    assert second.model.weight == whole.model.weight
+    assert second.loader.asked[0] == divmod(cut, 4)
+    assert [r["losses"] for r in first.records + second.records] == [r["losses"] for r in whole.records]
+
+
+def test_a_record_says_what_happened() -> None:
+    bench = Bench(updates=5)
+    bench.trainer.run(Progress())
+    first, record = bench.records[0], bench.records[4]
+    x = [np.random.default_rng([0, 0, i]).normal(size=3) for i in range(2)]
+    loss = np.mean([np.mean((2 * part) ** 2) for part in x])
+    assert first["losses"] == pytest.approx({"total": loss, "part": loss / 2})
+    assert first["norm"] == pytest.approx(np.mean([4 * np.mean(part**2) for part in x]))
+    assert {k: record[k] for k in ("update", "epoch", "position", "updates_per_epoch", "total_updates")} == {
+        "update": 4,
+        "epoch": 1,
+        "position": 0,
+        "updates_per_epoch": 4,
+        "total_updates": 5,
+    }
+    assert (record["rate"], record["rates"], record["momentum"], record["skipped"]) == (0.01, [0.01], None, False)
+    assert record["memory_bytes"] == 1_000_000
+    # The clock counts its calls: two of the waits for data are one each.
+    assert record["wait_share"] == pytest.approx(2 / record["seconds"])
+    assert record["samples_per_s"] == pytest.approx(6 / record["seconds"])
+
+
+def test_records_are_as_rare_as_asked_for() -> None:
+    bench = Bench(updates=10, report_every=4)
+    bench.trainer.run(Progress())
+    assert [r["update"] for r in bench.records] == [0, 4, 8]
+
+
+def test_evaluation_comes_before_the_save_that_is_due_with_it() -> None:
+    bench = Bench(
+        updates=8,
+        scores=[0.5, 0.4],
+        evaluations=Cadence(every_epochs=1),
+        saves=Cadence(every_updates=4, every_epochs=1),
+    )
+    end = bench.trainer.run(Progress())
+    assert bench.log == [("evaluate", 4), ("save", 4, 0.5), ("evaluate", 8), ("save", 8, 0.4)]
+    assert (end.best, end.best_epoch, end.epochs_without_gain) == (0.5, 0, 1)
+
+
+def test_a_better_score_is_saved_though_no_save_is_due() -> None:
+    bench = Bench(updates=8, scores=[0.1, 0.2, 0.1, 0.3], evaluations=Cadence(every_updates=2))
+    bench.trainer.run(Progress())
+    assert [entry for entry in bench.log if entry[0] == "save"] == [
+        ("save", 2, 0.1),
+        ("save", 4, 0.2),
+        ("save", 8, 0.3),
+    ]
+
+
+def test_minutes_are_counted_from_the_last_save() -> None:
+    bench = Bench(updates=10, evaluate_at_end=False, saves=Cadence(every_minutes=0.5))
+    bench.trainer.run(Progress())
+    saves = [entry[1] for entry in bench.log]
+    assert len(saves) > 1
+    assert saves[-1] == 10
+    assert len({b - a for a, b in pairwise(saves[:-1])}) <= 1
+
+
+def test_a_request_to_stop_ends_after_the_update_with_everything_saved() -> None:
+    bench = Bench(updates=10, evaluations=Cadence(every_updates=1))
+    bench.stop_at = 3
+    with pytest.raises(Interrupted, match=r"update 4, state saved"):
+        bench.trainer.run(Progress())
+    assert bench.log[-1] == ("save", 4, None)
+    assert bench.loader.closed == 1
+    assert bench.weight == bench.model.weight
+
+
+def test_training_ends_when_patience_does() -> None:
+    bench = Bench(updates=100, scores=[0.1, 0.3, 0.2, 0.3, 0.2], patience=3, evaluations=Cadence(every_updates=2))
+    end = bench.trainer.run(Progress())
+    assert (end.update, end.best) == (10, 0.3)
+    assert bench.log[-1] == ("save", 10, None)
+
+
+def test_a_gradient_that_is_not_finite_is_reported_and_passed_over() -> None:
+    bench = Bench(updates=6, poison=[2, 3], max_nonfinite=3)
+    bench.trainer.run(Progress())
+    assert [r["skipped"] for r in bench.records] == [False, False, True, True, False, False]
+    assert math.isfinite(bench.model.weight)
+
+
+def test_too_many_of_them_in_a_row_end_the_job() -> None:
+    bench = Bench(updates=10, poison=[1, 3, 4, 5], max_nonfinite=3)
+    with pytest.raises(NonFiniteError, match="3 updates in a row, the last is update 5 of epoch 1"):
+        bench.trainer.run(Progress())
+
+
+class Collected:
+    """An evaluator that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float]] = []
+
+    def add(self, batch: Mapping[str, Any], predictions: Any) -> None:
+        self.seen += [(int(i), float(p)) for i, p in zip(batch["index"], predictions, strict=True)]
+
+    def partial(self) -> Any:
+        return self.seen
+
+    def result(self, partials: Any) -> dict[str, float]:
+        return {"score": sum(p for part in partials for _, p in part)}
+
+
+def test_evaluation_scores_the_averaged_weights_and_leaves_training_as_it_was() -> None:
+    model = Line()
+    model.weight = 1.0
+    model.train()
+    loader = [{"x": np.array([1.0, 2.0]), "index": np.array([0, 1])}, {"x": np.array([3.0]), "index": np.array([2])}]
+    evaluator = Collected()
+    figures = evaluate(
+        Numpy(),  # type: ignore[arg-type]
+        model,
+        Descent(model, 1),
+        loader,
+        predictions=lambda output, host: list(output["y"] + 0 * host["x"]),
+        evaluator=evaluator,
+    )
+    assert evaluator.seen == [(0, 2.0), (1, 4.0), (2, 6.0)]
+    assert figures == {"score": 12.0}
+    assert model.training
+    assert model.weight == 1.0
+
+
+def test_one_rank_agrees_with_itself() -> None:
+    one = OneRank()
+    barrier(one)
+    x = np.ones(2)
+    y = one.all_reduce(x, "sum")
+    y += 1
+    assert x.tolist() == [1, 1]
+    assert broadcast(one, "a") == "a"
+    assert mean(one, {"a": 1.5}) == {"a": 1.5}
+    assert mean(one, {}) == {}
+    assert differing(one, 3) == []

@@ -1,0 +1,144 @@
+"""Starting `ranks.py` through the real launchers, in this process or in a starter of its own."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mtrain.core import launch, placement
+from mtrain.core.interfaces import Host
+from mtrain.core.launch import Job, Patience
+from mtrain.core.placement import LaunchOptions
+from mtrain.core.plan import Plan
+from mtrain.core.report_console import Quiet
+from mtrain.launchers.environment import caller, cleaned
+from mtrain.launchers.local import Local
+from mtrain.launchers.torchrun import Torchrun
+
+RANKS = Path(__file__).with_name("ranks.py")
+
+
+def make_plan(run_dir: Path, behaviour: str, *, ranks: int = 1, max_restarts: int = 0) -> Plan:
+    kind = Torchrun if ranks > 1 else Local
+    port = placement.free_port()
+    launcher = kind(kind.Options(**LaunchOptions(python=sys.executable, master_port=port).model_dump()))
+    hosts = [Host(address="127.0.0.1", slots=ranks)]
+    argv = [str(RANKS), behaviour, "--run-dir", str(run_dir)]
+    return Plan(
+        title="test",
+        source="test",
+        run_dir=run_dir,
+        resume=None,
+        backend="test",
+        launcher_name=kind.__name__.lower(),
+        launcher=launcher,
+        hosts=hosts,
+        commands=launcher.plan(argv, hosts, ranks),
+        max_restarts=max_restarts,
+        log_dir=None,
+        numbers={},
+    )
+
+
+class Result:
+    """What one run gave."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.shown, self.told = io.StringIO(), io.StringIO()
+        self.code = -1
+
+
+def alive_ranks(run_dir: Path) -> list[int]:
+    """Processes whose command line names this run."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if str(run_dir) in words and process.info["status"] != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+            found.append(process.pid)
+    return found
+
+
+@pytest.fixture
+def run_behaviour(tmp_path):
+    """Runs a behaviour to its end in this process."""
+
+    def run(behaviour: str, *, ranks: int = 1, max_restarts: int = 0, failure_s: float = 1.0) -> Result:
+        result = Result(tmp_path)
+        plan = make_plan(tmp_path, behaviour, ranks=ranks, max_restarts=max_restarts)
+        job = Job(
+            display=Quiet(result.shown),
+            environ=cleaned(caller()),
+            replan=lambda checkpoint: make_plan(tmp_path, behaviour, ranks=ranks, max_restarts=max_restarts),
+            patience=Patience(poll_s=0.05, failure_s=failure_s, leftover_s=0.5),
+            stream=result.told,
+        )
+        result.code = launch.run(plan, job)
+        return result
+
+    yield run
+    assert alive_ranks(tmp_path) == [], "the starter left ranks behind"
+
+
+@pytest.fixture
+def starter(tmp_path):
+    """Starts a behaviour under a starter of its own, which can be signalled; kills what is left at the end."""
+    started = []
+
+    def start(behaviour: str, *, ranks: int = 1) -> "subprocess.Popen[str]":
+        script = textwrap.dedent(
+            f"""
+            import importlib.util, sys
+            from pathlib import Path
+            from mtrain.core import launch
+            from mtrain.core.launch import Job, Patience
+            from mtrain.core.report_console import Quiet
+            from mtrain.launchers.environment import caller, cleaned
+            spec = importlib.util.spec_from_file_location("faults", {str(Path(__file__))!r})
+            faults = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(faults)
+            plan = faults.make_plan(Path({str(tmp_path)!r}), {behaviour!r}, ranks={ranks})
+            job = Job(display=Quiet(sys.stdout), environ=cleaned(caller()), patience=Patience(poll_s=0.05, leftover_s=1.0))
+            sys.exit(launch.run(plan, job))
+            """
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        wait_for(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(ranks)), process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    for pid in alive_ranks(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(condition, process=None, *, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if process is not None and process.poll() is not None:
+            pytest.fail(f"the starter ended: {process.communicate()}")
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+@pytest.fixture(name="wait_for")
+def wait_for_fixture():
+    return wait_for
+
+
+@pytest.fixture(name="alive_ranks")
+def alive_ranks_fixture(tmp_path):
+    return lambda: alive_ranks(tmp_path)

@@ -1,0 +1,119 @@
+"""A rank that trains nothing but behaves, well or badly, as a rank may: started by the real launchers in these tests.
+
+usage: ranks.py BEHAVIOUR --run-dir DIR
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mtrain.core.errors import DataError, Interrupted
+from mtrain.core.runfolder import RunFolder, write_failure
+
+RANK = int(os.environ.get("RANK", "0"))
+BEHAVIOUR = sys.argv[1]
+RUN = RunFolder(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
+ASKED = []
+
+
+def report(kind: str, **fields: object) -> None:
+    if RANK == 0:
+        with RUN.metrics.open("a") as file:
+            file.write(json.dumps({"kind": kind, **fields}) + "\n")
+
+
+def wait_for_ever() -> None:
+    while True:
+        time.sleep(0.05)
+
+
+def succeed() -> None:
+    report("start", update=0)
+    report("end", reason="done")
+
+
+def save_when_asked() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: ASKED.append(1))
+    (RUN.path / f"ready-{RANK}").touch()
+    while not ASKED:
+        time.sleep(0.02)
+    (RUN.path / f"saved-{RANK}").touch()
+    report("end", reason="interrupted")
+    raise Interrupted("ended from outside")
+
+
+def ignore_requests() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (RUN.path / f"ready-{RANK}").touch()
+    wait_for_ever()
+
+
+def rank_1_raises_and_0_hangs() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if RANK == 1:
+        raise ValueError("the seventh picture is upside down")
+    wait_for_ever()
+
+
+def refuse() -> None:
+    raise DataError("train: 3 pictures cannot be read")
+
+
+def rank_1_is_killed_then_0_raises() -> None:
+    if RANK == 1:
+        (RUN.path / "ready-1").touch()
+        print("the last words of rank 1", flush=True)
+        wait_for_ever()
+    while not (RUN.path / "go").exists():
+        time.sleep(0.02)
+    raise ConnectionError("connection closed by peer")
+
+
+def leave_children_behind() -> None:
+    for _ in range(2):
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"],
+            start_new_session=True,
+        )
+        with (RUN.path / "children").open("a") as file:
+            file.write(f"{child.pid}\n")
+    time.sleep(0.5)
+
+
+def fail_the_first_time() -> None:
+    mark = RUN.path / "failed-once"
+    if mark.exists():
+        succeed()
+        return
+    mark.touch()
+    raise RuntimeError("a cosmic ray")
+
+
+def die_of_sigsegv() -> None:
+    print("about to crash", flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def show_environment() -> None:
+    (RUN.path / "environment.txt").write_text("\n".join(f"{name}={value}" for name, value in os.environ.items()))
+
+
+def main() -> int:
+    RUN.logs.mkdir(parents=True, exist_ok=True)
+    with RUN.rank_log(RANK).open("a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        globals()[BEHAVIOUR]()
+    except BaseException as error:
+        write_failure(RUN, RANK, error)
+        return getattr(error, "exit_code", 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
