@@ -52,6 +52,14 @@ def find_resume(loaded: "Loaded", *, resume: str) -> Resume:
     return runfolder.find_resume(None if resume == AUTO else resume, base=base, name=run_name(loaded))
 
 
+def best_of(run: Path) -> Path | None:
+    """The best intact checkpoint of a run folder, else its newest intact one; None: there is none."""
+    from mtrain.core import checkpoint as store
+
+    folder = run / "checkpoints"
+    return store.best(folder) or store.newest(folder)
+
+
 def resumed_config(config: str | None, resume: str | None) -> str | None:
     """The spec to read: the resumed run's own, where ``--resume PATH`` is given without ``-c``."""
     if config is not None or resume in (None, AUTO):
@@ -90,7 +98,9 @@ def write_folder(loaded: "Loaded", plan: Plan) -> None:
     write_json(run.path / "environment.json", runfolder.describe_environment(environ))
 
 
-def run_job(loaded: "Loaded", where: Where, *, mode: str = "train", notes: Sequence[str] = ()) -> int:
+def run_job(
+    loaded: "Loaded", where: Where, *, mode: str = "train", notes: Sequence[str] = (), quiet: bool = False
+) -> int:
     """Write the folder, start this host's part of the plan, show it, wait. Returns the exit code.
 
     Raises:
@@ -106,7 +116,7 @@ def run_job(loaded: "Loaded", where: Where, *, mode: str = "train", notes: Seque
     node = placement.find_node_rank(ips, machine.addresses, given=spec.cluster.node_rank) if ips else 0
     plan = planned(loaded, where, mode=mode, machine=machine)
     write_folder(loaded, plan)
-    display = make_display(spec.report.display, title=plan.title)
+    display = make_display("quiet" if quiet else spec.report.display, title=plan.title)
     for note in notes:
         display.note(note)
     if node:

@@ -141,7 +141,7 @@ def test_no_mosaic_in_the_last_epochs(annotations: Annotations) -> None:
 
 
 @pytest.mark.parametrize("gains", [(1.015, 0.4, 1.3), (0.985, 1.6, 0.7), (1.4, 1.0, 1.0), (1.9, 1.2, 0.9), (1.0, 1.0, 1.0)])
-def test_hsv_gains_are_those_of_lookup_tables(annotations: Annotations, gains: tuple[float, float, float]) -> None:
+def test_hsv_gains_are_those_of_lookup_tables(gains: tuple[float, float, float]) -> None:
     rng = np.random.default_rng(0)
     picture = cv2.resize(rng.integers(0, 256, (20, 20, 3)).astype(np.uint8), (300, 500), interpolation=cv2.INTER_CUBIC)
     hsv = cv2.cvtColor(picture, cv2.COLOR_RGB2HSV)
@@ -152,8 +152,9 @@ def test_hsv_gains_are_those_of_lookup_tables(annotations: Annotations, gains: t
     expected = cv2.cvtColor(np.stack(planes, axis=2), cv2.COLOR_HSV2RGB)
     scale_hsv(picture, gains)
     difference = np.abs(picture.astype(int) - expected.astype(int))
-    # The large-hue table truncates where the plain way rounds: one step of hue is up to 9 levels.
-    assert difference.max() <= (0 if gains[0] < 1.42 else 9)
+    # Ties round either way, and the table for large hues truncates: one step of hue is up to 9 levels.
+    assert difference.max() <= 9
+    assert difference.mean() < (0.05 if gains[0] < 1.42 else 1.5)
 
 
 def test_quick_decoding_is_close_to_exact_decoding(annotations: Annotations) -> None:

@@ -1,0 +1,28 @@
+"""``mtrain evaluate``: score trained weights on the evaluation split, over all ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mtrain.cli.options import JobCommand, job_options, load_job
+
+
+@click.command("evaluate", cls=JobCommand)
+@job_options
+@click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint.")
+@click.option("--checkpoint", metavar="PATH", help="A checkpoint; with --run in its place.")
+@click.option("--weights", metavar="FILE", help="A safetensors file instead of a checkpoint.")
+@click.pass_context
+def evaluate(context: click.Context, /, **params: Any) -> None:
+    """Score the averaged weights of a checkpoint; without --run or -c, those of the newest run of the spec here."""
+    from mtrain.cli import starting
+    from mtrain.cli.train import evaluate_only
+
+    wanted = params["checkpoint"] or params["run"] or params["resume"]
+    if params["weights"]:
+        params["overrides"] = (*(params["overrides"] or ()), f"model.weights={params['weights']}")
+    params["config"] = starting.resumed_config(params["config"], wanted)
+    loaded = load_job(params)
+    best = None if params["checkpoint"] or not params["run"] else starting.best_of(Path(params["run"]))
+    context.exit(evaluate_only(loaded, str(best) if best else wanted))

@@ -1,0 +1,94 @@
+"""``mtrain predict``: pictures in; pictures with boxes and COCO JSON out."""
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mtrain.cli.options import JobCommand, load_job, spec_options
+
+
+@click.command("predict", cls=JobCommand)
+@spec_options
+@click.argument("sources", nargs=-1, required=True, metavar="PICTURE|FOLDER ...")
+@click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint. Default: runs/latest.")
+@click.option("--checkpoint", metavar="PATH", help="A checkpoint instead of the run's best.")
+@click.option("--weights", metavar="FILE", help="A safetensors file; needs -c and data.names.")
+@click.option("--out", metavar="FOLDER", default="predictions", show_default=True, help="Where results are written.")
+@click.option("--confidence", type=click.FloatRange(0, 1), default=0.25, show_default=True, help="Lowest score kept.")
+@click.option("--draw/--no-draw", default=True, help="Also write the pictures with their boxes.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
+@click.pass_context
+def predict(context: click.Context, /, **params: Any) -> None:
+    """Detect objects in pictures with the averaged weights of a checkpoint."""
+    from mtrain.cli import starting
+    from mtrain.core.errors import CheckpointError
+    from mtrain.core.report import write_json
+
+    files = pictures(params["sources"])
+    run = Path(params["run"] or "runs/latest")
+    weights = Path(params["weights"] or params["checkpoint"] or starting.best_of(run) or run)
+    if not weights.exists() or weights == run:
+        raise CheckpointError(
+            f"predict: no intact checkpoint in {run}; give --run FOLDER, --checkpoint PATH or --weights FILE"
+        )
+    if params["config"] is None and not params["weights"]:
+        params["config"] = starting.resumed_config(None, str(weights))
+    loaded = load_job(_on_one_rank(params))
+    out = Path(params["out"])
+    with tempfile.TemporaryDirectory(prefix="mtrain-predict-") as folder:
+        names = loaded.spec.data.names or []
+        request = {
+            "pictures": [str(file) for file in files],
+            "out": str(out.absolute()),
+            "confidence": params["confidence"],
+            "draw": params["draw"],
+            "class_names": names,
+            "category_ids": list(range(1, len(names) + 1)),
+        }
+        write_json(Path(folder) / "predict.json", request)
+        where = starting.Where(run_dir=Path(folder), checkpoint=weights)
+        code = starting.run_job(dataclasses.replace(loaded), where, mode="predict", quiet=True)
+    if code == 0:
+        click.echo(f"{len(files)} pictures: {_found(out)} objects with a score >= {params['confidence']:g}")
+        click.echo(f"boxes:     {out / 'predictions.json'}")
+        if params["draw"]:
+            click.echo(f"pictures:  {out}")
+    context.exit(code)
+
+
+def pictures(sources: Sequence[str]) -> list[Path]:
+    """The picture files that were named, those of folders included, each once.
+
+    Raises:
+        DataError: a name is neither a file nor a folder, or there is no picture; all of them are named.
+    """
+    from mtrain.core.errors import DataError
+    from mtrain.data.reading import listed, pictures_in
+
+    found: dict[Path, None] = {}
+    problems = []
+    for source in map(Path, sources):
+        inside = pictures_in(source) if source.is_dir() else [source] if source.is_file() else []
+        found |= dict.fromkeys(file.absolute() for file in inside)
+        if not inside:
+            problems.append(f"{source}: " + ("holds no picture" if source.is_dir() else "no such file or folder"))
+    if problems:
+        raise DataError(f"predict: {len(problems)} of {len(sources)} sources give no picture:\n{listed(problems)}")
+    return list(found)
+
+
+def _on_one_rank(params: dict[str, Any]) -> dict[str, Any]:
+    """The spec of a run, on one process without hosts, whatever it was trained on."""
+    own = ("backend.name=solo", f"backend.options={{device: {params['device']}}}", "cluster.ips=[]", "model.weights=null")
+    single = ("cluster.nproc_per_node=1", "train.batch_size=1", "train.accumulate=1", "cluster.log_dir=null")
+    return {**params, "overrides": (*(params["overrides"] or ()), *own, *single)}
+
+
+def _found(out: Path) -> int:
+    import json
+
+    return len(json.loads((out / "predictions.json").read_text(encoding="utf-8")))

@@ -1,0 +1,135 @@
+"""`mtrain plan` prints exactly what `mtrain train` runs, and starts nothing."""
+
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from mtrain.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def plan(capsys, *arguments: str) -> str:
+    assert main(["plan", "-c", "yolov5n", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def plan_json(capsys, *arguments: str) -> dict:
+    return json.loads(plan(capsys, "--json", *arguments))
+
+
+def test_two_hosts_get_one_torchrun_command_each_that_differs_in_the_node_rank(capsys):
+    two = ("--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2", "--nproc-per-node", "2", "-o", "train.batch_size=16")
+    first, second = plan_json(capsys, *two)["commands"]
+    assert (first["host"], second["host"]) == ("10.0.0.1", "10.0.0.2")
+    assert first["argv"][:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert first["argv"][3:] == [
+        *("--nnodes=2", "--node-rank=0", "--nproc-per-node=2", "--master-addr=10.0.0.1", "--master-port=29500"),
+        *("--max-restarts=0", "-m", "mtrain.worker", "--run-dir", "runs/yolov5n"),
+    ]
+    assert [word.replace("rank=1", "rank=0") for word in second["argv"]] == first["argv"]
+    assert first["env"] == second["env"]
+    assert "GLOO_SOCKET_IFNAME" not in first["env"], "the name of an interface on another host is not known here"
+
+
+def test_one_host_meets_on_loopback_at_a_free_port(capsys):
+    (command,) = plan_json(capsys, "-b", "ddp", "--nproc-per-node", "2", "-o", "train.batch_size=16")["commands"]
+    assert "--master-addr=127.0.0.1" in command["argv"]
+    port = next(word for word in command["argv"] if word.startswith("--master-port="))
+    assert 1024 < int(port.partition("=")[2]) < 65536
+    assert command["env"]["GLOO_SOCKET_IFNAME"] == "lo"
+    assert command["env"]["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_a_backend_without_rendezvous_is_started_directly(capsys):
+    planned = plan_json(capsys, "-b", "solo", "--name", "mine")
+    assert planned["launcher"] == "local"
+    assert planned["commands"][0]["argv"] == [sys.executable, "-m", "mtrain.worker", "--run-dir", "runs/mine"]
+
+
+def test_the_global_batch_is_shared_out_and_printed(capsys):
+    text = plan(capsys, "-b", "ddp", "--nproc-per-node", "2", "-o", "train.batch_size=16", "train.max_micro_batch=4")
+    assert "16 = 2 ranks x 4 (micro batch) x 2 (accumulate)" in text
+
+
+def test_scaled_rates_are_printed(capsys):
+    scaling = ("train.batch_size=32", "train.reference_batch_size=64", "train.rate_scaling=linear", "optimizer.rate=0.02")
+    assert "rate               0.01 (linear: 0.02 x 0.5)" in plan(capsys, "-b", "solo", "-o", *scaling)
+
+
+def test_the_printed_command_is_the_one_that_is_run(capsys):
+    options = ("-b", "ddp", "-o", "cluster.master_port=31000", "report.dir=my runs")
+    printed = plan(capsys, *options).splitlines()
+    (command,) = plan_json(capsys, *options)["commands"]
+    assert shlex.split(printed[-1]) == command["argv"]
+    assert "'my runs/yolov5n'" in printed[-1]
+    variables = dict(word.split("=", 1) for word in shlex.split(printed[-2].removesuffix("\\")))
+    assert variables == command["env"]
+
+
+def test_the_dry_run_of_train_is_the_plan_and_makes_no_folder(capsys, tmp_path):
+    options = ("-b", "ddp", "-o", "cluster.master_port=31000")
+    expected = plan(capsys, *options)
+    assert main(["-c", "yolov5n", "--dry-run", *options]) == 0
+    assert capsys.readouterr().out == expected
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_taken_name_gets_a_number(capsys, tmp_path):
+    (tmp_path / "runs" / "yolov5n").mkdir(parents=True)
+    assert plan_json(capsys)["run_dir"] == "runs/yolov5n-2"
+
+
+def test_two_backends_can_be_compared(capsys):
+    text = plan(capsys, "--diff", "ddp", "solo")
+    assert text.startswith("--- ddp\n+++ solo\n")
+    assert any(line.startswith("-") and "torch.distributed.run" in line for line in text.splitlines())
+    assert not any(line.startswith(("-", "+")) and "rate  " in line for line in text.splitlines())
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_a_remedy(capsys):
+    assert main(["plan", "-c", "yolov5n", "-b", "ddp", "--nproc-per-node", "3", "-o", "train.batch_size=16"]) == 2
+    assert "train.batch_size: 16 does not divide among 3 ranks; use 15 or 18" in capsys.readouterr().err
+
+
+def test_two_ranks_typed_for_a_backend_of_one_process_are_refused(capsys):
+    assert main(["plan", "-c", "yolov5n", "-b", "solo", "--nproc-per-node", "2"]) == 2
+    assert "this backend trains in one process" in capsys.readouterr().err
+
+
+def test_a_spec_for_two_ranks_runs_on_a_backend_of_one_process(capsys, tmp_path):
+    (tmp_path / "mine.yml").write_text("_BASE_: yolov5n\ncluster: {nproc_per_node: 2}\nbackend: {name: ddp}\n")
+    assert main(["plan", "-c", "mine.yml", "-b", "solo"]) == 0
+    assert "1 (1 host x 1)" in capsys.readouterr().out
+
+
+def test_nothing_to_resume_from_is_refused_before_anything_starts(capsys):
+    assert main(["plan", "-c", "yolov5n", "--resume"]) == 2
+    assert "no intact checkpoint in runs/yolov5n (no such run)" in capsys.readouterr().err
+
+
+def test_training_is_refused_on_a_machine_that_is_none_of_the_hosts(capsys, tmp_path):
+    from mtrain.cli import starting
+    from mtrain.core import config
+    from mtrain.core.errors import UsageError
+
+    loaded = config.load("yolov5n", overrides=["cluster.ips=192.0.2.1,192.0.2.2", "cluster.nproc_per_node=1"])
+    where = starting.Where(run_dir=tmp_path / "run", checkpoint=None)
+    with pytest.raises(UsageError, match=r"this machine is not among them; its addresses are .*127\.0\.0\.1 \(lo\)"):
+        starting.run_job(loaded, where)
+    assert not (tmp_path / "run").exists()
+
+
+def test_planning_loads_no_framework():
+    code = (
+        "import sys; from mtrain.cli import main; assert main(['plan', '-c', 'yolov5n']) == 0;"
+        "bad = {'torch', 'paddle', 'cv2', 'matplotlib', 'rich'} & set(sys.modules); assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

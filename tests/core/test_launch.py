@@ -1,0 +1,198 @@
+"""The parts of launching that need no process: addresses, run folders, what is told of a failure."""
+
+import json
+import signal
+import stat
+
+import pytest
+
+from mtrain.core import placement, runfolder
+from mtrain.core.errors import CheckpointError, DataError, Interrupted, UsageError
+from mtrain.core.runfolder import RunFolder, read_failures, write_failure
+from mtrain.core.verdict import judge
+from mtrain.launchers.environment import cleaned, redacted
+from mtrain.launchers.local import Local
+from mtrain.launchers.torchrun import Torchrun
+
+MINE = [("lo", "127.0.0.1"), ("eth0", "10.0.0.2"), ("eth1", "fd00::2")]
+
+
+def nothing_resolves(host: str) -> list[str]:
+    return []
+
+
+def test_a_host_finds_itself_by_address():
+    assert placement.find_node_rank(["10.0.0.1", "10.0.0.2"], MINE, resolver=nothing_resolves) == 1
+    assert placement.find_node_rank(["fd00::1", "fd00::2"], MINE, resolver=nothing_resolves) == 1
+
+
+def test_a_host_finds_itself_by_name():
+    names = {"a": ["10.0.0.1"], "b": ["10.0.0.2"]}
+    assert placement.find_node_rank(["a", "b"], MINE, resolver=lambda host: names[host]) == 1
+
+
+def test_a_machine_that_is_not_in_the_list_is_refused_with_its_addresses():
+    with pytest.raises(UsageError, match=r"is not among them; its addresses are .*10\.0\.0\.2 \(eth0\)"):
+        placement.find_node_rank(["10.0.0.8", "10.0.0.9"], MINE, resolver=nothing_resolves)
+
+
+def test_a_machine_that_is_twice_in_the_list_is_refused():
+    with pytest.raises(UsageError, match="is several of them"):
+        placement.find_node_rank(["127.0.0.1", "10.0.0.2"], MINE, resolver=nothing_resolves)
+
+
+def test_a_given_node_rank_is_taken_and_must_be_in_range():
+    assert placement.find_node_rank(["x", "y"], MINE, given=1) == 1
+    with pytest.raises(UsageError, match="expected 0 to 1"):
+        placement.find_node_rank(["x", "y"], MINE, given=2)
+
+
+@pytest.mark.parametrize(("visible", "expected"), [(None, 2), ("0", 1), ("", 0), ("-1", 0), ("0,1,2,3", 2)])
+def test_devices_are_counted_without_a_framework(tmp_path, visible, expected):
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "null"):
+        (tmp_path / name).touch()
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert placement.count_devices(environ, dev=tmp_path) == expected
+
+
+def test_what_other_starters_leave_in_a_shell_is_removed_and_the_rest_kept():
+    stale = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "GROUP_RANK", "PADDLE_PORT", "HOROVOD_SIZE", "OMPI_X"]
+    stale += ["TORCHELASTIC_RUN_ID", "MTRAIN_TRAIN__BATCH_SIZE", "OMP_NUM_THREADS"]
+    kept = {"PATH": "/bin", "LD_LIBRARY_PATH": "x", "RANKING": "1", "CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO"}
+    assert cleaned(dict.fromkeys(stale, "1") | kept) == kept
+
+
+def test_secrets_are_masked():
+    shown = redacted({"HF_TOKEN": "abc", "AWS_SECRET_ACCESS_KEY": "x", "PROXY": "http://me:pw@host", "HOME": "/root"})
+    assert shown == {"AWS_SECRET_ACCESS_KEY": "***", "HF_TOKEN": "***", "HOME": "/root", "PROXY": "http://***@host"}
+
+
+# --------------------------------------------------------------------------------------------------------- run folders
+def test_run_folders_are_numbered_private_and_the_newest_is_linked(tmp_path):
+    made = [runfolder.create(tmp_path, "digits") for _ in range(3)]
+    assert [path.name for path in made] == ["digits", "digits-2", "digits-3"]
+    assert (tmp_path / "latest").resolve() == made[-1]
+    assert stat.S_IMODE(made[0].stat().st_mode) == 0o700
+    assert runfolder.next_name(tmp_path, "digits").name == "digits-4"
+
+
+def test_a_run_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(UsageError, match=r"report\.dir: no run folder could be made"):
+        runfolder.create(tmp_path / "runs", "digits")
+
+
+def save(folder, update: int) -> None:
+    from mtrain.core.checkpoint import Checkpoints
+    from mtrain.core.interfaces import Progress, State
+
+    store = Checkpoints(folder / "checkpoints", keep_last=9, keep_best=0, asynchronous=False)
+    store.save(State(), Progress(update=update), score=None, spec={}, extra={})
+
+
+def test_resume_takes_a_checkpoint_a_run_folder_or_the_newest_run_of_the_name(tmp_path):
+    first, second = runfolder.create(tmp_path, "a"), runfolder.create(tmp_path, "a")
+    runfolder.create(tmp_path, "a")
+    runfolder.create(tmp_path, "a-b")
+    save(first, 1)
+    save(second, 2)
+    save(second, 3)
+    newest = second / "checkpoints" / "step-00000003"
+    older = second / "checkpoints" / "step-00000002"
+    assert runfolder.find_resume(None, base=tmp_path, name="a") == runfolder.Resume(second, newest)
+    assert runfolder.find_resume(str(second), base=tmp_path, name="x") == runfolder.Resume(second, newest)
+    assert runfolder.find_resume(str(older), base=tmp_path, name="x") == runfolder.Resume(second, older)
+
+
+def test_resume_from_a_damaged_checkpoint_is_refused_and_from_its_run_takes_the_one_before(tmp_path):
+    run = runfolder.create(tmp_path, "a")
+    save(run, 1)
+    save(run, 2)
+    damaged = run / "checkpoints" / "step-00000002"
+    (damaged / "MANIFEST.json").unlink()
+    with pytest.raises(CheckpointError, match=r"half-written.*give the run folder"):
+        runfolder.find_resume(str(damaged), base=tmp_path, name="a")
+    assert runfolder.find_resume(str(run), base=tmp_path, name="a").checkpoint.name == "step-00000001"
+
+
+# ------------------------------------------------------------------------------------------------------------ verdicts
+def fail(run: RunFolder, rank: int, error: BaseException, *, now: float) -> None:
+    try:
+        raise error
+    except BaseException as raised:
+        write_failure(run, rank, raised, now=now)
+
+
+def test_of_two_failures_the_earlier_is_the_cause(tmp_path):
+    run = RunFolder(tmp_path)
+    fail(run, 0, ConnectionError("peer is gone"), now=20.0)
+    fail(run, 1, ZeroDivisionError("one over nothing"), now=10.0)
+    told = judge(run, [(0, 1), (1, 1)], status=1)
+    assert told.text.endswith("ZeroDivisionError: one over nothing")
+    assert told.code == 1
+
+
+def test_a_rank_that_was_asked_to_end_is_no_cause(tmp_path):
+    run = RunFolder(tmp_path)
+    fail(run, 0, Interrupted("asked"), now=1.0)
+    fail(run, 1, DataError("picture a.jpg is missing"), now=2.0)
+    told = judge(run, [], status=1)
+    assert (told.code, told.text.splitlines()[-1]) == (2, "error: picture a.jpg is missing")
+
+
+def test_an_abort_after_another_failure_is_its_consequence(tmp_path):
+    run = RunFolder(tmp_path)
+    fail(run, 0, ValueError("cause"), now=1.0)
+    assert "ValueError: cause" in judge(run, [(1, -signal.SIGABRT)], status=1).text
+    assert "signal 6" in judge(RunFolder(tmp_path / "empty"), [(1, -signal.SIGABRT)], status=1).text
+
+
+def test_a_rank_that_left_nothing_is_explained_by_its_log(tmp_path):
+    run = RunFolder(tmp_path)
+    run.make()
+    run.starter_log.write_text("No module named mtrain.worker\n")
+    assert "No module named mtrain.worker" in judge(run, [(0, 1)], status=1).text
+
+
+def test_failure_files_are_json_and_a_broken_one_is_passed_over(tmp_path):
+    run = RunFolder(tmp_path)
+    fail(run, 3, ValueError("x"), now=1.0)
+    assert json.loads((run.failures / "rank-3.json").read_text())["error"] == "ValueError: x"
+    (run.failures / "rank-4.json").write_text("{")
+    assert [failure["rank"] for failure in read_failures(run)] == [3]
+
+
+REPORT = """
+/x.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-01-01_00:00:00
+  host      : h
+  rank      : 3 (local_rank: 1)
+  exitcode  : -9 (pid: 71)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 71
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_00:00:00
+  host      : h
+  rank      : 2 (local_rank: 0)
+  exitcode  : 1 (pid: 70)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+
+
+def test_deaths_are_read_from_torchruns_report():
+    options = Torchrun.Options(python="python")
+    assert list(Torchrun(options).deaths(REPORT, 1)) == [(2, 1), (3, -9)]
+    assert list(Torchrun(options).deaths("nothing", 1)) == []
+
+
+def test_a_directly_started_rank_dies_with_the_status_of_its_command():
+    local = Local(Local.Options(python="python"))
+    assert list(local.deaths("", -9)) == [(0, -9)]
+    assert list(local.deaths("", 0)) == []

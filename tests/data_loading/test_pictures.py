@@ -1,0 +1,75 @@
+"""Caches change nothing but time; what does not fit or does not agree is said with a remedy."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import psutil
+import pytest
+
+from mtrain.core.errors import DataError, SpecError
+from mtrain.core.spec import AugmentSpec, DataSpec
+from mtrain.data.pictures import DiskCache, Pictures, RamCache
+from mtrain.data.sample import Annotations
+from mtrain.data.source import open_sources
+
+
+@pytest.mark.parametrize("cache", ["ram", "disk"])
+def test_a_cache_gives_the_same_samples_bit_for_bit(annotations: Annotations, tmp_path: Path, cache: str) -> None:
+    def digests(where: str, *, passes: int) -> list[bytes]:
+        spec = DataSpec(image_size=64, augment=AugmentSpec(mosaic=0.7), cache=where, cache_dir=str(tmp_path / "cache"))
+        sources = open_sources(spec, annotations, annotations, seed=0)
+        for _ in range(passes):  # the first fills, the second reads
+            found = [s.sample(0, i).image.tobytes() for s in sources.values() for i in range(len(s))]
+        return found
+
+    assert digests(cache, passes=1) == digests(cache, passes=2) == digests("none", passes=1)
+
+
+def test_the_disk_cache_is_used_and_survives_damage(one_picture: tuple[Path, Annotations], tmp_path: Path) -> None:
+    path, annotations = one_picture
+    pictures = Pictures(annotations.samples, side=80)
+    pictures.keep("disk", tmp_path / "cache")
+    before = pictures.load(0)
+    (stored,) = (tmp_path / "cache").iterdir()
+    other = np.zeros_like(before)
+    DiskCache(tmp_path / "cache", annotations.samples, side=80, exact=False).put(0, other)
+    assert np.array_equal(pictures.load(0), other)
+    stored.write_bytes(stored.read_bytes()[:100])
+    assert np.array_equal(pictures.load(0), before)
+    cv2.imwrite(str(path), np.full((120, 160, 3), 7, np.uint8))  # a changed picture is another one
+    assert (pictures.load(0) == 7).all()
+
+
+def test_a_full_or_closed_cache_folder_is_named(one_picture: tuple[Path, Annotations], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    pictures = Pictures(one_picture[1].samples, side=80)
+    with pytest.raises(DataError, match="data.cache_dir: .*file/cache"):
+        pictures.keep("disk", tmp_path / "file" / "cache")
+    pictures.keep("disk", tmp_path / "cache")
+    (tmp_path / "cache").rmdir()
+    with pytest.raises(DataError, match="data.cache: .*cache: none"):
+        pictures.load(0)
+
+
+def test_a_ram_cache_larger_than_the_memory_is_refused() -> None:
+    side = int(psutil.virtual_memory().available ** 0.5)
+    with pytest.raises(SpecError, match=r"data.cache: ram needs .* GiB for 2 pictures.*use disk"):
+        RamCache([(side, side)] * 2)
+
+
+def test_pictures_are_shrunk_to_the_side_but_kept_when_smaller(annotations: Annotations) -> None:
+    pictures = Pictures(annotations.samples, side=100)
+    for i, sample in enumerate(annotations.samples):
+        height, width = pictures.load(i).shape[:2]
+        expected = pictures.size(i) if max(sample.width, sample.height) >= 100 else (sample.width, sample.height)
+        assert (width, height) == expected
+    exact = Pictures(annotations.samples, side=100, exact=True)
+    assert all(exact.load(i).shape[:2] == exact.size(i)[::-1] for i in range(len(exact)))
+
+
+def test_a_picture_of_another_size_than_annotated_is_named(one_picture: tuple[Path, Annotations]) -> None:
+    path, annotations = one_picture
+    cv2.imwrite(str(path), np.zeros((50, 70, 3), np.uint8))
+    with pytest.raises(DataError, match=r"one.png: the picture is 70 x 50 pixels, its annotation says 160 x 120"):
+        Pictures(annotations.samples, side=80).load(0)
