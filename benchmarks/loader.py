@@ -86,7 +86,10 @@ def main() -> int:
         times: dict[str, list[float]] = {"none": [], "ram": [], "peer": []}
         fill = -(-len(annotations) // (BATCH * BATCHES)) + 1
         for epoch in range(-fill, options.rounds):
-            passes = {name: seconds(one.micro_batches(epoch + fill), lambda b: b["images"][:, ::64].max()) for name, (_, one) in pools.items()}
+            passes = {
+                name: seconds(one.micro_batches(epoch + fill), lambda b: b["images"][:, ::64].max())
+                for name, (_, one) in pools.items()
+            }
             passes["peer"] = seconds(peer, lambda b: b[0].numpy()[:, :, ::64].max())
             if epoch >= 0:  # the passes before warm up, and fill the RAM cache
                 for name, value in passes.items():
@@ -100,9 +103,19 @@ def main() -> int:
         ours, theirs = (count / statistics.median(times[key]) for key in (name, "peer"))
         print(f"{title:<26} ours {ours:6.1f}/s  peer {theirs:6.1f}/s  ratio {ratio:.2f} (target >= {target})")
         rows.append(
-            {"name": title, "ours": ours, "peer": theirs, "unit": "pictures/s", "ratio": ratio, "target": target, "better": "higher"}
+            {
+                "name": title,
+                "ours": ours,
+                "peer": theirs,
+                "unit": "pictures/s",
+                "ratio": ratio,
+                "target": target,
+                "better": "higher",
+            }
         )
-    print(f"mosaic of four at {SIDE} from {len(annotations)} {what}; one worker each; {options.rounds} rounds of {count} pictures")
+    print(
+        f"mosaic of four at {SIDE} from {len(annotations)} {what}; one worker each; {options.rounds} rounds of {count} pictures"
+    )
     if options.json:
         options.json.write_text(json.dumps(rows))
     return 0

@@ -44,9 +44,7 @@ class Assembly:
 
     def training_order(self) -> Shuffled:
         """Which samples each update takes."""
-        return Shuffled(
-            self.data.length("train"), global_batch=self.spec.train.batch_size, seed=self.spec.train.seed
-        )
+        return Shuffled(self.data.length("train"), global_batch=self.spec.train.batch_size, seed=self.spec.train.seed)
 
     def training_loader(self) -> Loader:
         """Micro batches of this rank for training."""
@@ -74,7 +72,7 @@ class Assembly:
         shares = list(order.micro_batches(collective.rank))
         return self.pool.loader(
             "val",
-            lambda epoch, update: [shares[update]],  # noqa: ARG005
+            lambda epoch, update: [shares[update]],
             micro_batch=micro,
             accumulate=1,
             updates_per_epoch=order.batches_per_rank,
@@ -98,9 +96,7 @@ def assembled(
     """
     pool = WorkerPool(data.sources(), workers=loader_workers(spec))
     with closing(pool):
-        backend: Backend = plugins.load("backends", spec.backend.name)(
-            plugins.options("backends", spec.backend.name, spec.backend.options, path="backend.options")
-        )
+        backend: Backend = _plugin(spec, "backends", spec.backend.name, spec.backend.options, path="backend.options")
         binding.bind(backend.nn, backend.ops)
         with backend:
             recipe = make_recipe(spec, size=backend.collective.size)
@@ -130,7 +126,7 @@ def open_task(spec: Spec, *, training: bool = True) -> DetectionTask:
         SpecError: data set and model are of different kinds.
         UsageError: the data set cannot be opened.
     """
-    opened = open_data(spec.data)
+    opened = open_data(spec.data, policy=plugins.read_policy(spec.plugins))
     wanted = model_plugin(spec).kind
     if opened.kind != wanted:
         raise SpecError(
@@ -142,9 +138,15 @@ def open_task(spec: Spec, *, training: bool = True) -> DetectionTask:
 
 def model_plugin(spec: Spec) -> Model:
     """The model plugin of ``spec`` with its options checked."""
-    options = plugins.options("models", spec.model.name, spec.model.options, path="model.options")
-    plugin: Model = plugins.load("models", spec.model.name)(options)
+    plugin: Model = _plugin(spec, "models", spec.model.name, spec.model.options, path="model.options")
     return plugin
+
+
+def _plugin(spec: Spec, kind: str, name: str, given: Mapping[str, Any], *, path: str) -> Any:
+    """A plugin constructed with its options, as the ``plugins.toml`` of the spec allows."""
+    policy = plugins.read_policy(spec.plugins)
+    options = plugins.options(kind, name, given, path=path, policy=policy)
+    return plugins.load(kind, name, policy=policy)(options)
 
 
 def loader_workers(spec: Spec) -> int:
@@ -184,7 +186,9 @@ def read_weights(path: Path) -> dict[str, Array]:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"model.weights: {path} cannot be read ({error}); expected a safetensors file") from error
     if not loaded:
-        raise CheckpointError(f"model.weights: {path} does not exist; expected a safetensors file or a checkpoint folder")
+        raise CheckpointError(
+            f"model.weights: {path} does not exist; expected a safetensors file or a checkpoint folder"
+        )
     merged: dict[str, Array] = {}
     for arrays in reversed(loaded):
         merged |= arrays

@@ -30,6 +30,7 @@ class StopRequest:
         self._asked = False
 
     def __call__(self) -> bool:
+        """Whether it was asked."""
         return self._asked
 
     def listen(self) -> None:
@@ -37,7 +38,7 @@ class StopRequest:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._ask)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
 
 

@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_folder = RunFolder(given.run_dir, Path(spec.cluster.log_dir) if spec.cluster.log_dir else None)
     modes: dict[str, Callable[[rank.StopRequest], None]] = {
         "train": lambda stop: train(spec, run_folder, given.resume, stop),
-        "evaluate": lambda stop: evaluate_only(spec, run_folder, given.resume),  # noqa: ARG005
-        "predict": lambda stop: predict_only(spec, run_folder, given.resume),  # noqa: ARG005
+        "evaluate": lambda stop: evaluate_only(spec, run_folder, given.resume),
+        "predict": lambda stop: predict_only(spec, run_folder, given.resume),
     }
     return rank.run(modes[given.mode], run_folder=run_folder, rank=rank.number(os.environ))
 
@@ -278,9 +278,7 @@ def _reporter(job: Assembly, run_folder: RunFolder, progress: Progress) -> Repor
     if job.backend.collective.rank != 0:
         return SilentReporter()
     spec = job.spec.report
-    return Reporter(
-        run_folder.path, tensorboard=spec.tensorboard, plots=spec.plots, start_update=progress.update
-    )
+    return Reporter(run_folder.path, tensorboard=spec.tensorboard, plots=spec.plots, start_update=progress.update)
 
 
 def _log_to_stderr() -> None:

@@ -83,7 +83,12 @@ def pictures(sources: Sequence[str]) -> list[Path]:
 
 def _on_one_rank(params: dict[str, Any]) -> dict[str, Any]:
     """The spec of a run, on one process without hosts, whatever it was trained on."""
-    own = ("backend.name=solo", f"backend.options={{device: {params['device']}}}", "cluster.ips=[]", "model.weights=null")
+    own = (
+        "backend.name=solo",
+        f"backend.options={{device: {params['device']}}}",
+        "cluster.ips=[]",
+        "model.weights=null",
+    )
     single = ("cluster.nproc_per_node=1", "train.batch_size=1", "train.accumulate=1", "cluster.log_dir=null")
     return {**params, "overrides": (*(params["overrides"] or ()), *own, *single)}
 

@@ -62,8 +62,8 @@ class DetectionData:
         return annotations
 
 
-def open_data(spec: "DataSpec") -> DetectionData:
-    """The data set that ``spec`` names. Nothing is read before a split is asked for.
+def open_data(spec: "DataSpec", *, policy: plugins.Policy | None = None) -> DetectionData:
+    """The data set that ``spec`` names, a plugin as ``policy`` allows. Nothing is read before a split is asked for.
 
     Raises:
         PluginError: ``spec.format`` names no data set plugin.
@@ -72,6 +72,6 @@ def open_data(spec: "DataSpec") -> DetectionData:
     """
     from mtrain.core import plugins  # not at the top: who only reads annotations needs no plugins
 
-    reader = plugins.load("datasets", spec.format)
-    options = plugins.options("datasets", spec.format, spec.options, path="data.options")
+    reader = plugins.load("datasets", spec.format, policy=policy)
+    options = plugins.options("datasets", spec.format, spec.options, path="data.options", policy=policy)
     return DetectionData(spec, reader(options))

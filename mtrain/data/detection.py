@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from mtrain.core.errors import DataError
-from mtrain.core.interfaces import Source, Task
+from mtrain.core.interfaces import Task
 from mtrain.data.sample import Annotations, Picture, assemble
 
 if TYPE_CHECKING:
     from mtrain.core.spec import Spec
     from mtrain.data import DetectionData
     from mtrain.data.evaluation import CocoEvaluator
+    from mtrain.data.loading import PooledSource
 
 
 class DetectionTask:
@@ -30,7 +31,7 @@ class DetectionTask:
         """What a model must know before it is built."""
         return _task(self._spec, self._data.class_names)
 
-    def sources(self) -> Mapping[str, Source]:
+    def sources(self) -> "Mapping[str, PooledSource]":
         """``train`` (augmented; left out where nothing is trained) and ``val``."""
         from mtrain.data.source import open_sources
 
@@ -98,13 +99,15 @@ class PictureTask:
         """What a model must know before it is built."""
         return _task(self._spec, self.pictures.class_names)
 
-    def sources(self) -> Mapping[str, Source]:
+    def sources(self) -> "Mapping[str, PooledSource]":
         """``val``: the pictures."""
         from mtrain.data.source import open_sources
 
-        return {str(name): source for name, source in open_sources(self._spec.data, None, self.pictures, seed=0).items()}
+        return {
+            str(name): source for name, source in open_sources(self._spec.data, None, self.pictures, seed=0).items()
+        }
 
-    def length(self, split: str) -> int:  # noqa: ARG002
+    def length(self, split: str) -> int:
         """Pictures."""
         return len(self.pictures)
 

@@ -79,7 +79,9 @@ def letterbox(
     return Letterboxed(boxed, ratio_wh, (pad_w, pad_h))
 
 
-def random_map(rng: np.random.Generator, spec: AugmentSpec, *, canvas: int, side: int) -> tuple[NDArray[np.float64], float]:
+def random_map(
+    rng: np.random.Generator, spec: AugmentSpec, *, canvas: int, side: int
+) -> tuple[NDArray[np.float64], float]:
     """A random map from a square canvas to the square output, as a (3, 3) matrix, and its zoom.
 
     About the canvas' centre: perspective, then rotation and zoom, then shear; then the centre is put at half the
@@ -102,7 +104,12 @@ def random_map(rng: np.random.Generator, spec: AugmentSpec, *, canvas: int, side
 def is_upright(matrix: NDArray[np.float64]) -> bool:
     """True for a map that only zooms and shifts: rectangles stay rectangles."""
     return bool(
-        matrix[0, 1] == 0 and matrix[1, 0] == 0 and matrix[2, 0] == 0 and matrix[2, 1] == 0 and matrix[0, 0] > 0 and matrix[1, 1] > 0
+        matrix[0, 1] == 0
+        and matrix[1, 0] == 0
+        and matrix[2, 0] == 0
+        and matrix[2, 1] == 0
+        and matrix[0, 0] > 0
+        and matrix[1, 1] > 0
     )
 
 
@@ -136,7 +143,10 @@ def survives(
     tiny = 1e-16
     aspect = np.maximum(width / (height + tiny), height / (width + tiny))
     kept: NDArray[np.bool_] = (
-        (width > least_px) & (height > least_px) & (width * height / (whole + tiny) > least_area) & (aspect < most_aspect)
+        (width > least_px)
+        & (height > least_px)
+        & (width * height / (whole + tiny) > least_area)
+        & (aspect < most_aspect)
     )
     return kept
 

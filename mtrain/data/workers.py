@@ -199,6 +199,9 @@ class Workers:
         status = _status(pid)
         how = f"was killed by signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"ended with {status}"
         hint = "; the machine may be out of memory: use fewer data.workers" if status == -signal.SIGKILL else ""
+        for other in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(other, signal.SIGKILL)
         self.close()
         self._failure = TrainingError(f"data loader: worker process {pid} {how}{hint}")
         raise self._failure

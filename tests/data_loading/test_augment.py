@@ -124,7 +124,10 @@ def test_the_direct_way_draws_what_the_warped_canvas_shows(annotations: Annotati
         difference = np.abs(direct.astype(int) - warped.astype(int))
         assert np.median(difference) <= 2
         assert difference.mean() < 5  # edges may lie half a pixel elsewhere
-        near = [np.abs(others[other_labels == label] - box).max(1).min(initial=9) for box, label in zip(boxes, labels, strict=True)]
+        near = [
+            np.abs(others[other_labels == label] - box).max(1).min(initial=9)
+            for box, label in zip(boxes, labels, strict=True)
+        ]
         assert sum(distance > 1.5 for distance in near) <= 1  # one box may be at the limit of what is kept
 
 
@@ -136,11 +139,15 @@ def test_no_mosaic_in_the_last_epochs(annotations: Annotations) -> None:
     always, never = make(AugmentSpec(), None), make(AugmentSpec(mosaic=0.0), None)
     image = [[source.sample(epoch, 1).image for epoch in range(5)] for source in (closing, always, never)]
     assert all(np.array_equal(image[0][e], image[1][e]) for e in (0, 1, 2))
-    assert all((image[0][e][0] == image[0][e][0, 0]).all() for e in (3, 4)) or not np.array_equal(image[0][3], image[1][3])
+    assert all((image[0][e][0] == image[0][e][0, 0]).all() for e in (3, 4)) or not np.array_equal(
+        image[0][3], image[1][3]
+    )
     assert len(closing.sample(3, 1).targets) <= 2 < max(len(closing.sample(e, 1).targets) for e in (0, 1, 2))
 
 
-@pytest.mark.parametrize("gains", [(1.015, 0.4, 1.3), (0.985, 1.6, 0.7), (1.4, 1.0, 1.0), (1.9, 1.2, 0.9), (1.0, 1.0, 1.0)])
+@pytest.mark.parametrize(
+    "gains", [(1.015, 0.4, 1.3), (0.985, 1.6, 0.7), (1.4, 1.0, 1.0), (1.9, 1.2, 0.9), (1.0, 1.0, 1.0)]
+)
 def test_hsv_gains_are_those_of_lookup_tables(gains: tuple[float, float, float]) -> None:
     rng = np.random.default_rng(0)
     picture = cv2.resize(rng.integers(0, 256, (20, 20, 3)).astype(np.uint8), (300, 500), interpolation=cv2.INTER_CUBIC)

@@ -13,7 +13,11 @@ def undisturbed(tmp_path_factory, digits) -> dict:
     runner = Runner(tmp_path_factory.mktemp("undisturbed"), digits)
     code, output = runner.run(runner.arguments(name="whole"))
     assert code == 0, output
-    return {"summary": runner.summary("whole"), "updates": runner.updates("whole"), "folder": runner.run_folder("whole")}
+    return {
+        "summary": runner.summary("whole"),
+        "updates": runner.updates("whole"),
+        "folder": runner.run_folder("whole"),
+    }
 
 
 @pytest.mark.parametrize("update", [2, 6])
