@@ -1,7 +1,7 @@
 """The loader as a programmer writes it without thinking of loaders: OpenCV, a torch Dataset and a torch DataLoader.
 
-Mosaic of four at S from picture files, random zoom and shift, hsv by tables, left-right flip, uint8 tensors in NCHW and rows
-of boxes collated as detection code does. Same steps and ranges as ours, same number of pictures per sample.
+Mosaic of four at S from picture files, random zoom and shift, hsv by tables, left-right flip, uint8 tensors in NCHW
+and rows of boxes collated as detection code does. Same steps and ranges as ours, same number of pictures per sample.
 """
 
 import random

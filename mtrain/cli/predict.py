@@ -18,7 +18,13 @@ from mtrain.cli.options import JobCommand, load_job, spec_options
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint instead of the run's best.")
 @click.option("--weights", metavar="FILE", help="A safetensors file; needs -c and data.names.")
 @click.option("--out", metavar="FOLDER", default="predictions", show_default=True, help="Where results are written.")
-@click.option("--confidence", type=click.FloatRange(0, 1), default=0.25, show_default=True, help="Lowest score kept.")
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.25,
+    show_default=True,
+    help="Lowest score kept.",
+)
 @click.option("--draw/--no-draw", default=True, help="Also write the pictures with their boxes.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
 @click.pass_context
@@ -89,8 +95,9 @@ def _on_one_rank(params: dict[str, Any]) -> dict[str, Any]:
         "cluster.ips=[]",
         "model.weights=null",
     )
+    kept = (f"model.options.confidence={params['confidence']}",)
     single = ("cluster.nproc_per_node=1", "train.batch_size=1", "train.accumulate=1", "cluster.log_dir=null")
-    return {**params, "overrides": (*(params["overrides"] or ()), *own, *single)}
+    return {**params, "overrides": (*(params["overrides"] or ()), *own, *kept, *single)}
 
 
 def _found(out: Path) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrain.core import runfolder
+from mtrain.core import placement, runfolder
 from mtrain.core.plan import Machine, Plan, make_plan
 from mtrain.core.runfolder import Resume, RunFolder
 from mtrain.launchers import environment
@@ -81,6 +81,18 @@ def planned(loaded: "Loaded", where: Where, *, mode: str = "train", machine: Mac
     return make_plan(loaded, run_dir=where.run_dir, resume=where.checkpoint, machine=machine, mode=mode)
 
 
+def own_node(loaded: "Loaded") -> int:
+    """This machine's place among the hosts.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    cluster = loaded.spec.cluster
+    if not cluster.ips:
+        return 0
+    return placement.find_node_rank(cluster.ips, placement.own_addresses(), given=cluster.node_rank)
+
+
 def write_folder(loaded: "Loaded", plan: Plan) -> None:
     """What was asked for, in the run folder: spec, plan, environment."""
     import yaml
@@ -107,13 +119,12 @@ def run_job(
         UsageError: this machine is none of the hosts of the plan.
         LaunchError: nothing could be started.
     """
-    from mtrain.core import launch, placement
+    from mtrain.core import launch
     from mtrain.core.report_console import make_display
 
     spec = loaded.spec
     machine = here(loaded)
-    ips = spec.cluster.ips
-    node = placement.find_node_rank(ips, machine.addresses, given=spec.cluster.node_rank) if ips else 0
+    ips, node = spec.cluster.ips, own_node(loaded)
     plan = planned(loaded, where, mode=mode, machine=machine)
     write_folder(loaded, plan)
     display = make_display("quiet" if quiet else spec.report.display, title=plan.title)
@@ -143,7 +154,7 @@ def created(loaded: "Loaded", where: Where, *, name: str | None = None) -> Where
         runfolder.point_latest(where.run_dir)
         return where
     base = Path(loaded.spec.report.dir)
-    return dataclasses.replace(where, run_dir=runfolder.create(base, name or run_name(loaded)))
+    return dataclasses.replace(where, run_dir=runfolder.create(base, name or run_name(loaded), latest=name is None))
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:

@@ -34,6 +34,7 @@ def train_now(loaded: "Loaded", where: "Where") -> int:
     from mtrain import preflight
     from mtrain.cli import starting
 
+    starting.own_node(loaded)
     size = starting.planned(loaded, where).size
     notes = [f"spec: {loaded.source}", *preflight.check(loaded.spec, size=size)]
     where = starting.created(loaded, where)
@@ -53,14 +54,15 @@ def evaluate_only(loaded: "Loaded", resume: str | None) -> int:
     from mtrain.core import checkpoint as store
 
     wanted = resume or (None if loaded.spec.model.weights else starting.AUTO)
-    checkpoint = None
+    checkpoint, name = None, starting.run_name(loaded)
     if wanted:
         found = starting.find_resume(loaded, resume=wanted)
         checkpoint = found.checkpoint if resume else store.best(found.run / "checkpoints") or found.checkpoint
-    where = starting.Where(run_dir=Path(starting.run_name(loaded)), checkpoint=checkpoint)
+        name = found.run.name
+    where = starting.Where(run_dir=Path(name), checkpoint=checkpoint)
     size = starting.planned(loaded, where).size
     checked = preflight.check(loaded.spec, size=size, training=False)
-    where = starting.created(loaded, where, name=f"{starting.run_name(loaded)}-evaluate")
+    where = starting.created(loaded, where, name=f"{name}-evaluate")
     notes = [*checked, f"evaluates {checkpoint or loaded.spec.model.weights}", f"run folder: {where.run_dir}"]
     return starting.run_job(loaded, where, mode="evaluate", notes=notes)
 

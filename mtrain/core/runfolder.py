@@ -108,8 +108,8 @@ def next_name(base: Path, name: str) -> Path:
     return next(path for path in _candidates(base, name) if not path.exists())
 
 
-def create(base: Path, name: str) -> Path:
-    """Make a new run folder and point ``latest`` to it; safe when two jobs start at once.
+def create(base: Path, name: str, *, latest: bool = True) -> Path:
+    """Make a new run folder and point ``latest`` to it if asked; safe when two jobs start at once.
 
     Raises:
         UsageError: the folder cannot be made.
@@ -121,7 +121,8 @@ def create(base: Path, name: str) -> Path:
                 path.mkdir(mode=0o700)
             except FileExistsError:
                 continue
-            point_latest(path)
+            if latest:
+                point_latest(path)
             return path
     except OSError as error:
         raise UsageError(f"report.dir: no run folder could be made in {base}: {error.strerror or error}") from error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from mtrain.core.errors import DataError
 
 if TYPE_CHECKING:
+    from mtrain.core import plugins
     from mtrain.core.spec import DataSpec
     from mtrain.data.sample import Annotations
 
@@ -62,7 +63,7 @@ class DetectionData:
         return annotations
 
 
-def open_data(spec: "DataSpec", *, policy: plugins.Policy | None = None) -> DetectionData:
+def open_data(spec: "DataSpec", *, policy: "plugins.Policy | None" = None) -> DetectionData:
     """The data set that ``spec`` names, a plugin as ``policy`` allows. Nothing is read before a split is asked for.
 
     Raises:

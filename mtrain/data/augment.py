@@ -1,4 +1,5 @@
-"""One training picture: layout, map, mixing, colour, flips, in the order and with the ranges of the YOLOv5 documentation."""
+"""One training picture: layout, map, mixing, colour, flips, in the order and with the ranges of the YOLOv5
+documentation."""
 
 import cv2
 import numpy as np
@@ -39,7 +40,7 @@ class Augmenter:
 
         """
         spec, side = self._spec, self._side
-        if mosaics and rng.random() < spec.mosaic:
+        if rng.random() < spec.mosaic and mosaics:
             boxes, labels = self._mosaic(rng, index, out)
             if rng.random() < spec.mixup:
                 boxes, labels = self._mixed(rng, (boxes, labels), out)

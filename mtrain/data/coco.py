@@ -176,11 +176,12 @@ def _picture_folder(root: Path, images: str | None, file: Path, entries: Sequenc
         return first_existing([root / images], what="picture folder", key="data.images")
     part = file.stem.removeprefix("instances_")
     places = [root / "images", root / part, root / "images" / part, root]
-    name = next((entry["file_name"] for entry in entries if "file_name" in entry), None)
-    if name is None:
+    names = [entry["file_name"] for entry in entries if "file_name" in entry]
+    if not names:
         return places[0]
-    holding = [place for place in places if (place / name).is_file()]
-    if not holding:
-        tried = ", ".join(str(place / name) for place in places)
+    # The first place that holds any: single pictures may be missing, and are named later, all at once.
+    holding = next((place for name in names for place in places if (place / name).is_file()), None)
+    if holding is None:
+        tried = ", ".join(str(place / names[0]) for place in places)
         raise DataError(f"data.images: no folder holds the pictures of {file}; looked for {tried}; set data.images")
-    return holding[0]
+    return holding

@@ -103,14 +103,8 @@ def random_map(
 
 def is_upright(matrix: NDArray[np.float64]) -> bool:
     """True for a map that only zooms and shifts: rectangles stay rectangles."""
-    return bool(
-        matrix[0, 1] == 0
-        and matrix[1, 0] == 0
-        and matrix[2, 0] == 0
-        and matrix[2, 1] == 0
-        and matrix[0, 0] > 0
-        and matrix[1, 1] > 0
-    )
+    (a, b, _), (c, d, _), (e, f, _) = matrix.tolist()
+    return bool(b == c == e == f == 0 and a > 0 and d > 0)
 
 
 def map_boxes(boxes_N4: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -142,12 +136,8 @@ def survives(
     whole = (before_N4[:, 2] - before_N4[:, 0]) * (before_N4[:, 3] - before_N4[:, 1])
     tiny = 1e-16
     aspect = np.maximum(width / (height + tiny), height / (width + tiny))
-    kept: NDArray[np.bool_] = (
-        (width > least_px)
-        & (height > least_px)
-        & (width * height / (whole + tiny) > least_area)
-        & (aspect < most_aspect)
-    )
+    large = (width > least_px) & (height > least_px)
+    kept: NDArray[np.bool_] = large & (width * height / (whole + tiny) > least_area) & (aspect < most_aspect)
     return kept
 
 

@@ -3,9 +3,9 @@
 Built in two steps. A :class:`WorkerPool` forks its workers at once, while the process is small, has one thread and no
 framework. Later, when rank and batch are known, :meth:`WorkerPool.loader` gives loaders over its sources.
 
-Every sample is a task of its own and the workers share one queue in job order: all of them work on the batch that is needed
-next, so the first one comes soonest and no slow picture holds up more than itself. Batches come in job order whatever the
-timing, and the same for any number of workers, because a sample depends on (seed, epoch, index) alone.
+Every sample is a task of its own and the workers share one queue in job order: all of them work on the batch that is
+needed next, so the first one comes soonest and no slow picture holds up more than itself. Batches come in job order
+whatever the timing, and the same for any number of workers, because a sample depends on (seed, epoch, index) alone.
 """
 
 from collections import deque
@@ -35,7 +35,8 @@ class PooledSource(Source, Protocol):
     array: ArraySpec
 
     def fill(self, epoch: int, index: int, out: Array) -> Any:
-        """``sample`` with the array written to ``out`` and left out of what is returned, which is small and picklable."""
+        """``sample`` with the array written to ``out`` and left out of what is returned, which is small and
+        picklable."""
         ...
 
     def describe(self, index: int) -> str:
@@ -111,7 +112,7 @@ class WorkerPool:
             if task.serial < oldest[task.loader % CANCELLABLE]:
                 return None
             shelf = by_number[task.source]
-            return shelf.source.fill(task.epoch, task.index, shelf.ring.place(task.place))
+            return shelf.source.fill(task.epoch, task.sample, shelf.ring.place(task.place))
 
         self._executor: Executor = Workers(workers, handle, shared_bytes(1)) if workers else Inline(handle)
         self.workers = workers
@@ -122,7 +123,7 @@ class WorkerPool:
         """Process ids of the workers."""
         return self._executor.pids if isinstance(self._executor, Workers) else []
 
-    def loader(
+    def loader(  # noqa: PLR0913 - each is a property of one rank's order, and known only to the caller
         self,
         name: str,
         indices: Indices,
@@ -211,9 +212,9 @@ class _Plan:
 class ShardedLoader:
     """This rank's micro batches; made by :meth:`WorkerPool.loader`. Implements ``core.interfaces.Loader``.
 
-    The arrays of a batch are views of shared memory. Those of ``next()`` number k stay as they are during the calls k + 1
-    and k + 2 and until call k + 3 is made, which may begin to overwrite them; this holds across epochs. ``close`` ends them.
-    So a device may still be copying two batches while the third is asked for. Copy what is kept longer.
+    The arrays of a batch are views of shared memory. Those of ``next()`` number k stay as they are during the calls k
+    + 1 and k + 2 and until call k + 3 is made, which may begin to overwrite them; this holds across epochs. ``close``
+    ends them. So a device may still be copying two batches while the third is asked for. Copy what is kept longer.
     """
 
     def __init__(self, pool: WorkerPool, shelf: _Shelf, indices: Indices, plan: _Plan, *, number: int) -> None:
@@ -225,8 +226,8 @@ class ShardedLoader:
         first = shelf.take(slots * plan.micro_batch)
         if first is None:
             raise SpecError(
-                f"data.prefetch: {slots} micro batches of {plan.micro_batch} samples of {shelf.ring.spec.nbytes} bytes do not "
-                f"fit into the loader's {capacity} places; use fewer data.prefetch or a smaller train.max_micro_batch"
+                f"data.prefetch: {slots} micro batches of {plan.micro_batch} samples of {shelf.ring.spec.nbytes} bytes "
+                f"do not fit into the loader's {capacity} places; use fewer data.prefetch or a smaller train.max_micro_batch"
             )
         self._first = first
         self._free = deque(range(first, first + slots * plan.micro_batch, plan.micro_batch))
@@ -239,14 +240,15 @@ class ShardedLoader:
     def micro_batches(self, epoch: int, start: int = 0) -> Iterator[HostBatch]:
         """``accumulate`` micro batches for each update from ``start`` to the end of the epoch.
 
-        What was prepared ahead is used if this is where the loader stands, else dropped. Only the newest iterator may be
-        used.
+        What was prepared ahead is used if this is where the loader stands, else dropped. Only the newest iterator may
+        be used.
 
         Raises:
             DataError: a sample cannot be made; it is named, with the worker's traceback.
             TrainingError: a worker has died.
 
         """
+        assert not self._closed, "a closed loader gives no batches: ask the pool for another one"
         if not self._ahead or self._ahead[0].key != (epoch, start, 0):
             self._drop()
             self._keys = self._walk(epoch, start)

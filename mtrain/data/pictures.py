@@ -1,8 +1,8 @@
-"""The pictures of one split, decoded and shrunk to what the network needs, from memory or disk where that was asked for.
+"""The pictures of one split, decoded and shrunk to what the network needs, from memory or disk where that was asked
+for.
 
-Sizes are known from the annotations before anything is read. Every cache holds exactly what decoding gives: training sees the
-same bytes with any of them.
-"""
+Sizes are known from the annotations before anything is read. Every cache holds exactly what decoding gives: training
+sees the same bytes with any of them."""
 
 import contextlib
 import hashlib
@@ -53,9 +53,8 @@ class NoCache:
 class RamCache:
     """Anonymous shared memory, one place per picture: workers forked later fill and read the same pages.
 
-    Pages are taken when first written. A flag per picture is set after its bytes; two workers that fill one place at once
-    write equal bytes.
-    """
+    Pages are taken when first written. A flag per picture is set after its bytes; two workers that fill one place at
+    once write equal bytes."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]]) -> None:
         """``shapes``: (height, width) of every picture.
@@ -141,11 +140,10 @@ class DiskCache:
 class Pictures:
     """The pictures of a split at the size the network needs; a ``Shelf`` for the renderer.
 
-    For training a picture larger than ``side`` is shrunk to it (JPEGs are decoded at a half, a quarter or an eighth of
-    their size first where that is still enough) and a smaller one is kept as it is, because the map of the augmentation
-    enlarges it. For evaluation (``exact``) it is decoded in full and brought to ``side`` as the YOLOv5 documentation says:
-    by area when shrinking, bilinear when enlarging.
-    """
+    For training a picture larger than ``side`` is shrunk to it (JPEGs are decoded at a half, a quarter or an eighth
+    of their size first where that is still enough) and a smaller one is kept as it is, because the map of the
+    augmentation enlarges it. For evaluation (``exact``) it is decoded in full and brought to ``side`` as the YOLOv5
+    documentation says: by area when shrinking, bilinear when enlarging."""
 
     def __init__(self, samples: Sequence[Sample], *, side: int, exact: bool = False) -> None:
         self._samples = samples

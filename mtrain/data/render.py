@@ -43,8 +43,8 @@ class _Axis:
         return max(round(p), 0), min(round(q), side)
 
     def source(self, covered: tuple[int, int], start: int, length: int, pixels: int) -> tuple[int, int, float, float]:
-        """The source pixels [a, b), at least one of ``pixels``, that belong to the covered output pixels, and the map that
-        they take: output = scale * canvas + shift."""
+        """The source pixels [a, b), at least one of ``pixels``, that belong to the covered output pixels, and the map
+        that they take: output = scale * canvas + shift."""
         ratio = pixels / length
         p, q = covered
         a = min(max(round(((p - self.shift) / self.scale - start) * ratio), 0), pixels - 1)
@@ -82,8 +82,8 @@ class Renderer:
     def _boxes(
         self, shown: Sequence[Placement], canvas: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-        """Boxes (N, 4) of placed pictures in canvas pixels, clipped to the canvas, without those outside it; their labels
-        (N,) and the number of their placement (N,)."""
+        """Boxes (N, 4) of placed pictures in canvas pixels, clipped to the canvas, without those outside it; their
+        labels (N,) and the number of their placement (N,)."""
         if not shown:
             return np.zeros((0, 4)), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         found = [self._shelf.boxes(placement.index) for placement in shown]
@@ -100,7 +100,8 @@ class Renderer:
         """What is shown, and for each the scales and the shifts of its x1, y1, x2, y2."""
         horizontal, vertical = _Axis(*matrix[0, [0, 2]].tolist()), _Axis(*matrix[1, [1, 2]].tolist())
         out.fill(FILL)
-        shown, maps = [], []
+        shown: list[Placement] = []
+        maps: list[tuple[float, ...]] = []
         for placement in layout.placements:
             # Which output pixels it covers is known before the picture is read.
             x = horizontal.covered(placement.left, placement.width, layout.canvas, len(out))

@@ -1,8 +1,7 @@
 """Shared memory without a name: pages that a process and the workers it forks later all see.
 
-Nothing appears in /dev/shm, nothing can leak: the last process that ends gives the pages back. Pages are taken when first
-written, so a generous size costs nothing.
-"""
+Nothing appears in /dev/shm, nothing can leak: the last process that ends gives the pages back. Pages are taken when
+first written, so a generous size costs nothing."""
 
 import math
 import mmap

@@ -1,4 +1,5 @@
-"""Detection samples as a pure function of (seed, epoch, index): what the loader asks for, for training and evaluation."""
+"""Detection samples as a pure function of (seed, epoch, index): what the loader asks for, for training and
+evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ class DetectionSource:
         seed: int = 0,
         epochs: int | None = None,
     ) -> None:
-        """``epochs``: length of the job, so that ``close_mosaic_epochs`` knows which are the last; None: there is no end."""
+        """``epochs``: length of the job, so that ``close_mosaic_epochs`` knows which are the last; None: there is no
+        end."""
         self.pictures = Pictures(annotations.samples, side=image_size, exact=augment is None)
         self.array = ArraySpec("images", (image_size, image_size, 3))
         self._side = image_size

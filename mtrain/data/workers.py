@@ -1,13 +1,12 @@
 """Processes that prepare samples, forked once, fed through one pipe and heard through one pipe each.
 
 All workers read the same task pipe: a record is as long as a cache line and pipes hand out whole records (they divide
-PIPE_BUF), so whoever is free takes the oldest task; no lock can be left behind by a worker that dies. Results are small and
-pickled; large arrays do not pass here.
+PIPE_BUF), so whoever is free takes the oldest task; no lock can be left behind by a worker that dies. Results are
+small and pickled; large arrays do not pass here.
 
-A worker ends with its parent in any case: the kernel kills it when the thread that forked it ends (Linux), it compares its
-parent's id once after that is arranged, and the task pipe ends. It ignores SIGINT and SIGTERM, which go to whole process
-groups: its parent decides when to end, after saving what is to be saved.
-"""
+A worker ends with its parent in any case: the kernel kills it when the thread that forked it ends (Linux), it
+compares its parent's id once after that is arranged, and the task pipe ends. It ignores SIGINT and SIGTERM, which go
+to whole process groups: its parent decides when to end, after saving what is to be saved."""
 
 import contextlib
 import ctypes
@@ -22,6 +21,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -52,7 +52,7 @@ class Task(NamedTuple):
     serial: int
     """Which micro batch."""
     epoch: int
-    index: int
+    sample: int
     place: int
     """Where in the ring its large array goes."""
     position: int
@@ -130,7 +130,7 @@ class Workers:
         for _ in range(count):
             results, results_in = os.pipe()
             pid = _fork(
-                lambda write=results_in: _serve(handle, tasks_out, write, stop),
+                partial(_serve, handle, tasks_out, results_in, stop),
                 unneeded=[self._tasks, results, *(c.fileno() for c in self._pids)],
             )
             os.close(results_in)
@@ -208,7 +208,8 @@ class Workers:
 
 
 def _fork(run: Callable[[], None], *, unneeded: Iterable[int]) -> int:
-    """A child that does ``run`` and nothing else; its id. ``unneeded``: the parent's descriptors, closed in the child."""
+    """A child that does ``run`` and nothing else; its id. ``unneeded``: the parent's descriptors, closed in the
+    child."""
     parent = os.getpid()
     pid = os.fork()
     if pid:

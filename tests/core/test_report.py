@@ -145,7 +145,14 @@ def test_smoothing_keeps_a_constant_and_the_length():
 
 def test_an_update_in_words_says_all_that_matters():
     line = update_line(update_record(12))
-    for part in ("epoch 2/4", "update 13/40", "total 1.646  ", "rate 1.00e-02", "112 pictures/s", "waiting for data 3%"):
+    for part in (
+        "epoch 2/4",
+        "update 13/40",
+        "total 1.646  ",
+        "rate 1.00e-02",
+        "112 pictures/s",
+        "waiting for data 3%",
+    ):
         assert part in line
     assert line.endswith("1.00 GiB  14 s left")
 
@@ -203,7 +210,17 @@ def test_the_rich_display_shows_place_losses_and_one_row_per_evaluation():
     display.close()
     display.close()
     text = stream.getvalue()
-    for part in ("digits", "epoch 2/4", "20/10"[:2], "1.16", "pictures/s", "10 s left", "AP50", "0.6200", "best so far"):
+    for part in (
+        "digits",
+        "epoch 2/4",
+        "20/10"[:2],
+        "1.16",
+        "pictures/s",
+        "10 s left",
+        "AP50",
+        "0.6200",
+        "best so far",
+    ):
         assert part in text
     assert text.count("AP50") == 1
     assert "\x1b[?25h" in text, "the cursor must be visible again"

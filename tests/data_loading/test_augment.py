@@ -86,7 +86,7 @@ def test_a_sample_depends_on_seed_epoch_and_index_alone(annotations: Annotations
 def test_a_mosaic_holds_its_own_sample_and_mixup_the_boxes_of_two(annotations: Annotations) -> None:
     size_of = Pictures(annotations.samples, side=SIDE).size
     rng = np.random.default_rng(0)
-    assert [p.index for p in mosaic.nine([4, 1, 1, 2, 3, 0, 0, 5, 6], size_of, SIDE, rng).placements][0] == 4
+    assert mosaic.nine([4, 1, 1, 2, 3, 0, 0, 5, 6], size_of, SIDE, rng).placements[0].index == 4
     one = AugmentSpec(translate=0.0, scale=0.0)
     single = DetectionSource(annotations, image_size=SIDE, augment=one)
     mixed = DetectionSource(annotations, image_size=SIDE, augment=one.model_copy(update={"mixup": 1.0}))
@@ -124,10 +124,8 @@ def test_the_direct_way_draws_what_the_warped_canvas_shows(annotations: Annotati
         difference = np.abs(direct.astype(int) - warped.astype(int))
         assert np.median(difference) <= 2
         assert difference.mean() < 5  # edges may lie half a pixel elsewhere
-        near = [
-            np.abs(others[other_labels == label] - box).max(1).min(initial=9)
-            for box, label in zip(boxes, labels, strict=True)
-        ]
+        pairs = [(box, others[other_labels == label]) for box, label in zip(boxes, labels, strict=True)]
+        near = [np.abs(same - box).max(axis=1).min(initial=9) for box, same in pairs]
         assert sum(distance > 1.5 for distance in near) <= 1  # one box may be at the limit of what is kept
 
 
@@ -139,10 +137,8 @@ def test_no_mosaic_in_the_last_epochs(annotations: Annotations) -> None:
     always, never = make(AugmentSpec(), None), make(AugmentSpec(mosaic=0.0), None)
     image = [[source.sample(epoch, 1).image for epoch in range(5)] for source in (closing, always, never)]
     assert all(np.array_equal(image[0][e], image[1][e]) for e in (0, 1, 2))
-    assert all((image[0][e][0] == image[0][e][0, 0]).all() for e in (3, 4)) or not np.array_equal(
-        image[0][3], image[1][3]
-    )
-    assert len(closing.sample(3, 1).targets) <= 2 < max(len(closing.sample(e, 1).targets) for e in (0, 1, 2))
+    assert all(np.array_equal(image[0][e], image[2][e]) for e in (3, 4))
+    assert not any(np.array_equal(image[1][e], image[2][e]) for e in range(5))
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,11 @@ def test_the_disk_cache_is_used_and_survives_damage(one_picture: tuple[Path, Ann
 def test_a_full_or_closed_cache_folder_is_named(one_picture: tuple[Path, Annotations], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     pictures = Pictures(one_picture[1].samples, side=80)
-    with pytest.raises(DataError, match="data.cache_dir: .*file/cache"):
+    with pytest.raises(DataError, match=r"data.cache_dir: .*file/cache"):
         pictures.keep("disk", tmp_path / "file" / "cache")
     pictures.keep("disk", tmp_path / "cache")
     (tmp_path / "cache").rmdir()
-    with pytest.raises(DataError, match="data.cache: .*cache: none"):
+    with pytest.raises(DataError, match=r"data.cache: .*cache: none"):
         pictures.load(0)
 
 

@@ -35,7 +35,8 @@ def test_a_killed_rank_is_the_cause_and_not_the_rank_that_noticed(run_behaviour,
         rank_1 = [
             pid
             for pid in alive_ranks()
-            if psutil.Process(pid).environ().get("RANK") == "1" and "torch.distributed.run" not in " ".join(psutil.Process(pid).cmdline())
+            if psutil.Process(pid).environ().get("RANK") == "1"
+            and "torch.distributed.run" not in " ".join(psutil.Process(pid).cmdline())
         ]
         os.kill(rank_1[0], signal.SIGKILL)
         (tmp_path / "go").touch()
@@ -88,7 +89,14 @@ def test_a_job_that_may_not_restart_ends_with_its_error(run_behaviour):
 
 
 def test_stale_variables_of_the_shell_do_not_reach_a_rank(run_behaviour, tmp_path, monkeypatch):
-    stale = ("PADDLE_TRAINER_ID", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    stale = (
+        "PADDLE_TRAINER_ID",
+        "HOROVOD_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "WORLD_SIZE",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+    )
     for name in stale:
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")

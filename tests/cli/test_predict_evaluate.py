@@ -1,0 +1,129 @@
+"""``evaluate`` and ``predict`` on a run that was really trained, through the real command line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent.parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+
+
+def mtrain(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mtrain", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``runs/small``: digits at 64 px, two epochs on one rank."""
+    folder = tmp_path_factory.mktemp("trained")
+    made = mtrain("data", "make", "digits", "digits", "--train", "16", "--val", "8", "--size", "64", cwd=folder)
+    assert made.returncode == 0, made.stderr
+    values = ["data.format=coco", "data.root=digits", "data.image_size=64", "train.batch_size=8", "data.workers=1"]
+    done = mtrain(
+        "train", "-c", "digits", "--backend", "solo", "--name", "small", "--epochs", "2", "-o", *values, cwd=folder
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_a_run_folder_holds_everything_that_was_promised(trained):
+    run = trained / "runs" / "small"
+    names = (
+        "spec.yml spec.json plan.txt plan.json environment.json metrics.jsonl results.png val_batch.jpg summary.json "
+        "logs/rank-0.log checkpoints tensorboard"
+    )
+    assert [name for name in names.split() if not (run / name).exists()] == []
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["updates"] == 4
+    assert {"AP", "AP50", "score"} <= set(summary["last"])
+    assert list((run / "tensorboard").iterdir())
+
+
+def test_evaluate_repeats_the_figures_of_the_best_checkpoint(trained):
+    done = mtrain("evaluate", "--run", "runs/small", cwd=trained)
+    assert done.returncode == 0, done.stdout + done.stderr
+    best = json.loads((trained / "runs/small/summary.json").read_text())["best"]
+    figures = json.loads((trained / "runs/small-evaluate/summary.json").read_text())["figures"]
+    assert {name: figures[name] for name in ("AP", "AP50", "AR100")} == {
+        name: best[name] for name in ("AP", "AP50", "AR100")
+    }
+
+
+def test_predict_writes_coco_json_and_pictures(trained):
+    done = mtrain("predict", "--run", "runs/small", "--confidence", "0.0", "--out", "out", "digits/images", cwd=trained)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((trained / "out/predictions.json").read_text())
+    assert rows
+    assert {"image_id", "category_id", "bbox", "score", "file_name"} <= set(rows[0])
+    left, top, width, height = rows[0]["bbox"]
+    assert min(left, top, width, height) >= 0
+    assert max(left + width, top + height) <= 64 + 1e-3
+    assert len(list((trained / "out").glob("*.jpg"))) == 24
+
+
+def test_a_class_id_of_predict_is_the_annotation_files_own(trained):
+    shutil.copytree(trained / "digits", trained / "renumbered", dirs_exist_ok=True)
+    for split in ("train", "val"):
+        file = trained / "renumbered" / "annotations" / f"instances_{split}.json"
+        content = json.loads(file.read_text())
+        for entry in content["categories"]:
+            entry["id"] += 40
+        for entry in content["annotations"]:
+            entry["category_id"] += 40
+        file.write_text(json.dumps(content))
+    values = ["data.format=coco", "data.root=renumbered", "data.image_size=64", "train.batch_size=8", "data.workers=0"]
+    train = ("train", "-c", "digits", "-b", "solo", "--name", "ids", "--epochs", "1", "-o", *values)
+    assert mtrain(*train, cwd=trained).returncode == 0
+    assert (
+        mtrain(
+            "predict", "--run", "runs/ids", "--confidence", "0", "--no-draw", "digits/images", cwd=trained
+        ).returncode
+        == 0
+    )
+    rows = json.loads((trained / "predictions/predictions.json").read_text())
+    assert {row["category_id"] for row in rows} <= set(range(40, 51))
+
+
+def test_sources_without_pictures_are_all_named_and_nothing_starts(trained):
+    done = mtrain("predict", "--run", "runs/small", "nowhere", "runs/small/checkpoints", cwd=trained)
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr
+    assert "runs/small/checkpoints" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (["train.batch_size=7", "cluster.nproc_per_node=2", "backend.name=ddp"], "use 6 or 8"),
+        (["train.batch_size=64"], "use at most 16"),
+        (["data.image_size=70"], "use 64"),
+        (["data.names=[a,b]"], "data.names"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_a_remedy(trained, values, told):
+    given = ["data.format=coco", "data.root=digits", "data.image_size=64", "train.batch_size=8", *values]
+    done = mtrain("train", "-c", "digits", "--backend", "solo", "--name", "refused", "-o", *given, cwd=trained)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (trained / "runs" / "refused").exists()
+
+
+def test_missing_and_unreadable_pictures_are_all_named_before_anything_starts(trained):
+    shutil.copytree(trained / "digits", trained / "broken", dirs_exist_ok=True)
+    first, second = sorted((trained / "broken" / "images").iterdir())[:2]
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:100])
+    values = ["data.format=coco", "data.root=broken", "data.image_size=64", "train.batch_size=8"]
+    done = mtrain("train", "-c", "digits", "--backend", "solo", "--name", "never", "-o", *values, cwd=trained)
+    assert done.returncode == 2
+    assert first.name in done.stderr
+    assert second.name in done.stderr
+    assert not (trained / "runs" / "never").exists()
