@@ -16,6 +16,7 @@ from typing import Any
 from mtrain import rank
 from mtrain.assembly import Assembly, assembled, open_task
 from mtrain.core import cadence, checkpoint, config
+from mtrain.core.collective import barrier
 from mtrain.core.digest import digest
 from mtrain.core.errors import Interrupted
 from mtrain.core.evaluate import evaluate
@@ -168,10 +169,12 @@ class Session:
         self.report.event("checkpoint", update=progress.update, folder=str(self.run_folder.checkpoints), score=score)
 
     def end(self, reason: str, *, seconds: float) -> None:
-        """Finish what is being written; the last record and the summary. Collective when ``reason`` is "done"."""
+        """Finish what is being written; the last record and the summary. Collective unless ``reason`` is "failed"."""
         self.loader.close()
         self._evaluations.close()
         self.checkpoints.wait()
+        if reason == "interrupted":
+            barrier(self.job.backend.collective)  # a rank that leaves early hurries the one that still writes
         result, job = self._result, self.job
         summary: dict[str, Any] = {
             "reason": reason,

@@ -86,9 +86,9 @@ def environment() -> dict[str, str]:
 def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
     """Ranks below a starter, their loader processes left out."""
     found = psutil.Process(process.pid).children(recursive=True)
-    workers = [p for p in found if "mtrain.worker" in p.cmdline()]
+    workers = [p for p in found if "mtrain.worker" in p.cmdline() and "torch.distributed.run" not in p.cmdline()]
     pids = {p.pid for p in workers}
-    return [p for p in workers if p.ppid() not in pids and "torch.distributed.run" not in p.cmdline()]
+    return [p for p in workers if p.ppid() not in pids]
 
 
 def family(process: subprocess.Popen) -> list[psutil.Process]:

@@ -25,7 +25,9 @@ def test_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(runner, undistu
     process = runner.start(runner.arguments(name="killed"))
     runner.wait_for_update("killed", update, process)
     everybody = family(process)
-    for rank in ranks_of(process):
+    ranks = ranks_of(process)
+    assert len(ranks) == 2
+    for rank in ranks:
         rank.kill()
     code, output = runner.finish(process)
     assert code == 1, output
