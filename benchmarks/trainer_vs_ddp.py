@@ -80,7 +80,9 @@ def report(times: dict[str, list[float]], target: Path, *, gap: float) -> None:
 
 
 def difference(a: Any, b: Any) -> float:
-    return max(float((x.float() - y.float()).abs().max()) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    return max(
+        float((x.detach() - y.detach()).abs().max()) for x, y in zip(a.parameters(), b.parameters(), strict=True)
+    )
 
 
 class Ours:
@@ -154,7 +156,7 @@ class Peer:
         for parameter in self.ema.parameters():
             parameter.requires_grad_(requires_grad=False)
         self.model = DistributedDataParallel(
-            inner, broadcast_buffers=False, gradient_as_bucket_view=True, static_graph=True
+            inner, forward_sync_buffers=False, gradient_as_bucket_view=True, static_graph=True
         )
         groups: list[list[Any]] = [[], [], []]
         for name, parameter in inner.named_parameters():

@@ -48,7 +48,9 @@ class DDP(TorchBackend):
         from mtrain.backends._torch.engine import TorchEngine
 
         local_rank = dist.get_node_local_rank(fallback_rank=0)
-        target = device.choose(self.options.device, local_rank=local_rank, tf32=self.options.tf32)
+        target = device.choose(
+            self.options.device, local_rank=local_rank, tf32=self.options.tf32, keep=self.options.keep_memory
+        )
         on_cuda = target.type == "cuda"
         timeout = timedelta(seconds=self.options.timeout_s)
         try:
@@ -87,7 +89,7 @@ class DDP(TorchBackend):
         wrapped = RehearsedDDP(
             model,
             device_ids=[self.engine.device] if self.engine.device.type == "cuda" else None,
-            broadcast_buffers=False,
+            forward_sync_buffers=False,
             bucket_cap_mb=self.options.bucket_mb,
             find_unused_parameters=self.options.find_unused_parameters,
             gradient_as_bucket_view=True,

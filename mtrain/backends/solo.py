@@ -25,7 +25,7 @@ class Solo(TorchBackend):
         from mtrain.backends._torch.collective import LocalCollective
         from mtrain.backends._torch.engine import TorchEngine
 
-        target = device.choose(self.options.device, local_rank=0, tf32=self.options.tf32)
+        target = device.choose(self.options.device, local_rank=0, tf32=self.options.tf32, keep=self.options.keep_memory)
         self._entered = TorchEngine(LocalCollective(), target)
         return self
 

@@ -49,11 +49,16 @@ def _headline(history: History) -> str:
 
 def _losses(axes: Axes, history: History) -> None:
     _frame(axes, "loss")
+    positive = False
     names = dict.fromkeys(name for record in history.updates.values() for name in record.get("losses", {}))
     for name, colour in zip(names, _cycle(len(names)), strict=True):
         x, y = _series(history.updates, lambda r, n=name: r.get("losses", {}).get(n))
         axes.plot(x, y, color=colour, alpha=0.22, linewidth=0.8)
         axes.plot(x, smoothed(y), color=colour, linewidth=1.7, label=name)
+        positive = positive or bool((y > 0).any())
+    # The total is the sum times the batch for some models: only a logarithmic axis shows the parts beside it.
+    if positive:
+        axes.set_yscale("log", nonpositive="clip")
     _legend(axes, names)
 
 

@@ -21,6 +21,7 @@ class TorchOptions(BaseModel):
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA where there is any")
     tf32: bool = Field(default=True, description="CUDA: fp32 convolutions and products in TensorFloat-32")
+    keep_memory: bool = Field(default=True, description="CPU: memory of an update is kept for the next one (glibc)")
 
 
 class TorchBackend:

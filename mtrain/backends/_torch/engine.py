@@ -67,7 +67,7 @@ class TorchEngine:
         if recipe.precision == "fp64":
             model = model.double()
         if recipe.channels_last:
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            channels_last(model)
         return model
 
     def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:
@@ -112,6 +112,19 @@ class TorchEngine:
     def measure(self) -> dict[str, float]:
         """See ``Backend.measure``."""
         return {"memory_bytes": float(device.peak_memory_bytes(self.device))}
+
+
+def channels_last(model: nn.Module) -> None:
+    """Lay all 4-D weights out channels last, in place.
+
+    ``Module.to`` leaves 1x1 weights with the strides of a contiguous tensor, which is the same memory; but their gradients
+    come with those of channels last, and DDP then copies instead of sharing.
+    """
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for parameter in model.parameters():
+        if parameter.dim() == 4 and parameter.shape[2:] == (1, 1):
+            channels = parameter.shape[1]
+            parameter.data = parameter.data.as_strided(parameter.shape, (channels, 1, channels, channels))
 
 
 def inner(model: nn.Module) -> nn.Module:
