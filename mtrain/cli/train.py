@@ -70,7 +70,7 @@ def evaluate_only(loaded: "Loaded", resume: str | None) -> int:
 def closing_lines(run_dir: Path, *, done: bool) -> list[str]:
     """What a person wants to know at the end: the result, and where everything is."""
     from mtrain.cli import starting
-    from mtrain.core.report_console import duration, headline_figures
+    from mtrain.core.report_words import duration, headline_figures
     from mtrain.core.runfolder import RunFolder
 
     summary, run = starting.read_summary(run_dir), RunFolder(run_dir)

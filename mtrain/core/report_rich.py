@@ -10,7 +10,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from mtrain.core.report_console import (
+from mtrain.core.report_history import Record, rate_of
+from mtrain.core.report_words import (
     duration,
     epoch_count,
     event_line,
@@ -20,7 +21,6 @@ from mtrain.core.report_console import (
     number,
     speed,
 )
-from mtrain.core.report_history import Record, rate_of
 
 SMOOTHING = 0.9
 """Share of the former value in the speed from which the time left is computed."""

@@ -9,12 +9,13 @@ import cv2
 import numpy as np
 import pytest
 
-from mtrain.core import report_console
+from mtrain.core import report_words
 from mtrain.core.report import Reporter, SilentReporter, finite
-from mtrain.core.report_console import Plain, Quiet, duration, make_display, update_line
+from mtrain.core.report_console import Plain, Quiet, make_display
 from mtrain.core.report_history import Tail, read_history
 from mtrain.core.report_plots import draw_results, smoothed
 from mtrain.core.report_rich import Rich
+from mtrain.core.report_words import duration, update_line
 
 
 def update_record(update: int, *, total: int = 40, per_epoch: int = 10) -> dict:
@@ -232,4 +233,4 @@ def test_durations_are_readable(seconds, words):
 
 
 def test_figures_of_classes_get_no_column():
-    assert list(report_console.headline_figures({"figures": FIGURES})) == ["AP", "AP50"]
+    assert list(report_words.headline_figures({"figures": FIGURES})) == ["AP", "AP50"]
