@@ -1,8 +1,9 @@
 """Milliseconds per update with and without mtrain's CPU settings. Target: >= 1.3 times faster.
 
-Two DDP ranks train YOLOv5n at 320 px, global batch 8, on the cores of this machine, started as a plain script starts
-them (torch decides: every rank takes all cores, OpenMP spins, contiguous layout) and as mtrain starts them (cores shared among
-the ranks, passive waiting, channels last, freed memory kept). Settings take turns. ``--all`` also measures what was tried and is not the default.
+Two DDP ranks train YOLOv5n at 320 px, global batch 8, on the cores of this machine, started as a plain script starts them
+(torch decides: every rank takes all cores, OpenMP spins, contiguous layout) and as mtrain starts them (cores shared among
+the ranks, passive waiting, channels last, freed memory kept). Settings take turns. ``--all`` also measures what was tried
+and is not the default.
 """
 
 import argparse

@@ -5,6 +5,7 @@
 
 import argparse
 import logging
+import math
 import os
 import sys
 import time
@@ -106,7 +107,7 @@ class Session:
                 patience=spec.train.patience,
                 max_nonfinite=spec.train.max_nonfinite,
             ),
-            Hooks(on_update=self.report.update, evaluate=self.evaluate, save=self.save, stop=stop),
+            Hooks(on_update=self.updated, evaluate=self.evaluate, save=self.save, stop=stop),
         )
 
     def announce(self, *, resumed_from: Path | None) -> None:
@@ -129,6 +130,17 @@ class Session:
             details=dict(job.task.details),
             resumed_from=None if resumed_from is None else str(resumed_from),
         )
+
+    def updated(self, record: Mapping[str, Any]) -> None:
+        """Take the record of one update; one that was skipped is told to the person too."""
+        self.report.update(record)
+        self._result.skipped = record["skipped"]
+        if not math.isfinite(record["norm"]):
+            self.report.event(
+                "warning",
+                message=f"update {record['update']}: the gradient was not finite; the update was skipped, weights are as "
+                f"before ({record['skipped']} so far)",
+            )
 
     def evaluate(self, progress: Progress) -> Mapping[str, float]:
         """Score the averaged weights; collective."""
@@ -185,6 +197,7 @@ class Session:
             "total_updates": self.updates,
             "epochs": result.progress.epoch,
             "samples": result.progress.samples,
+            "skipped_updates": result.skipped,
             "seconds": round(seconds, 2),
             "best": result.best,
             "last": result.last,
@@ -216,6 +229,7 @@ class _Result:
     best: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
     found: Any = None
+    skipped: int = 0
 
     @classmethod
     def of(cls, progress: Progress) -> "_Result":

@@ -93,6 +93,7 @@ class Trainer:
         self.cadences = cadences
         self.hooks = hooks
         self._nonfinite_in_a_row = 0
+        self._skipped = 0
         self._saved_at = hooks.clock()
         self._scored_update = -1
         self._saved_update = -1
@@ -127,7 +128,8 @@ class Trainer:
 
         Every ``report_every`` updates ``on_update`` takes a record of: update, epoch, position, updates_per_epoch,
         total_updates, losses (mean over the global batch), rate (of the last group), rates, momentum (None: as the
-        groups say), norm (before clipping), skipped, samples_per_s, wait_share (of the time, waiting for data),
+        groups say), norm (before clipping), skipped (updates since the start whose gradient
+        was not finite: such an update is always reported), samples_per_s, wait_share (of the time, waiting for data),
         seconds, memory_bytes (of this rank).
         """
         job, clock = self.job, self.hooks.clock
@@ -151,6 +153,7 @@ class Trainer:
 
     def _count_nonfinite(self, norm: float, progress: Progress) -> None:
         self._nonfinite_in_a_row = 0 if math.isfinite(norm) else self._nonfinite_in_a_row + 1
+        self._skipped += not math.isfinite(norm)
         if self._nonfinite_in_a_row >= self.cadences.max_nonfinite:
             raise NonFiniteError(
                 f"the gradient was not finite in {self._nonfinite_in_a_row} updates in a row, the last is update "
@@ -161,7 +164,7 @@ class Trainer:
     def _agree(self, turn: _Turn, progress: Progress, rates: Rates, norm: float) -> tuple[bool, bool]:
         """Exchange one small vector: whether to end or save, and the figures of the record."""
         clock, collective = self.hooks.clock, self.job.backend.collective
-        reported = progress.update % self.cadences.report_every == 0
+        reported = progress.update % self.cadences.report_every == 0 or not math.isfinite(norm)
         overdue = self.cadences.saves.overdue(clock() - self._saved_at)
         figures = [float(self.hooks.stop()), float(overdue and collective.rank == 0)]
         if reported:
@@ -185,7 +188,7 @@ class Trainer:
                 "rates": list(rates.rates),
                 "momentum": rates.momentum,
                 "norm": norm,
-                "skipped": not math.isfinite(norm),
+                "skipped": self._skipped,
                 "samples_per_s": self.job.global_batch / seconds,
                 "wait_share": min(means[-1] / seconds, 1.0),
                 "seconds": seconds,
