@@ -6,7 +6,7 @@
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from mtrain.core import binding, plugins
 from mtrain.core.errors import CheckpointError, SpecError
 from mtrain.core.interfaces import Array, Backend, Loader, Model, Module, Optimizer, Recipe, State, Task
-from mtrain.core.optimizer import make_recipe
+from mtrain.core.optimizer import check_frozen, make_recipe
 from mtrain.core.sampler import Padded, Shuffled, rank_share
 from mtrain.core.schedule import total_updates
 from mtrain.core.spec import Spec
@@ -82,13 +82,18 @@ class Assembly:
 
 @contextmanager
 def assembled(
-    spec: Spec, data: DetectionTask | PictureTask, *, details: Mapping[str, Any] | None = None
+    spec: Spec,
+    data: DetectionTask | PictureTask,
+    *,
+    leave: Callable[[BaseException], None],
+    details: Mapping[str, Any] | None = None,
 ) -> Iterator[Assembly]:
     """The job of ``spec`` on this rank; start weights are in the model. Every rank calls.
 
     Args:
         spec: the resolved spec.
         data: see ``open_task``.
+        leave: takes an error while the backend is still entered, so before other ranks notice: see ``rank.Leaving``.
         details: of a task that was prepared before (a checkpoint's); None: from the data.
 
     Raises:
@@ -98,7 +103,7 @@ def assembled(
     with closing(pool):
         backend: Backend = _plugin(spec, "backends", spec.backend.name, spec.backend.options, path="backend.options")
         binding.bind(backend.nn, backend.ops)
-        with backend:
+        with backend, _left_by(leave):
             recipe = make_recipe(spec, size=backend.collective.size)
             plugin = model_plugin(spec)
             task = data.task()
@@ -117,6 +122,15 @@ def assembled(
             )
             start(assembly)
             yield assembly
+
+
+@contextmanager
+def _left_by(leave: Callable[[BaseException], None]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        leave(error)
+        raise
 
 
 def open_task(spec: Spec, *, training: bool = True) -> DetectionTask:
@@ -165,6 +179,7 @@ def start(assembly: Assembly) -> None:
     shapes = {
         name: tuple(array.shape) for name, array in backend.state(assembly.model, assembly.optimizer).weights.items()
     }
+    check_frozen(shapes, assembly.recipe.frozen)
     weights = assembly.plugin.initial(shapes, assembly.task, seed=spec.train.seed)
     if spec.model.weights is not None:
         weights |= matching(read_weights(Path(spec.model.weights)), weights)
@@ -191,7 +206,7 @@ def read_weights(path: Path) -> dict[str, Array]:
         )
     merged: dict[str, Array] = {}
     for arrays in reversed(loaded):
-        merged |= arrays
+        merged |= {name.removeprefix("/"): array for name, array in arrays.items()}
     return merged
 
 

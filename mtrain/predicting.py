@@ -1,6 +1,7 @@
 """Pictures in, boxes out: what ``mtrain predict`` asks one rank to do."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mtrain.data.sample import Annotations
 REQUEST = "predict.json"
 
 
-def predict(spec: Spec, folder: Path, weights: Path | None) -> None:
+def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[BaseException], None]) -> None:
     """Do what ``predict.json`` of ``folder`` says: ``pictures``, ``out``, ``confidence``, ``draw``, ``class_names``, ``category_ids``.
 
     Writes ``predictions.json`` (COCO results; each row also has ``file_name``) and, unless ``draw`` is false, each picture with its
@@ -32,7 +33,11 @@ def predict(spec: Spec, folder: Path, weights: Path | None) -> None:
         category_ids=extra.get("category_ids") or request["category_ids"],
     )
     task = PictureTask(spec, pictures)
-    with assembled(spec, task, details=extra.get("details") or {}) as job:
+    with assembled(spec, task, leave=leave, details=extra.get("details") or {}) as job:
+        if not extra:  # a plain file of weights may lack counters, which inference does not read
+            held = job.backend.state(job.model, job.optimizer).weights
+            counters = {name: array for name, array in held.items() if array.dtype.kind in "iu"}
+            state = State(weights={**counters, **state.weights})
         job.backend.restore(job.model, job.optimizer, state)
         evaluator, loader = task.evaluator(), job.evaluation_loader()
         with job.optimizer.averaged():

@@ -1,6 +1,12 @@
 """What is checked before any rank starts: data, classes, sizes, plugins. Imports no framework."""
 
-from mtrain.assembly import model_plugin, open_task
+from pathlib import Path
+
+from mtrain.assembly import model_plugin, open_task, read_weights
+from mtrain.core import placement, plugins
+from mtrain.core.cadence import check_continues
+from mtrain.core.checkpoint import progress_of
+from mtrain.core.interfaces import Progress
 from mtrain.core.optimizer import make_recipe
 from mtrain.core.sampler import Shuffled
 from mtrain.core.schedule import total_updates
@@ -8,19 +14,31 @@ from mtrain.core.spec import Spec
 from mtrain.data.check import verify_pictures
 
 
-def check(spec: Spec, *, size: int, training: bool = True) -> list[str]:
+def _check_port(spec: Spec) -> None:
+    backend = plugins.load("backends", spec.backend.name, policy=plugins.read_policy(spec.plugins))
+    port = spec.cluster.master_port
+    if backend.rendezvous != "none" and port != "auto":
+        placement.check_port(spec.cluster.master_addr or next(iter(spec.cluster.ips), placement.LOOPBACK), port)
+
+
+def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None = None) -> list[str]:
     """Open the data, look at every picture file, and derive all numbers of the job for ``size`` ranks.
 
-    Returns sentences about bad boxes and the like, to be told once.
+    ``resumed``: the checkpoint that training goes on from. Returns sentences about bad boxes and the like, to be told once.
 
     Raises:
         UsageError: something does not fit; the message says what to do. Unreadable pictures are named all at once.
     """
     make_recipe(spec, size=size)
+    _check_port(spec)
     task = open_task(spec, training=training)
     verify_pictures(*task.splits())
     model_plugin(spec).prepare_task(task.task(), {})
+    if spec.model.weights is not None:
+        read_weights(Path(spec.model.weights))
     if training:
         order = Shuffled(task.length("train"), global_batch=spec.train.batch_size, seed=spec.train.seed)
         total_updates(spec, order.updates_per_epoch)
+        progress = Progress() if resumed is None else progress_of(resumed)
+        check_continues(progress, updates_per_epoch=order.updates_per_epoch, global_batch=spec.train.batch_size)
     return task.report()

@@ -42,23 +42,47 @@ class StopRequest:
         self._asked = True
 
 
-def run(work: Callable[[StopRequest], None], *, run_folder: RunFolder, rank: int) -> int:
+class Leaving:
+    """Writes ``failures/rank-N.json`` for the starter, which prints the first one last. The same error is left once.
+
+    Leave an error *before* leaving the backend: only then do the other ranks notice, and what they raise is later.
+    """
+
+    def __init__(self, run_folder: RunFolder, rank: int) -> None:
+        self._run_folder = run_folder
+        self._rank = rank
+        self._left: BaseException | None = None
+
+    def __call__(self, error: BaseException) -> None:
+        """Print and write ``error``."""
+        if error is self._left:
+            return
+        self._left = error
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        try:
+            write_failure(self._run_folder, self._rank, error)
+        except OSError as full:  # the log, or the exit status, has to do
+            print(f"{self._run_folder.failures}: {full}", file=sys.stderr, flush=True)
+
+
+def run(work: Callable[[StopRequest, Leaving], None], *, run_folder: RunFolder, rank: int) -> int:
     """Do ``work`` as rank ``rank`` of the job in ``run_folder``; returns the exit code.
 
-    Output goes to ``logs/rank-N.log``. An error leaves ``failures/rank-N.json`` for the starter, which prints the first one last.
-    The process ends with its starter.
+    Output goes to ``logs/rank-N.log``. An error is left for the starter. The process ends with its starter.
     """
     _log_to(run_folder.rank_log(rank))
     _end_with_parent()
     stop = StopRequest()
     stop.listen()
+    leave = Leaving(run_folder, rank)
     try:
-        work(stop)
+        work(stop, leave)
     except MtrainError as error:
-        _leave(run_folder, rank, error)
+        leave(error)
         return error.exit_code
     except BaseException as error:
-        _leave(run_folder, rank, error)
+        leave(error)
         if isinstance(error, SystemExit):
             raise
         return 1
@@ -83,9 +107,3 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died in between
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _leave(run: RunFolder, rank: int, error: BaseException) -> None:
-    traceback.print_exception(error)
-    sys.stderr.flush()
-    write_failure(run, rank, error)

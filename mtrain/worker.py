@@ -20,7 +20,7 @@ from mtrain.core import cadence, checkpoint, config
 from mtrain.core.collective import barrier
 from mtrain.core.digest import digest
 from mtrain.core.errors import Interrupted
-from mtrain.core.evaluate import evaluate
+from mtrain.core.evaluate import evaluate, interruptible
 from mtrain.core.interfaces import Progress
 from mtrain.core.report import Report, Reporter, SilentReporter
 from mtrain.core.runfolder import RunFolder
@@ -28,6 +28,8 @@ from mtrain.core.schedule import Schedule, total_updates
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 from mtrain.data.detection import DetectionTask
 
+Stop = Callable[[], bool]
+"""Whether this rank was asked to end."""
 log = logging.getLogger(__name__)
 
 
@@ -40,52 +42,71 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     spec = config.read(given.run_dir / "spec.json")
     run_folder = RunFolder(given.run_dir, Path(spec.cluster.log_dir) if spec.cluster.log_dir else None)
-    modes: dict[str, Callable[[rank.StopRequest], None]] = {
-        "train": lambda stop: train(spec, run_folder, given.resume, stop),
-        "evaluate": lambda stop: evaluate_only(spec, run_folder, given.resume),
-        "predict": lambda stop: predict_only(spec, run_folder, given.resume),
+    modes: dict[str, Callable[[rank.StopRequest, rank.Leaving], None]] = {
+        "train": lambda stop, leave: train(spec, run_folder, given.resume, stop=stop, leave=leave),
+        "evaluate": lambda stop, leave: evaluate_only(spec, run_folder, given.resume, stop=stop, leave=leave),
+        "predict": lambda stop, leave: predict_only(spec, run_folder, given.resume, leave=leave),
     }
     return rank.run(modes[given.mode], run_folder=run_folder, rank=rank.number(os.environ))
 
 
-def train(spec: Any, run_folder: RunFolder, resume: Path | None, stop: Callable[[], bool]) -> None:
+def train(spec: Any, run_folder: RunFolder, resume: Path | None, *, stop: Stop, leave: rank.Leaving) -> None:
     """Train to the end, or from ``resume`` to the end."""
     _log_to_stderr()
     started = time.perf_counter()
     data = open_task(spec)
-    with assembled(spec, data) as job:
+    with assembled(spec, data, leave=leave) as job:
         saved = None if resume is None else checkpoint.load(resume)
-        progress = Progress() if saved is None else saved.progress
+        session = Session(job, data, run_folder, _Result.of(saved))
         if saved is not None:
+            session.check_continues()
             job.backend.restore(job.model, job.optimizer, saved.state)
-        session = Session(job, data, run_folder, progress)
         session.announce(resumed_from=resume)
-        reason = "failed"
         try:
-            progress = session.trainer(stop).run(progress)
-            reason = "done"
+            session.trainer(stop).run(session.progress)
         except Interrupted:
-            reason = "interrupted"
+            session.end("interrupted", seconds=time.perf_counter() - started)
             raise
-        finally:
-            session.end(reason, seconds=time.perf_counter() - started)
+        except BaseException as error:
+            leave(error)
+            try:
+                session.end("failed", seconds=time.perf_counter() - started)
+            except Exception:
+                log.exception("after the failure")
+            raise
+        session.end("done", seconds=time.perf_counter() - started)
 
 
 class Session:
     """One rank's run of a job: what the trainer calls, and what is written beside."""
 
-    def __init__(self, job: Assembly, data: DetectionTask, run_folder: RunFolder, progress: Progress) -> None:
+    def __init__(self, job: Assembly, data: DetectionTask, run_folder: RunFolder, result: "_Result") -> None:
         self.job = job
         self._data = data
         self.run_folder = run_folder
         self.loader = job.training_loader()
         self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
-        self.report, self.checkpoints = _writers(job, run_folder, progress)
-        self._result = _Result.of(progress)
+        self.report, self.checkpoints = _writers(job, run_folder, result.progress)
+        self._result = result
         self._evaluations = job.evaluation_loader()
+        self._stop: Stop = lambda: False
 
-    def trainer(self, stop: Callable[[], bool]) -> Trainer:
+    @property
+    def progress(self) -> Progress:
+        """Where the job was saved last, or starts."""
+        return self._result.progress
+
+    def check_continues(self) -> None:
+        """See ``cadence.check_continues``."""
+        cadence.check_continues(
+            self.progress,
+            updates_per_epoch=self.loader.updates_per_epoch,
+            global_batch=self.job.spec.train.batch_size,
+        )
+
+    def trainer(self, stop: Stop) -> Trainer:
         """The loop with everything it calls."""
+        self._stop = stop
         job, spec = self.job, self.job.spec
         schedule = Schedule(spec, updates_per_epoch=self.loader.updates_per_epoch, total_updates=self.updates)
         return Trainer(
@@ -134,7 +155,6 @@ class Session:
     def updated(self, record: Mapping[str, Any]) -> None:
         """Take the record of one update; one that was skipped is told to the person too."""
         self.report.update(record)
-        self._result.skipped = record["skipped"]
         if not math.isfinite(record["norm"]):
             self.report.event(
                 "warning",
@@ -150,18 +170,18 @@ class Session:
             job.backend,
             job.model,
             job.optimizer,
-            self._evaluations.micro_batches(0),
+            interruptible(self._evaluations.micro_batches(0), collective=job.backend.collective, stop=self._stop),
             predictions=job.plugin.predictions,
             evaluator=evaluator,
         )
         figures["score"] = figures[job.spec.evaluate.score]
-        self._result.take(figures, progress)
+        best = self._result.take(figures, progress)
         self._result.found = evaluator.partial()
         self.report.evaluation(
             figures,
             update=progress.update,
             epoch=progress.epoch,
-            best=figures["score"] >= self._result.best_score,
+            best=best,
             seconds=time.perf_counter() - began,
         )
         return figures
@@ -176,15 +196,15 @@ class Session:
             progress,
             score=score,
             spec=job.spec.model_dump(mode="json"),
-            extra={**self._data.labels(), "details": dict(job.task.details)},
+            extra={**self._data.labels(), "details": dict(job.task.details), "results": self._result.figures()},
         )
         self.report.event("checkpoint", update=progress.update, folder=str(self.run_folder.checkpoints), score=score)
 
     def end(self, reason: str, *, seconds: float) -> None:
         """Finish what is being written; the last record and the summary. Collective unless ``reason`` is "failed"."""
+        self.checkpoints.wait()
         self.loader.close()
         self._evaluations.close()
-        self.checkpoints.wait()
         if reason == "interrupted":
             barrier(self.job.backend.collective)  # a rank that leaves early hurries the one that still writes
         result, job = self._result, self.job
@@ -197,7 +217,7 @@ class Session:
             "total_updates": self.updates,
             "epochs": result.progress.epoch,
             "samples": result.progress.samples,
-            "skipped_updates": result.skipped,
+            "skipped_updates": result.progress.skipped,
             "seconds": round(seconds, 2),
             "best": result.best,
             "last": result.last,
@@ -229,29 +249,34 @@ class _Result:
     best: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
     found: Any = None
-    skipped: int = 0
 
     @classmethod
-    def of(cls, progress: Progress) -> "_Result":
+    def of(cls, saved: checkpoint.Saved | None) -> "_Result":
         """What is known at the start: nothing, or what a resumed job had reached."""
-        result = cls(progress=progress)
-        if progress.best_epoch >= 0:
-            result.best_score = progress.best
-            result.best = {"epoch": progress.best_epoch, "score": progress.best}
-        return result
+        if saved is None:
+            return cls(progress=Progress())
+        figures = saved.meta["extra"].get("results", {})
+        return cls(progress=saved.progress, best_score=saved.progress.best, **figures)
 
-    def take(self, figures: Mapping[str, float], progress: Progress) -> None:
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """For the checkpoint."""
+        return {"best": dict(self.best), "last": dict(self.last)}
+
+    def take(self, figures: Mapping[str, float], progress: Progress) -> bool:
+        """Figures of an evaluation; returns whether they are the best so far."""
         self.last = {"update": progress.update, "epoch": progress.epoch, **figures}
-        if figures["score"] > self.best_score:
+        best = figures["score"] > self.best_score
+        if best:
             self.best_score, self.best = figures["score"], self.last
+        return best
 
 
-def evaluate_only(spec: Any, run_folder: RunFolder, weights: Path | None) -> None:
+def evaluate_only(spec: Any, run_folder: RunFolder, weights: Path | None, *, stop: Stop, leave: rank.Leaving) -> None:
     """Score the averaged weights of a checkpoint, or those that ``model.weights`` names."""
     _log_to_stderr()
     saved = None if weights is None else checkpoint.load(weights)
     details = None if saved is None else saved.meta["extra"].get("details")
-    with assembled(spec, open_task(spec, training=False), details=details) as job:
+    with assembled(spec, open_task(spec, training=False), leave=leave, details=details) as job:
         progress = Progress()
         if saved is not None:
             progress = saved.progress
@@ -262,7 +287,7 @@ def evaluate_only(spec: Any, run_folder: RunFolder, weights: Path | None) -> Non
             job.backend,
             job.model,
             job.optimizer,
-            loader.micro_batches(0),
+            interruptible(loader.micro_batches(0), collective=job.backend.collective, stop=stop),
             predictions=job.plugin.predictions,
             evaluator=evaluator,
         )
@@ -273,12 +298,12 @@ def evaluate_only(spec: Any, run_folder: RunFolder, weights: Path | None) -> Non
         report.close(summary)
 
 
-def predict_only(spec: Any, run_folder: RunFolder, weights: Path | None) -> None:
+def predict_only(spec: Any, run_folder: RunFolder, weights: Path | None, *, leave: rank.Leaving) -> None:
     """Detect objects in the pictures that ``predict.json`` of the run folder lists."""
     from mtrain.predicting import predict
 
     _log_to_stderr()
-    predict(spec, run_folder.path, weights)
+    predict(spec, run_folder.path, weights, leave=leave)
 
 
 def _writers(job: Assembly, run_folder: RunFolder, progress: Progress) -> tuple[Report, checkpoint.CheckpointStore]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.core.errors import LaunchError
+from mtrain.core.errors import LaunchError, SpecError
 from mtrain.core.interfaces import Module, Optimizer, Recipe
 
 if TYPE_CHECKING:
     from torch import nn
 
     from mtrain.backends._torch.optimizer import Exchange
+    from mtrain.backends._torch.rehearsed import RehearsedDDP
 
 
 class DDP(TorchBackend):
@@ -39,8 +41,12 @@ class DDP(TorchBackend):
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self._wrapped: weakref.WeakSet[RehearsedDDP] = weakref.WeakSet()
 
     def __enter__(self) -> Self:
+        # Its functions take the group of the moment of import as a default argument; DDP imports it. Imported after the
+        # group is made, they would keep the group, and its threads, alive beyond __exit__.
+        import torch.distributed.nn.functional  # noqa: F401
         from torch import distributed as dist
 
         from mtrain.backends._torch import device
@@ -67,7 +73,11 @@ class DDP(TorchBackend):
     def __exit__(self, *error: object) -> None:
         from torch import distributed as dist
 
+        if self._entered is not None:
+            self._entered.collective.close()
         self._entered = None
+        for wrapped in self._wrapped:
+            wrapped.release()
         if not dist.is_initialized():
             return
         if error and error[0] is not None and dist.get_backend() == "nccl":
@@ -86,6 +96,11 @@ class DDP(TorchBackend):
         # no_sync and a static graph exclude each other.
         legal = recipe.accumulate == 1 and not self.options.find_unused_parameters
         wanted = self.options.static_graph
+        if wanted is True and not legal:
+            raise SpecError(
+                f"backend.options.static_graph: true given with {recipe.accumulate} micro batches per update and "
+                f"find_unused_parameters {self.options.find_unused_parameters}; expected 1 and false: use `auto`"
+            )
         wrapped = RehearsedDDP(
             model,
             device_ids=[self.engine.device] if self.engine.device.type == "cuda" else None,
@@ -95,6 +110,7 @@ class DDP(TorchBackend):
             gradient_as_bucket_view=True,
             static_graph=legal if wanted == "auto" else wanted,
         )
+        self._wrapped.add(wrapped)
         return wrapped, _Exchange(wrapped)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.cli.options import JobCommand, job_options, load_job
+from mtrain.cli.options import JobCommand, complete_path, job_options, load_job
 
 if TYPE_CHECKING:
     from mtrain.core.config import Loaded
@@ -34,7 +34,7 @@ def show(*, origins: bool, as_json: bool, **params: Any) -> None:
 
 
 @config.command(cls=JobCommand)
-@click.argument("path")
+@click.argument("path", shell_complete=complete_path)
 @job_options
 def explain(path: str, **params: Any) -> None:
     """Say what the value at PATH is, means and may be, where it came from and what it replaced."""
@@ -102,7 +102,12 @@ def _reference() -> list[str]:
     from mtrain.core.spec import Spec
 
     defaults = Spec().model_dump(mode="json")
-    lines = ["# Every value of a spec", ""]
+    lines = [
+        "# Every value of a spec",
+        "",
+        "Written by `mtrain config schema --markdown`. `mtrain config explain KEY -c SPEC` says what a value is and where it "
+        "came from.",
+    ]
     section: tuple[Any, ...] | None = None
     for path, field in walk(Spec):
         if model_of(field.annotation) is not None and path[-1] != "groups":

@@ -38,7 +38,7 @@ def check(spec: str | None, config: str | None, overrides: tuple[str, ...], pict
     loaded = load(spec or config, overrides=list(overrides))
     console = Console(soft_wrap=True)
     opened = open_data(loaded.spec.data)
-    splits = {"train": opened.train, "val": opened.val}
+    splits = dict(zip(("train", "val"), opened.both(), strict=True))
     verified = verify_pictures(*splits.values())
     console.print(f"{loaded.source}: data.format {loaded.spec.data.format}, {verified} picture files, all whole")
     print_report(console, splits)

@@ -24,5 +24,7 @@ def evaluate(context: click.Context, /, **params: Any) -> None:
         params["overrides"] = (*(params["overrides"] or ()), f"model.weights={params['weights']}")
     params["config"] = starting.resumed_config(params["config"], wanted)
     loaded = load_job(params)
+    if params["run"] and not params["checkpoint"] and not Path(params["run"]).is_dir():
+        raise click.UsageError(f"--run {params['run']}: no such run folder; give one such as runs/digits")
     best = None if params["checkpoint"] or not params["run"] else starting.best_of(Path(params["run"]))
     context.exit(evaluate_only(loaded, str(best) if best else wanted))

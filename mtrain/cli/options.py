@@ -203,11 +203,17 @@ def _complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: s
 
 
 def _complete_override(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    found = complete_path(_ctx, _param, incomplete)
+    return [CompletionItem(f"{item.value}=", help=item.help) for item in found]
+
+
+def complete_path(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The values of a spec whose path begins so."""
     from mtrain.core.schema import dotted, model_of, walk
     from mtrain.core.spec import Spec
 
     paths = [(dotted(path), field) for path, field in walk(Spec) if model_of(field.annotation) is None]
-    return [CompletionItem(f"{path}=", help=field.description) for path, field in paths if path.startswith(incomplete)]
+    return [CompletionItem(path, help=field.description) for path, field in paths if path.startswith(incomplete)]
 
 
 def _complete_backend(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

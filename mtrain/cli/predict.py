@@ -1,6 +1,7 @@
 """``mtrain predict``: pictures in; pictures with boxes and COCO JSON out."""
 
 import dataclasses
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,21 +45,26 @@ def predict(context: click.Context, /, **params: Any) -> None:
     if params["config"] is None and not params["weights"]:
         params["config"] = starting.resumed_config(None, str(weights))
     loaded = load_job(_on_one_rank(params))
+    if not weights.is_dir() and not loaded.spec.data.names:
+        raise click.UsageError(
+            "--weights FILE does not say its classes; give them in label order: -o data.names=cat,dog"
+        )
     out = Path(params["out"])
-    with tempfile.TemporaryDirectory(prefix="mtrain-predict-") as folder:
-        names = loaded.spec.data.names or []
-        request = {
-            "pictures": [str(file) for file in files],
-            "out": str(out.absolute()),
-            "confidence": params["confidence"],
-            "draw": params["draw"],
-            "class_names": names,
-            "category_ids": list(range(1, len(names) + 1)),
-        }
-        write_json(Path(folder) / "predict.json", request)
-        where = starting.Where(run_dir=Path(folder), checkpoint=weights)
-        code = starting.run_job(dataclasses.replace(loaded), where, mode="predict", quiet=True)
+    folder = Path(tempfile.mkdtemp(prefix="mtrain-predict-"))
+    names = loaded.spec.data.names or []
+    request = {
+        "pictures": [str(file) for file in files],
+        "out": str(out.absolute()),
+        "confidence": params["confidence"],
+        "draw": params["draw"],
+        "class_names": names,
+        "category_ids": list(range(1, len(names) + 1)),
+    }
+    write_json(folder / "predict.json", request)
+    where = starting.Where(run_dir=folder, checkpoint=weights)
+    code = starting.run_job(dataclasses.replace(loaded), where, mode="predict", quiet=True)
     if code == 0:
+        shutil.rmtree(folder)  # after a failure the message names its logs
         click.echo(f"{len(files)} pictures: {_found(out)} objects with a score >= {params['confidence']:g}")
         click.echo(f"boxes:     {out / 'predictions.json'}")
         if params["draw"]:

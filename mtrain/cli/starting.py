@@ -60,6 +60,14 @@ def best_of(run: Path) -> Path | None:
     return store.best(folder) or store.newest(folder)
 
 
+def latest_run(config: str | None, resume: str | None) -> str | None:
+    """``resume``, and for ``--resume`` alone, where no spec is given or lies here, the run that was started last."""
+    latest = Path("runs") / runfolder.LATEST
+    if resume != AUTO or config is not None or Path("mtrain.yml").exists() or not latest.is_dir():
+        return resume
+    return str(latest.parent / latest.resolve().name)
+
+
 def resumed_config(config: str | None, resume: str | None) -> str | None:
     """The spec to read: the resumed run's own, where ``--resume PATH`` is given without ``-c``."""
     if config is not None or resume in (None, AUTO):

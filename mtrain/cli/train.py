@@ -19,7 +19,7 @@ def train(context: click.Context, /, **params: Any) -> None:
     """Train what a spec describes, from the beginning or from a checkpoint."""
     from mtrain.cli import starting
 
-    resume = params.get("resume")
+    resume = starting.latest_run(params.get("config"), params.get("resume"))
     params["config"] = starting.resumed_config(params.get("config"), resume)
     loaded = load_job(params)
     where = starting.locate(loaded, resume=resume)
@@ -36,7 +36,7 @@ def train_now(loaded: "Loaded", where: "Where") -> int:
 
     starting.own_node(loaded)
     size = starting.planned(loaded, where).size
-    notes = [f"spec: {loaded.source}", *preflight.check(loaded.spec, size=size)]
+    notes = [f"spec: {loaded.source}", *preflight.check(loaded.spec, size=size, resumed=where.checkpoint)]
     where = starting.created(loaded, where)
     notes.append(f"run folder: {where.run_dir}")
     if where.checkpoint is not None:

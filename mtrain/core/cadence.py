@@ -1,7 +1,8 @@
 """When something is due: pure functions of where the job stands."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mtrain.core.errors import CheckpointError
 from mtrain.core.interfaces import Progress
 from mtrain.core.spec import CheckpointSpec, EvaluateSpec
 
@@ -37,34 +38,56 @@ def saves(spec: CheckpointSpec) -> Cadence:
     return Cadence(every_updates=spec.every_updates, every_epochs=spec.every_epochs, every_minutes=spec.every_minutes)
 
 
-def advanced(progress: Progress, *, updates_per_epoch: int, samples: int) -> Progress:
-    """``progress`` one update on."""
+def advanced(progress: Progress, *, updates_per_epoch: int, samples: int, finite: bool = True) -> Progress:
+    """``progress`` one update on; ``finite``: whether its gradient was, else it was skipped."""
     position = progress.position + 1
     ended = position == updates_per_epoch
-    return Progress(
+    return replace(
+        progress,
         update=progress.update + 1,
         epoch=progress.epoch + ended,
         position=0 if ended else position,
-        best=progress.best,
-        best_epoch=progress.best_epoch,
-        epochs_without_gain=progress.epochs_without_gain,
         samples=progress.samples + samples,
+        skipped=progress.skipped + (not finite),
+        skipped_in_a_row=0 if finite else progress.skipped_in_a_row + 1,
     )
 
 
 def scored(progress: Progress, score: float) -> Progress:
     """``progress`` after an evaluation: the best score and how many evaluations passed since.
 
-    The score belongs to the epoch that has just been trained, or is being trained.
+    The score belongs to the epoch that has just been trained, or is being trained. Evaluated again behind the same
+    update, a job has not gone longer without gain.
     """
     epoch = progress.epoch - (progress.position == 0 and progress.epoch > 0)
     gain = score > progress.best
-    return Progress(
-        update=progress.update,
-        epoch=progress.epoch,
-        position=progress.position,
+    again = progress.scored_update == progress.update
+    return replace(
+        progress,
         best=score if gain else progress.best,
         best_epoch=epoch if gain else progress.best_epoch,
-        epochs_without_gain=0 if gain else progress.epochs_without_gain + 1,
-        samples=progress.samples,
+        epochs_without_gain=0 if gain else progress.epochs_without_gain + (not again),
+        scored_update=progress.update,
     )
+
+
+def check_continues(progress: Progress, *, updates_per_epoch: int, global_batch: int) -> None:
+    """Refuse to go on where the order of samples is another one than that of the updates taken.
+
+    Raises:
+        CheckpointError: the global batch or the length of the training split is not what it was.
+    """
+    expected = Progress(
+        update=progress.update,
+        epoch=progress.update // updates_per_epoch,
+        position=progress.update % updates_per_epoch,
+        samples=progress.update * global_batch,
+    )
+    if (progress.epoch, progress.position, progress.samples) != (expected.epoch, expected.position, expected.samples):
+        raise CheckpointError(
+            f"--resume: the checkpoint stands behind update {progress.update} at epoch {progress.epoch}, position "
+            f"{progress.position}, {progress.samples} samples; with train.batch_size {global_batch} and "
+            f"{updates_per_epoch} updates per epoch that would be epoch {expected.epoch}, position {expected.position}, "
+            f"{expected.samples} samples. Go on with the batch size and the training split it was trained with, or "
+            "start a new job from its weights with model.weights: CHECKPOINT"
+        )

@@ -15,11 +15,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mtrain.core import checkpoint_files as files
-from mtrain.core.checkpoint_files import Saved, load, verify
+from mtrain.core.checkpoint_files import Saved, load, progress_of, verify
 from mtrain.core.errors import TrainingError
 from mtrain.core.interfaces import Progress, State
 
-__all__ = ["CheckpointStore", "Checkpoints", "NoCheckpoints", "Saved", "best", "listed", "load", "newest", "verify"]
+__all__ = [
+    "CheckpointStore",
+    "Checkpoints",
+    "NoCheckpoints",
+    "Saved",
+    "best",
+    "listed",
+    "load",
+    "newest",
+    "progress_of",
+    "verify",
+]
 
 PREFIX = "step-"
 TEMPORARY = ".tmp-"

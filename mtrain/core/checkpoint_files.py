@@ -203,7 +203,7 @@ def load(folder: Path) -> Saved:
         raise CheckpointError(f"{folder}: cannot be read: {'; '.join(problems)}")
     try:
         body = json.loads((folder / STATE).read_bytes())
-        progress = Progress(**(body["progress"] | {"best": float(body["progress"]["best"])}))
+        progress = _progress(body)
         parts = {part: _unpack((folder / name).read_bytes()) for part, name in ARRAYS.items()}
         counters = {name: float(value) for name, value in body["counters"].items()}
         spec, extra = body["spec"], body["extra"]
@@ -212,6 +212,15 @@ def load(folder: Path) -> Saved:
     manifest = manifest_of(folder)
     meta = {name: manifest.get(name) for name in ("score", "serial", "versions", "update")} | {"extra": extra}
     return Saved(state=State(counters=counters, **parts), progress=progress, spec=spec, meta=meta)
+
+
+def progress_of(folder: Path) -> Progress:
+    """Where the job of an intact checkpoint stands; reads no arrays."""
+    return _progress(json.loads((folder / STATE).read_bytes()))
+
+
+def _progress(body: Mapping[str, Any]) -> Progress:
+    return Progress(**(body["progress"] | {"best": float(body["progress"]["best"])}))
 
 
 def _unpack(content: bytes) -> dict[str, Array]:

@@ -220,6 +220,7 @@ def _repair(sources: Sources, problems: Sequence[Problem]) -> bool:
             continue
         value = [problem.given] if text is None else text
         sources.layers.assign(problem.path, value, origin, sources.defaults)
+        sources.layers.history[problem.path].pop()  # the same value in other words replaces nothing
         repaired = True
     return repaired
 

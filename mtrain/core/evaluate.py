@@ -4,7 +4,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mtrain.core.interfaces import Array, Backend, Evaluator, HostBatch, Module, Optimizer
+import numpy as np
+
+from mtrain.core.errors import Interrupted
+from mtrain.core.interfaces import Array, Backend, Collective, Evaluator, HostBatch, Module, Optimizer
 
 Predictions = Callable[[Mapping[str, Array], HostBatch], Sequence[Any]]
 """``Model.predictions``."""
@@ -37,6 +40,20 @@ def evaluate(
         finally:
             model.train()
     return evaluator.result(backend.collective.all_gather(evaluator.partial()))
+
+
+def interruptible(
+    loader: Iterable[HostBatch], *, collective: Collective, stop: Callable[[], bool]
+) -> Iterator[HostBatch]:
+    """What ``loader`` yields; before each micro batch the ranks agree whether to end.
+
+    Raises:
+        Interrupted: ``stop`` said so on some rank; raised on every rank.
+    """
+    for host in loader:
+        if collective.all_reduce(np.array([float(stop())]), "max")[0] > 0:
+            raise Interrupted("ended from outside during evaluation")
+        yield host
 
 
 def outputs(

@@ -84,7 +84,12 @@ class Progress:
     best: float = float("-inf")
     best_epoch: int = -1
     epochs_without_gain: int = 0
+    scored_update: int = -1
+    """The update behind which the job was evaluated last."""
     samples: int = 0
+    skipped: int = 0
+    """Updates whose gradient was not finite."""
+    skipped_in_a_row: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

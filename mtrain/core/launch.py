@@ -74,16 +74,17 @@ def run(plan: Plan, job: Job) -> int:
 
     Raises:
         LaunchError: the command cannot be started at all.
+        UsageError: another starter runs a job in this folder.
     """
     run_folder = RunFolder(plan.run_dir, plan.log_dir)
     run_folder.make()
     attempts = 0
     try:
-        with Requests() as requests, processes.adopting_orphans():
+        with runfolder.taken(run_folder, node=job.node), Requests() as requests, processes.adopting_orphans():
             while True:
                 attempts += 1
                 ending = _Attempt(plan, job, run_folder, requests).run()
-                told = _explain(plan, run_folder, requests, ending)
+                told = _explain(plan, job, run_folder, requests, ending)
                 if told.code != 1 or requests.count or attempts > plan.max_restarts or job.replan is None:
                     break
                 plan = _restarted(job.replan, job, run_folder, told, left=plan.max_restarts - attempts)
@@ -104,13 +105,14 @@ def _restarted(
     return replan(newest)
 
 
-def _explain(plan: Plan, run_folder: RunFolder, requests: Requests, ending: Ending) -> Verdict:
+def _explain(plan: Plan, job: Job, run_folder: RunFolder, requests: Requests, ending: Ending) -> Verdict:
     """Exit code, and what to tell when the job did not end by itself."""
     reason = (ending.last or {}).get("reason")
     failures = verdict.real_failures(run_folder)
     if ending.status == 0 and reason != "interrupted":
         return Verdict(code=0, headline="done", text="")
-    if reason == "interrupted" and not failures:
+    on_another_host = job.node > 0 and verdict.asked_to_end(run_folder)
+    if (reason == "interrupted" and not failures) or on_another_host:
         text = f"ended, state saved; go on with --resume {run_folder.path}"
         return Verdict(code=EXIT_CODES[requests.first or signal.SIGTERM], headline="ended", text=text)
     refused = any(failure.get("expected") for failure in failures)

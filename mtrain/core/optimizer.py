@@ -86,6 +86,18 @@ def is_frozen(name: str, frozen: Sequence[str]) -> bool:
     return any(re.search(pattern, name) for pattern in frozen)
 
 
+def check_frozen(names: Iterable[str], frozen: Sequence[str]) -> None:
+    """Refuse patterns that freeze nothing.
+
+    Raises:
+        SpecError: no name of ``names`` is matched by one of the regexes ``frozen``; an example of a name is given.
+    """
+    names = list(names)
+    idle = [pattern for pattern in frozen if not any(re.search(pattern, name) for name in names)]
+    if idle:
+        raise SpecError([f"train.freeze: {p!r} is found in no parameter name; they are like {names[0]}" for p in idle])
+
+
 def micro_batch(spec: Spec, *, size: int) -> tuple[int, int]:
     """(micro batch, accumulate) with ``size * micro batch * accumulate == train.batch_size``.
 

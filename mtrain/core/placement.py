@@ -1,5 +1,6 @@
 """Where ranks run: this machine's addresses, devices and ports, and the options that every launcher is given."""
 
+import errno
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ class LaunchOptions(BaseModel):
     python: str = Field(description="interpreter of the ranks")
     master_addr: str = Field(LOOPBACK, description="address of the first host")
     master_port: int = Field(29500, gt=0, lt=65536, description="rendezvous port on the first host")
+    start_port: int | None = Field(None, gt=0, lt=65536, description="first port of the ranks; null: theirs to choose")
     threads: int = Field(1, gt=0, description="CPU threads per rank")
     devices: tuple[int, ...] | None = Field(None, description="device numbers on every host; null: all")
     interface: str | None = Field(None, description="network interface of the collectives; null: left to them")
@@ -46,6 +48,24 @@ def free_port(address: str = LOOPBACK) -> int:
     with socket.socket() as listener:
         listener.bind((address, 0))
         return int(listener.getsockname()[1])
+
+
+def check_port(address: str, port: int) -> None:
+    """Refuse a rendezvous port that another program listens on; an address of another machine is not looked at.
+
+    Raises:
+        UsageError: it is taken.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that a job has just left is free
+        try:
+            listener.bind((address, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UsageError(
+                    f"cluster.master_port: {port} is in use on {address}; give another one, or end what listens there"
+                ) from error
 
 
 def own_addresses() -> list[tuple[str, str]]:

@@ -196,6 +196,7 @@ def _launch_options(launcher: Any, spec: Spec, machine: Machine, *, ranks: int) 
         python=spec.backend.python or machine.python,
         master_addr=cluster.master_addr or (LOOPBACK if alone else cluster.ips[0]),
         master_port=port,
+        start_port=None if cluster.start_port == "auto" else cluster.start_port,
         threads=threads,
         devices=tuple(cluster.devices) if cluster.devices is not None else None,
         interface=interface,

@@ -163,7 +163,7 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
     what = f"the {SINGULAR.get(kind, kind)} {name!r} ({entry.target} of {_provider(entry)})"
     try:
         target = _import(entry, policy)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a stranger's module may fail in any way when it is imported
         remedy = (
             f"; install it with: pip install 'mtrain[{entry.extra}]'" if entry.extra and not entry.installed else ""
         )

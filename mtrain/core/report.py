@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from mtrain.core.errors import TrainingError
+
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 RESULTS = "results.png"
@@ -110,7 +112,12 @@ class Reporter:
 
     def _line(self, kind: str, fields: Mapping[str, Any]) -> None:
         record = {"kind": kind, "time": round(self._clock(), 3), **finite(fields)}
-        self._lines.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        try:
+            self._lines.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        except OSError as error:
+            raise TrainingError(
+                f"{self.folder / METRICS} cannot be written: {error.strerror or error}; make room, then go on with --resume"
+            ) from error
 
 
 def finite(value: Any) -> Any:

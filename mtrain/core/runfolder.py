@@ -8,15 +8,18 @@
     runs/latest   link to the newest
 """
 
+import fcntl
 import itertools
 import json
 import os
 import platform
+import re
 import socket
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -26,17 +29,6 @@ from mtrain.core.errors import CheckpointError, MtrainError, UsageError
 from mtrain.core.report import METRICS, RESULTS, SUMMARY, write_json
 
 LATEST = "latest"
-PACKAGES = (
-    "mtrain",
-    "numpy",
-    "torch",
-    "paddlepaddle",
-    "horovod",
-    "deepspeed",
-    "opencv-python-headless",
-    "simplejpeg",
-    "pydantic",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +119,28 @@ def create(base: Path, name: str, *, latest: bool = True) -> Path:
     except OSError as error:
         raise UsageError(f"report.dir: no run folder could be made in {base}: {error.strerror or error}") from error
     raise AssertionError("the numbers never end")
+
+
+@contextmanager
+def taken(run: RunFolder, *, node: int = 0) -> Iterator[None]:
+    """While inside, no other starter of host ``node`` runs a job in this folder; the lock ends with the process.
+
+    Raises:
+        UsageError: another one does.
+    """
+    with (run.path / f".lock-{node}").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise UsageError(
+                f"{run.path}: process {file.read().strip() or '?'} is running a job in this folder; end it first, or wait"
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        file.truncate(0)
+        print(os.getpid(), file=file, flush=True)
+        yield
 
 
 def point_latest(path: Path) -> None:
@@ -244,10 +258,20 @@ def read_failures(run: RunFolder) -> list[dict[str, Any]]:
     return sorted(found, key=lambda failure: (failure.get("time", 0.0), failure.get("rank", 0)))
 
 
+def _packages() -> list[str]:
+    """This distribution and what it requires, extras included."""
+    try:
+        required = metadata.requires("mtrain") or []
+    except metadata.PackageNotFoundError:  # run from a clone that is not installed
+        required = []
+    names = (re.match(r"[\w.-]+", line) for line in ["mtrain", *required])
+    return sorted({found.group() for found in names if found})
+
+
 def describe_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """Versions, machine, and ``environ``, which the caller has redacted."""
     versions = {}
-    for name in PACKAGES:
+    for name in _packages():
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

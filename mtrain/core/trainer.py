@@ -62,7 +62,8 @@ class Hooks:
     on_update: Callable[[Record], None] = _nothing
     """Takes a record: see ``Trainer.run_update``."""
     evaluate: Callable[[Progress], Mapping[str, float]] = _no_scores
-    """Figures, equal on every rank; ``"score"`` is the one to maximise."""
+    """Figures, equal on every rank; ``"score"`` is the one to maximise. Raises ``Interrupted``, on every rank, when a
+    request to end was agreed on meanwhile."""
     save: Callable[[Progress, float | None], None] = _nothing
     """Takes where to go on from, and the score if it was evaluated just now."""
     stop: Callable[[], bool] = lambda: False
@@ -92,20 +93,20 @@ class Trainer:
         self.job = job
         self.cadences = cadences
         self.hooks = hooks
-        self._nonfinite_in_a_row = 0
-        self._skipped = 0
         self._saved_at = hooks.clock()
-        self._scored_update = -1
         self._saved_update = -1
 
     def run(self, progress: Progress) -> Progress:
         """Train from ``progress`` to the end; returns where it ended. Every rank calls."""
         self.job.model.train()
+        self._saved_update = progress.update or -1
+        unscored = progress.update > 0 and progress.scored_update != progress.update
+        if unscored and self.cadences.evaluations.due(progress):  # a request to end came in front of it
+            progress = self._after_update(progress, evaluate=True, save=False)
         while progress.update < self.job.total_updates and not self._out_of_patience(progress):
             progress = self.run_epoch(progress)
-        if self.cadences.evaluate_at_end and self._scored_update != progress.update:
-            progress, score = self._evaluate(progress)
-            self._save(progress, score)
+        if self.cadences.evaluate_at_end and progress.scored_update != progress.update:
+            progress = self._after_update(progress, evaluate=True, save=True)
         if self._saved_update != progress.update:
             self._save(progress, None)
         return progress
@@ -116,20 +117,24 @@ class Trainer:
         micro_batches = job.loader.micro_batches(epoch, progress.position)
         with closing(_Closable(job.backend.batches(micro_batches))) as batches:
             while progress.epoch == epoch and progress.update < job.total_updates:
-                stop, save = self.run_update(batches, progress)
-                progress = advanced(progress, updates_per_epoch=job.loader.updates_per_epoch, samples=job.global_batch)
-                progress = self._after_update(progress, stop=stop, save=save)
+                progress, stop, save = self.run_update(batches, progress)
+                progress = self._after_update(
+                    progress,
+                    evaluate=self.cadences.evaluations.due(progress),
+                    save=save or self.cadences.saves.due(progress),
+                    stop=stop,
+                )
                 if self._out_of_patience(progress):
                     break
         return progress
 
-    def run_update(self, batches: Iterator[Batch], progress: Progress) -> tuple[bool, bool]:
-        """One update. Returns what the ranks agreed on: (end now, save now).
+    def run_update(self, batches: Iterator[Batch], progress: Progress) -> tuple[Progress, bool, bool]:
+        """One update. Returns where the job stands then, and what the ranks agreed on: (end now, save now).
 
         Every ``report_every`` updates ``on_update`` takes a record of: update, epoch, position, updates_per_epoch,
         total_updates, losses (mean over the global batch), rate (of the last group), rates, momentum (None: as the
-        groups say), norm (before clipping), skipped (updates since the start whose gradient
-        was not finite: such an update is always reported), samples_per_s, wait_share (of the time, waiting for data),
+        groups say), norm (before clipping), skipped (updates of the job whose gradient was
+        not finite: such an update is always reported), samples_per_s, wait_share (of the time, waiting for data),
         seconds, memory_bytes (of this rank).
         """
         job, clock = self.job, self.hooks.clock
@@ -142,8 +147,14 @@ class Trainer:
             turn.losses = {name: turn.losses.get(name, 0.0) + x.detach() for name, x in losses.items()}
         rates = job.schedule(progress.update)
         norm = job.optimizer.step(rates)
-        self._count_nonfinite(norm, progress)
-        return self._agree(turn, progress, rates, norm)
+        after = advanced(
+            progress,
+            updates_per_epoch=job.loader.updates_per_epoch,
+            samples=job.global_batch,
+            finite=math.isfinite(norm),
+        )
+        self._check_finite(after, progress)
+        return after, *self._agree(turn, progress, rates, norm)
 
     def _next(self, batches: Iterator[Batch], turn: _Turn) -> Batch:
         before = self.hooks.clock()
@@ -151,12 +162,10 @@ class Trainer:
         turn.waited += self.hooks.clock() - before
         return batch
 
-    def _count_nonfinite(self, norm: float, progress: Progress) -> None:
-        self._nonfinite_in_a_row = 0 if math.isfinite(norm) else self._nonfinite_in_a_row + 1
-        self._skipped += not math.isfinite(norm)
-        if self._nonfinite_in_a_row >= self.cadences.max_nonfinite:
+    def _check_finite(self, after: Progress, progress: Progress) -> None:
+        if after.skipped_in_a_row >= self.cadences.max_nonfinite:
             raise NonFiniteError(
-                f"the gradient was not finite in {self._nonfinite_in_a_row} updates in a row, the last is update "
+                f"the gradient was not finite in {after.skipped_in_a_row} updates in a row, the last is update "
                 f"{progress.update} of epoch {progress.epoch}; lower optimizer.rate, lengthen schedule.warmup, check "
                 "the data, or use precision bf16 instead of fp16"
             )
@@ -188,7 +197,7 @@ class Trainer:
                 "rates": list(rates.rates),
                 "momentum": rates.momentum,
                 "norm": norm,
-                "skipped": self._skipped,
+                "skipped": progress.skipped + (not math.isfinite(norm)),
                 "samples_per_s": self.job.global_batch / seconds,
                 "wait_share": min(means[-1] / seconds, 1.0),
                 "seconds": seconds,
@@ -196,13 +205,16 @@ class Trainer:
             }
         )
 
-    def _after_update(self, progress: Progress, *, stop: bool, save: bool) -> Progress:
+    def _after_update(self, progress: Progress, *, evaluate: bool, save: bool, stop: bool = False) -> Progress:
         """Evaluate and save where due; end where asked, saved."""
         score = None
-        if self.cadences.evaluations.due(progress) and not stop:
-            progress, score = self._evaluate(progress)
+        if evaluate and not stop:
+            try:
+                progress, score = self._evaluate(progress)
+            except Interrupted:  # evaluated when the job goes on
+                stop = True
         gained = score is not None and progress.epochs_without_gain == 0
-        if stop or save or gained or self.cadences.saves.due(progress):
+        if stop or save or gained:
             self._save(progress, score)
         if stop:
             raise Interrupted(f"ended from outside at update {progress.update}, state saved; go on with --resume")
@@ -210,9 +222,8 @@ class Trainer:
 
     def _evaluate(self, progress: Progress) -> tuple[Progress, float | None]:
         scores = self.hooks.evaluate(progress)
-        self._scored_update = progress.update
         if "score" not in scores:
-            return progress, None
+            return replace(progress, scored_update=progress.update), None
         return scored(progress, scores["score"]), scores["score"]
 
     def _save(self, progress: Progress, score: float | None) -> None:

@@ -38,6 +38,11 @@ def real_failures(run: RunFolder) -> list[dict[str, Any]]:
     return [failure for failure in read_failures(run) if failure.get("exit_code") != Interrupted.exit_code]
 
 
+def asked_to_end(run: RunFolder) -> bool:
+    """Whether ranks of this host ended because the job was asked to, and none failed: only rank 0's host has records."""
+    return bool(read_failures(run)) and not real_failures(run)
+
+
 def judge(run: RunFolder, deaths: Sequence[tuple[int, int]], *, status: int) -> Verdict:
     """The first cause, from what ranks left behind, the deaths their starter saw, and its own exit status."""
     failures = real_failures(run)

@@ -49,6 +49,23 @@ class DetectionData:
             )
         return annotations
 
+    def both(self) -> "list[Annotations]":
+        """The training and the evaluation split.
+
+        Raises:
+            DataError: what is wrong with either, told together.
+
+        """
+        found, problems = [], []
+        for split in ("train", "val"):
+            try:
+                found.append(getattr(self, split))
+            except DataError as error:
+                problems.append(str(error))
+        if problems:
+            raise DataError("\n".join(dict.fromkeys(problems)))
+        return found
+
     @property
     def class_names(self) -> tuple[str, ...]:
         """In label order."""

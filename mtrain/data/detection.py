@@ -43,7 +43,7 @@ class DetectionTask:
 
     def splits(self) -> list[Annotations]:
         """The splits that the job reads."""
-        return [self._data.train, self._data.val] if self._training else [self._data.val]
+        return self._data.both() if self._training else [self._data.val]
 
     def length(self, split: str) -> int:
         """Samples of ``train`` or ``val``."""

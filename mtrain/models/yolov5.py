@@ -16,7 +16,7 @@ from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Array, HostBatch, Module, Task
 from mtrain.models import anchors as fitting
 from mtrain.models.nms import Selection, detections
-from mtrain.models.yolov5_loss import LossSettings
+from mtrain.models.yolov5_loss import START_BALANCE, LossSettings
 
 STRIDES = (8, 16, 32)
 COCO_ANCHORS = (
@@ -189,6 +189,8 @@ class YOLOv5:
         leaf = name.rsplit(".", 1)[-1]
         if leaf == "anchors":
             return self._anchors(task) / np.asarray(STRIDES, np.float32)[:, None, None]
+        if leaf == "moved_L":
+            return np.asarray(START_BALANCE, np.float64)
         if leaf == "num_batches_tracked":
             return np.zeros(shape, np.int64)
         if leaf == "running_var" or name.endswith("bn.weight"):

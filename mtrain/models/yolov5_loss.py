@@ -131,27 +131,6 @@ def loss(
     return {"total": (box + obj + cls) * settings.gain, **parts}, ops.detach(obj_L)
 
 
-class LevelBalance:
-    """Weight of each level's objectness loss. With ``adapt`` they move towards 1 / loss, stride 16 keeping weight 1.
-
-    Plain state beside the network, not in its checkpoints: it starts again with the process.
-    """
-
-    def __init__(self, *, adapt: bool) -> None:
-        self.adapt = adapt
-        self.moved_L: Tensor | None = None
-
-    def weights_L(self, like: Tensor) -> Tensor:
-        """The weights (L,) for this micro batch."""
-        return ops.asarray(START_BALANCE, like=like) if self.moved_L is None else self.moved_L
-
-    def update(self, weights_L: Tensor, obj_L: Tensor) -> None:
-        """Take the mean objectness loss of each level of this micro batch into account."""
-        if self.adapt:
-            moved_L = 0.9999 * weights_L + 0.0001 / obj_L
-            self.moved_L = moved_L / moved_L[1:2]
-
-
 def _overlap(pred_LRC: Tensor, matches: Matches) -> Tensor:
     """Complete IoU of each row's prediction and target (L, R); what is no match gets a finite value and no gradient."""
     valid_LR1 = matches.valid_LR[:, :, None]

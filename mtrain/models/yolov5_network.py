@@ -13,7 +13,7 @@ import numpy as np
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Array, Batch, Tensor
 from mtrain.models.blocks import C3, SPPF, Concat, ConvNormAct
-from mtrain.models.yolov5_loss import LevelBalance, LossSettings, loss
+from mtrain.models.yolov5_loss import START_BALANCE, LossSettings, loss
 
 STRIDES = (8, 16, 32)
 _INPUTS = {12: 6, 16: 4, 19: 14, 22: 10}
@@ -34,6 +34,31 @@ class Detect(nn.Module):
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """A feature map of each level to raw predictions (B, A * C, H, W)."""
         return [conv(x_BCHW) for conv, x_BCHW in zip(self.m, maps, strict=True)]
+
+
+class LevelBalance(nn.Module):
+    """Weight of each level's objectness loss. With ``adapt`` they move towards 1 / loss, stride 16 keeping weight 1.
+
+    They are a buffer then, so that a resumed job goes on with them; each rank follows its own micro batches.
+    """
+
+    moved_L: Tensor
+
+    def __init__(self, *, adapt: bool) -> None:
+        super().__init__()
+        self.adapt = adapt
+        if adapt:
+            nn.buffer(self, "moved_L", np.asarray(START_BALANCE, np.float64))
+
+    def weights_L(self, like: Tensor) -> Tensor:
+        """A copy of the weights (L,) for this micro batch."""
+        return ops.astype(self.moved_L, ops.dtype(like)) * 1 if self.adapt else ops.asarray(START_BALANCE, like=like)
+
+    def update(self, weights_L: Tensor, obj_L: Tensor) -> None:
+        """Take the mean objectness loss of each level of this micro batch into account."""
+        if self.adapt:
+            moved_L = 0.9999 * weights_L + 0.0001 / obj_L
+            self.moved_L[:] = moved_L / moved_L[1:2]
 
 
 class Network(nn.Module):

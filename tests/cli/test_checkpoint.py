@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from mtrain.cli import main
+from mtrain.cli.starting import AUTO, latest_run
+from mtrain.core import runfolder
 from mtrain.core.checkpoint import Checkpoints
 from mtrain.core.interfaces import Progress, State
 
@@ -43,3 +45,15 @@ def test_show_tells_what_the_newest_holds(run, capsys):
 def test_a_folder_without_checkpoints_is_wrong_use(tmp_path, capsys):
     assert main(["checkpoint", "list", str(tmp_path)]) == 2
     assert "holds no checkpoint" in capsys.readouterr().err
+
+
+def test_resume_alone_means_the_run_that_was_started_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert latest_run(None, AUTO) == AUTO
+    runfolder.create(tmp_path / "runs", "cells")
+    runfolder.create(tmp_path / "runs", "cells")
+    assert latest_run(None, AUTO) == "runs/cells-2"
+    assert latest_run("cells.yml", AUTO) == AUTO
+    assert latest_run(None, "runs/cells") == "runs/cells"
+    (tmp_path / "mtrain.yml").touch()
+    assert latest_run(None, AUTO) == AUTO

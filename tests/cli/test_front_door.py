@@ -172,6 +172,8 @@ def test_without_a_command_train_is_meant(typed, run, monkeypatch):
         (["config", "show", "-c", "absent.yml"], "error: absent.yml: no such file"),
         (["config", "show", "-o", "x"], "error: -o x: expected PATH=VALUE"),
         (["config", "validate"], "Missing argument"),
+        (["evaluate", "--run", "absent"], "--run absent: no such run folder"),
+        (["predict", "--weights", __file__, __file__], "-o data.names=cat,dog"),
     ],
 )
 def test_wrong_use_ends_with_2_and_says_what_is_meant(args, message, capsys):
@@ -230,6 +232,12 @@ def test_schema_and_reference_name_every_section(capsys):
         assert f"## {section}\n" in shown
 
 
+def test_the_reference_in_docs_is_what_the_command_prints(capsys):
+    assert main(["config", "schema", "--markdown"]) == 0
+    kept = Path(__file__).parents[2] / "docs" / "spec.md"
+    assert kept.read_text(encoding="utf-8") == capsys.readouterr().out, "mtrain config schema --markdown > docs/spec.md"
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_are_printed(shell, capsys):
     assert main(["completion", shell]) == 0
@@ -242,6 +250,9 @@ def test_paths_of_a_spec_complete():
     )
     result = shown.invoke(front, [], prog_name="mtrain", complete_var="_MTRAIN_COMPLETE")
     assert result.output.strip() == "plain,train.batch_size="
+    words = {"COMP_WORDS": "mtrain config explain train.ba", "COMP_CWORD": "3"}
+    result = shown.invoke(front, [], prog_name="mtrain", complete_var="_MTRAIN_COMPLETE", env=words)
+    assert result.output.strip() == "plain,train.batch_size"
 
 
 def test_help_lists_every_command_fast():

@@ -67,6 +67,15 @@ def test_predict_writes_coco_json_and_pictures(trained):
     assert len(list((trained / "out").glob("*.jpg"))) == 24
 
 
+def test_predict_takes_the_averaged_weights_as_a_plain_file(trained):
+    weights = next((trained / "runs/small/checkpoints").glob("*/ema.safetensors"))
+    names = f"data.names=[{','.join(repr(str(digit)) for digit in range(10))}]"
+    given = ["-c", "runs/small/spec.yml", "--weights", str(weights), "-o", names]
+    done = mtrain("predict", *given, "--confidence", "0.0", "--out", "plain", "digits/images", cwd=trained)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((trained / "plain/predictions.json").read_text())
+
+
 def test_a_class_id_of_predict_is_the_annotation_files_own(trained):
     shutil.copytree(trained / "digits", trained / "renumbered", dirs_exist_ok=True)
     for split in ("train", "val"):
@@ -105,6 +114,7 @@ def test_sources_without_pictures_are_all_named_and_nothing_starts(trained):
         (["train.batch_size=64"], "use at most 16"),
         (["data.image_size=70"], "use 64"),
         (["data.names=[a,b]"], "data.names"),
+        (["model.weights=absent.safetensors"], "absent.safetensors does not exist"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_a_remedy(trained, values, told):

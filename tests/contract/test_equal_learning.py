@@ -119,9 +119,16 @@ class TestEveryRank:
             }
 
     def test_goes_on_bit_for_bit_from_a_state(self, facts: Any) -> None:
-        for found in (each["resuming"] for each in facts):
+        for found in (each[key] for each in facts for key in ("resuming", "resuming_without_accumulation")):
             # 2 convolutions, 2 x 2 BatchNorm, weight and bias of the head
             assert found == {"round_trip": True, "continued": True, "counters": True, "moments": 8}
+
+    def test_leaves_no_thread_behind_that_could_abort_the_process_at_its_end(
+        self, outcome: Any, backend: str, size: int
+    ) -> None:
+        for rank in range(size):
+            threads = json.loads((outcome(backend, size) / f"threads-{rank}.json").read_text())
+            assert [name for name in threads if "gloo" in name] == []
 
     def test_refuses_to_start_from_unequal_weights(self, facts: Any, size: int) -> None:
         for found in (each["unequal_start"] for each in facts):

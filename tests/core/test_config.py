@@ -345,3 +345,13 @@ def test_a_spec_handed_to_ranks_is_the_same_spec(here):
 
 def test_every_key_of_the_schema_is_described():
     assert [dotted(path) for path, field in walk(Spec) if not field.description] == []
+
+
+def test_a_value_read_again_as_a_list_or_text_replaces_nothing_in_its_history():
+    loaded = config.load("digits", overrides=["data.names=a", "model.weights=7"], environ={})
+    assert (loaded.spec.data.names, loaded.spec.model.weights) == (["a"], "7")
+    assert all(
+        "-o" not in str(origin)
+        for path in ("data.names", "model.weights")
+        for _, origin in loaded.history.get(path, ())
+    )

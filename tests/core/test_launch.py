@@ -1,7 +1,9 @@
 """The parts of launching that need no process: addresses, run folders, what is told of a failure."""
 
 import json
+import os
 import signal
+import socket
 import stat
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from mtrain.core import placement, runfolder
 from mtrain.core.errors import CheckpointError, DataError, Interrupted, UsageError
 from mtrain.core.runfolder import RunFolder, read_failures, write_failure
-from mtrain.core.verdict import judge
+from mtrain.core.verdict import asked_to_end, judge
 from mtrain.launchers.environment import cleaned, redacted
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
@@ -57,7 +59,7 @@ def test_devices_are_counted_without_a_framework(tmp_path, visible, expected):
 
 def test_what_other_starters_leave_in_a_shell_is_removed_and_the_rest_kept():
     stale = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "GROUP_RANK", "PADDLE_PORT", "HOROVOD_SIZE", "OMPI_X"]
-    stale += ["TORCHELASTIC_RUN_ID", "MTRAIN_TRAIN__BATCH_SIZE", "OMP_NUM_THREADS"]
+    stale += ["TORCHELASTIC_RUN_ID", "PET_NODE_RANK", "MTRAIN_TRAIN__BATCH_SIZE", "OMP_NUM_THREADS"]
     kept = {"PATH": "/bin", "LD_LIBRARY_PATH": "x", "RANKING": "1", "CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO"}
     assert cleaned(dict.fromkeys(stale, "1") | kept) == kept
 
@@ -130,6 +132,40 @@ def test_of_two_failures_the_earlier_is_the_cause(tmp_path):
     told = judge(run, [(0, 1), (1, 1)], status=1)
     assert told.text.endswith("ZeroDivisionError: one over nothing")
     assert told.code == 1
+
+
+def test_a_host_without_records_knows_from_its_ranks_that_the_job_was_asked_to_end(tmp_path):
+    run = RunFolder(tmp_path)
+    assert not asked_to_end(run)
+    fail(run, 2, Interrupted("asked"), now=1.0)
+    assert asked_to_end(run)
+    fail(run, 3, ValueError("cause"), now=2.0)
+    assert not asked_to_end(run)
+
+
+def test_a_run_folder_takes_one_starter_at_a_time(tmp_path):
+    run = RunFolder(tmp_path)
+    refused = pytest.raises(UsageError, match=rf"process {os.getpid()} is running")
+    with runfolder.taken(run), runfolder.taken(run, node=1), refused, runfolder.taken(run):
+        pytest.fail("it was taken twice")
+    with runfolder.taken(run):
+        pass
+
+
+def test_a_port_that_something_listens_on_is_refused_and_one_of_another_machine_is_not_looked_at():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(UsageError, match=f"cluster.master_port: {port} is in use"):
+            placement.check_port("127.0.0.1", port)
+        placement.check_port("192.0.2.1", port)
+    placement.check_port("127.0.0.1", port)
+
+
+def test_versions_of_what_the_distribution_requires_are_recorded():
+    described = runfolder.describe_environment({})
+    assert {"mtrain", "numpy", "pydantic"} <= set(described["versions"])
 
 
 def test_a_rank_that_was_asked_to_end_is_no_cause(tmp_path):

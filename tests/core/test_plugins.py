@@ -146,3 +146,13 @@ def test_a_class_without_options_or_that_cannot_be_imported_is_refused(here):
         plugins.load("backends", "bare", policy=rules)
     with pytest.raises(PluginError, match="cannot be imported: ModuleNotFoundError"):
         plugins.load("backends", "gone", policy=rules)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [("def (", "SyntaxError"), ("raise RuntimeError('boom')", "RuntimeError: boom")]
+)
+def test_a_local_module_that_fails_when_imported_is_named(text, told, here):
+    (here / "outside_plugin_f.py").write_text(text)
+    rules = policy(here, '[backends.broken]\nmodule = "outside_plugin_f:X"\n')
+    with pytest.raises(PluginError, match=f"the backend 'broken' .* cannot be imported: {told}"):
+        plugins.load("backends", "broken", policy=rules)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.core.errors import SpecError
-from mtrain.core.optimizer import assign, group_rules, make_recipe, scaling
+from mtrain.core.optimizer import assign, check_frozen, group_rules, make_recipe, scaling
 from mtrain.core.schedule import Schedule, factor, total_updates
 from mtrain.core.spec import ScheduleSpec, Spec
 
@@ -154,3 +154,10 @@ def test_the_first_group_that_matches_takes_a_parameter() -> None:
 def test_a_parameter_that_no_group_takes_is_named() -> None:
     with pytest.raises(SpecError, match=r"no group takes a\.weight, b\.weight; end the list"):
         assign(["a.weight", "b.weight"], [("bias$", {})])
+
+
+def test_a_pattern_that_freezes_nothing_is_refused_with_an_example() -> None:
+    names = ["model.0.conv.weight", "model.0.bn.bias"]
+    check_frozen(names, [r"model\.0\.", "bias$"])
+    with pytest.raises(SpecError, match=r"train.freeze: 'backbone' is found in no parameter name.*model\.0\.conv"):
+        check_frozen(names, ["bias$", "backbone"])

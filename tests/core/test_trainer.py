@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.core.cadence import Cadence
+from mtrain.core.cadence import Cadence, check_continues
 from mtrain.core.collective import OneRank, barrier, broadcast, differing, mean
-from mtrain.core.errors import Interrupted, NonFiniteError
-from mtrain.core.evaluate import evaluate
+from mtrain.core.errors import CheckpointError, Interrupted, NonFiniteError
+from mtrain.core.evaluate import evaluate, interruptible
 from mtrain.core.interfaces import Progress, Rates
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 
@@ -121,7 +121,7 @@ class Bench:
         self.log: list[tuple[Any, ...]] = []
         self.records: list[dict[str, Any]] = []
         self.scores = iter(scores)
-        self.stop_at = -1
+        self.stop_at = self.refuse_at = -1
         self.time = 0.0
         job = Job(
             backend=Numpy(),  # type: ignore[arg-type]
@@ -139,6 +139,8 @@ class Bench:
         self.trainer = Trainer(job, Cadences(**cadences), hooks)
 
     def evaluate(self, progress: Progress) -> dict[str, float]:
+        if progress.update == self.refuse_at:
+            raise Interrupted("during evaluation")
         self.log.append(("evaluate", progress.update))
         score = next(self.scores, None)
         return {} if score is None else {"score": score}
@@ -248,6 +250,31 @@ def test_a_request_to_stop_ends_after_the_update_with_everything_saved() -> None
     assert bench.weight == bench.model.weight
 
 
+@pytest.mark.parametrize("during_evaluation", [False, True])
+def test_an_evaluation_that_a_request_to_end_came_in_front_of_is_made_up_for(during_evaluation: bool) -> None:
+    scores, often = [0.1, 0.3, 0.2, 0.3, 0.2], {"patience": 3, "evaluations": Cadence(every_updates=2)}
+    whole = Bench(updates=100, scores=scores, **often)
+    first, second = Bench(updates=100, scores=scores[:2], **often), Bench(updates=100, scores=scores[2:], **often)
+    if during_evaluation:
+        first.refuse_at = 6
+    else:
+        first.stop_at = 6 - 1
+    with pytest.raises(Interrupted):
+        first.trainer.run(Progress())
+    assert first.log[-1] == ("save", 6, None)
+    second.model.weight = first.model.weight
+    assert second.trainer.run(first.saved) == whole.trainer.run(Progress())
+    evaluated = [entry for entry in first.log[:-1] + second.log if entry[0] == "evaluate"]
+    assert evaluated == [entry for entry in whole.log if entry[0] == "evaluate"]
+
+
+def test_a_job_resumed_at_its_end_does_nothing() -> None:
+    bench, again = Bench(updates=8, scores=[0.5]), Bench(updates=8, scores=[0.5], patience=1)
+    end = bench.trainer.run(Progress())
+    assert again.trainer.run(end) == end
+    assert again.log == []
+
+
 def test_training_ends_when_patience_does() -> None:
     bench = Bench(updates=100, scores=[0.1, 0.3, 0.2, 0.3, 0.2], patience=3, evaluations=Cadence(every_updates=2))
     end = bench.trainer.run(Progress())
@@ -266,6 +293,36 @@ def test_too_many_of_them_in_a_row_end_the_job() -> None:
     bench = Bench(updates=10, poison=[1, 3, 4, 5], max_nonfinite=3)
     with pytest.raises(NonFiniteError, match="3 updates in a row, the last is update 5 of epoch 1"):
         bench.trainer.run(Progress())
+
+
+def test_skipped_updates_are_counted_over_resumes() -> None:
+    first, second = Bench(updates=4, poison=[1, 3]), Bench(updates=10, poison=[4, 5, 8], max_nonfinite=4)
+    progress = first.trainer.run(Progress())
+    end = second.trainer.run(progress)
+    assert (end.skipped, end.skipped_in_a_row) == (5, 0)
+    assert second.records[0]["skipped"] == 3
+    third = Bench(updates=10, poison=[4, 5], max_nonfinite=3)
+    with pytest.raises(NonFiniteError, match="3 updates in a row"):
+        third.trainer.run(progress)
+
+
+def test_another_global_batch_or_split_is_refused_at_a_resume() -> None:
+    progress = Progress(update=6, epoch=1, position=2, samples=36)
+    check_continues(progress, updates_per_epoch=4, global_batch=6)
+    check_continues(Progress(), updates_per_epoch=4, global_batch=6)
+    with pytest.raises(CheckpointError, match=r"with train.batch_size 12 and 4 updates.*model\.weights"):
+        check_continues(progress, updates_per_epoch=4, global_batch=12)
+    with pytest.raises(CheckpointError, match="5 updates per epoch that would be epoch 1, position 1"):
+        check_continues(progress, updates_per_epoch=5, global_batch=6)
+
+
+def test_a_request_to_end_is_heard_between_micro_batches_of_an_evaluation() -> None:
+    taken: list[Any] = []
+    loader = [{"x": np.zeros(1)}, {"x": np.zeros(1)}, {"x": np.zeros(1)}]
+    with pytest.raises(Interrupted):
+        taken.extend(interruptible(loader, collective=OneRank(), stop=lambda: True))
+    assert taken == []
+    assert list(interruptible(loader, collective=OneRank(), stop=lambda: False)) == loader
 
 
 class Collected:

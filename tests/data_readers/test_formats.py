@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from mtrain.core.errors import DataError
+from mtrain.core.spec import DataSpec
+from mtrain.data import open_data
 from mtrain.data.coco import Coco, read_content
 from mtrain.data.sample import Annotations
 from mtrain.data.voc import Voc
@@ -228,6 +230,16 @@ def test_wrong_label_lines_are_all_named_with_file_and_line(yolo: Path) -> None:
     assert f"{file}:4: 320 240 50 50 is not normalised" in text
     assert f"{file}:5:" in text
     assert f"{file}:6: class 1.5" in text
+
+
+def test_mistakes_of_both_splits_are_told_at_once(yolo: Path) -> None:
+    files = [next((yolo / "labels" / split).glob("*.txt")) for split in ("train", "val")]
+    for file in files:
+        file.write_text("9 0.5 0.5 0.1 0.1\n")
+    data = open_data(DataSpec(format="yolo", root=str(yolo)))
+    with pytest.raises(DataError) as error:
+        data.both()
+    assert all(f"{file}:1: class 9" in str(error.value) for file in files)
 
 
 def test_yolo_pictures_without_labels_are_empty_and_labels_without_pictures_noted(yolo: Path) -> None:

@@ -220,7 +220,8 @@ def test_autobalance_moves_the_weights_of_the_levels():
     network(batch_of(seed=1))
     assert first[1] == 1
     assert not torch.equal(first, network.balance.moved_L)
-    assert not any("balance" in name for name in network.state_dict())
+    assert torch.equal(network.state_dict()["balance.moved_L"], network.balance.moved_L)
+    assert not any("balance" in name for name in ready_network().state_dict())
 
 
 def test_training_steps_lower_the_loss():

@@ -1,12 +1,14 @@
 """``core.interfaces.Collective`` over torch.distributed, and what the torch engine needs beside it."""
 
 from collections.abc import Iterable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+from mtrain.core.interfaces import Collective
 
 T = TypeVar("T")
 
@@ -32,6 +34,9 @@ class LocalCollective:
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of rank 0."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
 
 
 class DistributedCollective:
@@ -80,5 +85,22 @@ class DistributedCollective:
             for tensor, part in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
                 tensor.detach().copy_(part.view(tensor.shape))
 
+    def close(self) -> None:
+        """Let go of the process groups. No calls afterwards."""
+        self._host_group = None
 
-TorchCollective = LocalCollective | DistributedCollective
+
+class TorchCollective(Collective, Protocol):
+    """What the engine asks of the ranks of any backend on torch."""
+
+    def all_gather_tensor(self, x: Tensor) -> Tensor:
+        """``x`` of all ranks, stacked along a new first axis."""
+        ...
+
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite ``tensors`` with those of rank 0."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what connects the ranks. No calls afterwards."""
+        ...

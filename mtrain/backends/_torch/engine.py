@@ -10,6 +10,7 @@ from torch import nn
 from mtrain.backends._torch import batches, device, precision, state, syncbn
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
+from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Array, Batch, HostBatch, Recipe, State
 from mtrain.core.optimizer import is_frozen
 
@@ -51,6 +52,8 @@ class TorchEngine:
         if recipe.compile:
             model.compile()
         model.train()
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise SpecError(f"train.freeze: {list(recipe.frozen)} leaves no parameter to train; freeze fewer")
         called, exchange = wrap(model, recipe)
         optimizer = TorchOptimizer(model, recipe, exchange=exchange, collective=self.collective, device=self.device)
         self._recipe = recipe

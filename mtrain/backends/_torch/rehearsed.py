@@ -14,7 +14,8 @@ class RehearsedDDP(DistributedDataParallel):
     A ring adds the ranks' gradients in an order that depends on where they lie in a bucket. From three ranks on, the
     first update of a process would so be rounded otherwise than the same update of a process that is under way, and a
     resumed job would not be the uninterrupted one, bit for bit. One discarded pass over the first micro batch settles
-    the order. With two ranks there is one order of addition only, and nothing is done.
+    the order; two with a static graph, where the first pass only counts and the second notes the order. With two ranks
+    there is one order of addition only, and nothing is done.
     """
 
     _settled = False
@@ -27,6 +28,15 @@ class RehearsedDDP(DistributedDataParallel):
                 self._rehearse(*inputs, **kwargs)
         return super().forward(*inputs, **kwargs)
 
+    def release(self) -> None:
+        """Let go of the process group, so that destroying it ends its threads. No training afterwards.
+
+        A gloo thread that outlives the group's destruction aborts the process when it drops its last tensor while Python
+        shuts down.
+        """
+        for name in ("reducer", "logger", "process_group"):
+            self.__dict__[name] = None
+
     def _rehearse(self, *inputs: Any, **kwargs: Any) -> None:
         """Forward and backward with exchange; buffers, gradients and random state are as before."""
         buffers = [buffer.clone() for buffer in self.module.buffers()]
@@ -34,15 +44,16 @@ class RehearsedDDP(DistributedDataParallel):
         exchanged = self.require_backward_grad_sync
         self.require_backward_grad_sync = True
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            total = super().forward(*inputs, **kwargs)["total"]
-            with torch.autocast(device.type, enabled=False):
-                total.backward()
+            for _ in range(2 if self.static_graph else 1):
+                total = super().forward(*inputs, **kwargs)["total"]
+                with torch.autocast(device.type, enabled=False):
+                    total.backward()
+                clear_gradients(self.module)
         self.require_backward_grad_sync = exchanged
         torch.clear_autocast_cache()
         with torch.no_grad():
             for buffer, before in zip(self.module.buffers(), buffers, strict=True):
                 buffer.copy_(before)
-        clear_gradients(self.module)
 
 
 def clear_gradients(model: nn.Module) -> None:
