@@ -236,8 +236,13 @@ class Session:
 
     def _draw(self) -> None:
         spec, found = self.job.spec, self._result.found
-        if spec.report.plots and found and self.job.backend.collective.rank == 0:
+        if not (spec.report.plots and found and self.job.backend.collective.rank == 0):
+            return
+        try:
             self._data.draw(found, self.run_folder.path / "val_batch.jpg")
+        except Exception as error:  # a picture is no reason for a finished job to fail
+            log.exception("val_batch.jpg could not be drawn")
+            self.report.event("warning", message=f"val_batch.jpg could not be drawn: {error}")
 
 
 @dataclass(kw_only=True)

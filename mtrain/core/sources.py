@@ -89,7 +89,7 @@ class Sources:
         try:
             self.layers.assign(path, parse_value(text), origin, self.defaults)
             self.raw[path] = text.strip()
-        except Misplaced as error:
+        except (Misplaced, ValueError) as error:
             self.problems.append(f"{origin}: {error}")
 
     def _add_file(self, file: FilePath, chain: tuple[FilePath, ...]) -> None:

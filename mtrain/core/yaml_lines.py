@@ -104,12 +104,22 @@ def parse(text: str, *, name: str) -> Parsed:
 
 
 def parse_value(text: str) -> Any:
-    """The value of ``-o path=text``: a scalar, a flow list or mapping, or ``a,b`` as a list; else the text itself."""
+    """The value of ``-o path=text``: a scalar, a flow list or mapping, or ``a,b`` as a list; else the text itself.
+
+    Raises:
+        ValueError: it begins as a list or a mapping and is none.
+    """
     stripped = text.strip()
     if stripped[:1] in ("[", "{", '"', "'"):
         parsed = parse("value: " + stripped, name="value")
         if not parsed.problems:
             return parsed.values.get("value")
+        if stripped[0] in "[{":
+            kind = "list" if stripped[0] == "[" else "mapping"
+            reason = parsed.problems[0].partition(" ")[2]
+            raise ValueError(
+                f"begins as a {kind} and is none: {reason} (a backslash needs single quotes in YAML: ['a\\.b'])"
+            )
         return text
     if "," in stripped:
         return [scalar(part.strip()) for part in stripped.split(",") if part.strip()]

@@ -355,3 +355,10 @@ def test_a_value_read_again_as_a_list_or_text_replaces_nothing_in_its_history():
         for path in ("data.names", "model.weights")
         for _, origin in loaded.history.get(path, ())
     )
+
+
+@pytest.mark.parametrize("text", ['train.freeze=["a\\.b"]', "cluster.ips=[a,b", "model.options={a: 1"])
+def test_an_override_that_begins_as_a_list_or_mapping_and_is_none_is_refused(text):
+    with pytest.raises(SpecError) as caught:
+        config.load("digits", overrides=[text], environ={})
+    assert any(line.startswith(f"-o {text}: ") and "and is none" in line for line in caught.value.problems)
