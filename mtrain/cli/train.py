@@ -52,6 +52,7 @@ def evaluate_only(loaded: "Loaded", resume: str | None) -> int:
     from mtrain import preflight
     from mtrain.cli import starting
     from mtrain.core import checkpoint as store
+    from mtrain.core.report_words import detail_lines
 
     wanted = resume or (None if loaded.spec.model.weights else starting.AUTO)
     checkpoint, name = None, starting.run_name(loaded)
@@ -64,13 +65,16 @@ def evaluate_only(loaded: "Loaded", resume: str | None) -> int:
     checked = preflight.check(loaded.spec, size=size, training=False)
     where = starting.created(loaded, where, name=f"{name}-evaluate")
     notes = [*checked, f"evaluates {checkpoint or loaded.spec.model.weights}", f"run folder: {where.run_dir}"]
-    return starting.run_job(loaded, where, mode="evaluate", notes=notes)
+    code = starting.run_job(loaded, where, mode="evaluate", notes=notes)
+    for line in detail_lines(starting.read_summary(where.run_dir).get("figures", {})) if code == 0 else ():
+        click.echo(line)
+    return code
 
 
 def closing_lines(run_dir: Path, *, done: bool) -> list[str]:
     """What a person wants to know at the end: the result, and where everything is."""
     from mtrain.cli import starting
-    from mtrain.core.report_words import duration, headline_figures
+    from mtrain.core.report_words import detail_lines, duration, headline_figures
     from mtrain.core.runfolder import RunFolder
 
     summary, run = starting.read_summary(run_dir), RunFolder(run_dir)
@@ -80,7 +84,7 @@ def closing_lines(run_dir: Path, *, done: bool) -> list[str]:
         figures = "  ".join(f"{name} {value:.4f}" for name, value in headline_figures({"figures": best}).items())
         at = f" (update {best['update']})" if "update" in best else ""
         lines.append(f"done: {summary.get('updates', '?')} updates in {duration(summary.get('seconds'))}")
-        lines += [f"best evaluation: {figures}{at}"] if figures else []
+        lines += [f"best evaluation: {figures}{at}", *detail_lines(best)] if figures else []
     places = {
         "curves": run.results,
         "pictures": run.path / "val_batch.jpg",

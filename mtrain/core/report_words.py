@@ -106,3 +106,19 @@ def event_line(record: Record) -> str:
 
 def _short(value: Any) -> bool:
     return isinstance(value, int | float | str) and len(str(value)) <= 60
+
+
+def detail_lines(figures: Mapping[str, Any]) -> list[str]:
+    """Figures by class (``AP/RBC`` ...) and by size (``APs``, ``APm``, ``APl``) as one line each; none where there are none."""
+    lines = []
+    for kind in dict.fromkeys(name.partition("/")[0] for name in figures if "/" in name):
+        parts = [
+            f"{name.partition('/')[2]} {number(value)}"
+            for name, value in figures.items()
+            if name.startswith(f"{kind}/")
+        ]
+        lines.append(f"{kind} by class: " + "  ".join(parts))
+    sizes = {"small": "APs", "medium": "APm", "large": "APl"}
+    if all(isinstance(figures.get(name), int | float) for name in sizes.values()):
+        lines.append("AP by size: " + "  ".join(f"{size} {number(figures[name])}" for size, name in sizes.items()))
+    return lines

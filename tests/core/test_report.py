@@ -234,3 +234,13 @@ def test_durations_are_readable(seconds, words):
 
 def test_figures_of_classes_get_no_column():
     assert list(report_words.headline_figures({"figures": FIGURES})) == ["AP", "AP50"]
+
+
+def test_figures_by_class_and_by_size_get_a_line_each():
+    figures = {"AP": 0.5, "APs": 0.1, "APm": 0.2, "APl": 0.3, "AP/red cell": 0.25, "AP50/red cell": 0.75}
+    assert report_words.detail_lines(figures) == [
+        "AP by class: red cell 0.25",
+        "AP50 by class: red cell 0.75",
+        "AP by size: small 0.1  medium 0.2  large 0.3",
+    ]
+    assert report_words.detail_lines({"accuracy": 0.9}) == []
