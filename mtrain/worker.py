@@ -218,6 +218,7 @@ class Session:
             "epochs": result.progress.epoch,
             "samples": result.progress.samples,
             "skipped_updates": result.progress.skipped,
+            "save_wait_seconds": round(self.checkpoints.waited_s, 3),
             "seconds": round(seconds, 2),
             "best": result.best,
             "last": result.last,

@@ -8,6 +8,7 @@ Nothing here names a backend, a framework or a kind of model.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
@@ -303,10 +304,26 @@ class Source(Protocol):
 
 
 class Dataset(Protocol):
-    """The target of one ``mtrain.datasets`` entry point, constructed as ``Dataset(options, ...)`` by ``mtrain.data.open_data``."""
+    """The target of one ``mtrain.datasets`` entry point, constructed as ``Dataset(options)``: reads one format."""
 
     Options: ClassVar[type[BaseModel]]
-    kind: ClassVar[str]
+
+    def read(
+        self,
+        root: Path | None,
+        split_value: str | None,
+        images: str | None,
+        names: Sequence[str] | None,
+        *,
+        split: Literal["train", "val", "test"],
+    ) -> Any:
+        """One split as ``mtrain.data.sample.Annotations``; the arguments are ``data.root``, ``data.<split>``,
+        ``data.images`` and ``data.names`` of the spec.
+
+        Raises:
+            DataError: the files are missing, unreadable or disagree with the spec.
+        """
+        ...
 
 
 @runtime_checkable
