@@ -120,5 +120,10 @@ def detail_lines(figures: Mapping[str, Any]) -> list[str]:
         lines.append(f"{kind} by class: " + "  ".join(parts))
     sizes = {"small": "APs", "medium": "APm", "large": "APl"}
     if all(isinstance(figures.get(name), int | float) for name in sizes.values()):
-        lines.append("AP by size: " + "  ".join(f"{size} {number(figures[name])}" for size, name in sizes.items()))
+        lines.append("AP by size: " + "  ".join(f"{size} {_or_none(figures[name])}" for size, name in sizes.items()))
     return lines
+
+
+def _or_none(figure: float) -> str:
+    """COCO's -1 says that there is nothing of this size to find."""
+    return number(figure) if figure >= 0 else "none there"

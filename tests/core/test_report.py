@@ -237,10 +237,10 @@ def test_figures_of_classes_get_no_column():
 
 
 def test_figures_by_class_and_by_size_get_a_line_each():
-    figures = {"AP": 0.5, "APs": 0.1, "APm": 0.2, "APl": 0.3, "AP/red cell": 0.25, "AP50/red cell": 0.75}
+    figures = {"AP": 0.5, "APs": -1.0, "APm": 0.2, "APl": 0.3, "AP/red cell": 0.25, "AP50/red cell": 0.75}
     assert report_words.detail_lines(figures) == [
         "AP by class: red cell 0.25",
         "AP50 by class: red cell 0.75",
-        "AP by size: small 0.1  medium 0.2  large 0.3",
+        "AP by size: small none there  medium 0.2  large 0.3",
     ]
     assert report_words.detail_lines({"accuracy": 0.9}) == []
