@@ -108,7 +108,7 @@ def assembled(
             plugin = model_plugin(spec)
             task = data.task()
             task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
-            model, optimizer = backend.prepare(lambda: plugin.build(task), recipe)
+            model, optimizer = backend.prepare(lambda: plugin.build(task, backend.collective), recipe)
             assembly = Assembly(
                 spec=spec,
                 data=data,

@@ -55,6 +55,8 @@ class Recipe:
     """Per update; 0: no average."""
     ema_ramp: float = 2000.0
     """In updates: after update k the decay is ``ema_decay * (1 - exp(-k / ema_ramp))``; 0: no ramp."""
+    ema_rule: Literal["ramp", "threshold"] = "ramp"
+    """How the decay rises: see ``core.optimizer.ema_shares``."""
     sync_batchnorm: bool = False
     channels_last: bool = False
     compile: bool = False
@@ -259,9 +261,12 @@ class Model(Protocol):
         """Add to the task what depends on the data (anchors); pure numpy, equal on every rank."""
         ...
 
-    def build(self, task: Task) -> Module:
+    def build(self, task: Task, collective: Collective) -> Module:
         """A native module on the bound framework. In training mode ``module(batch)`` returns a dict of scalar losses of which
-        ``"total"`` alone carries a gradient; in evaluation mode it returns a dict of tensors with the batch as first axis."""
+        ``"total"`` alone carries a gradient; in evaluation mode it returns a dict of tensors with the batch as first axis.
+
+        ``collective`` is for figures that a loss needs of all ranks: in training mode every rank calls the module as often.
+        """
         ...
 
     def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
@@ -333,7 +338,8 @@ class Loader(Protocol):
     updates_per_epoch: int
 
     def micro_batches(self, epoch: int, start: int = 0) -> Iterator[HostBatch]:
-        """``accumulate`` micro batches for each update from ``start`` to the end of the epoch."""
+        """``accumulate`` micro batches for each update from ``start`` to the end of the epoch; each holds ``epoch`` (int64,
+        (1,)), for models whose training changes on the way."""
         ...
 
     def close(self) -> None:

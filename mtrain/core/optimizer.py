@@ -126,6 +126,27 @@ def _indivisible(batch: int, *, shares: int, among: str) -> str:
     return f"train.batch_size: {batch} does not divide among {among}; use {nearest}"
 
 
+def ema_shares(recipe: Recipe, update: int) -> tuple[float, float]:
+    """(keep, take) behind update ``update`` (1-based): average = keep * average + take * weights.
+
+    ramp: keep is d = ``ema_decay * (1 - exp(-update / ema_ramp))``, take is 1 - d. threshold: an average e that starts at zero
+    with d = min(decay, (1 + t) / (10 + t)), t = update - 1, is read out as e / (1 - d ** update), with the last d alone, as
+    PaddleDetection does; the shares are those of what is read out, so they need not add up to 1.
+    """
+    if recipe.ema_rule == "ramp":
+        rise = 1 - math.exp(-update / recipe.ema_ramp) if recipe.ema_ramp > 0 else 1.0
+        decay = recipe.ema_decay * rise
+        return decay, 1 - decay
+
+    def decay_at(update: int) -> float:
+        return min(recipe.ema_decay, update / (9 + update))
+
+    decay, before = decay_at(update), decay_at(update - 1) if update > 1 else 0.0
+    correction = 1 - decay**update
+    read_out = 1 - before ** (update - 1) if update > 1 else 0.0
+    return decay * read_out / correction, (1 - decay) / correction
+
+
 def make_recipe(spec: Spec, *, size: int) -> Recipe:
     """All that touches weights or gradients, for ``size`` ranks.
 
@@ -144,6 +165,7 @@ def make_recipe(spec: Spec, *, size: int) -> Recipe:
         clip_norm=math.inf if train.clip_norm is None else train.clip_norm,
         ema_decay=train.ema.decay if train.ema else 0.0,
         ema_ramp=train.ema.ramp if train.ema else 0.0,
+        ema_rule=train.ema.rule if train.ema else "ramp",
         sync_batchnorm=train.sync_batchnorm,
         # Measured the faster layout on CPU (one thread per rank) and the one that CUDA's tensor cores want.
         channels_last=train.channels_last is not False,

@@ -93,6 +93,10 @@ class EmaSpec(Section):
     ramp: float = Field(
         default=2000.0, ge=0, description="updates over which the decay rises: decay * (1 - exp(-k / ramp))"
     )
+    rule: Literal["ramp", "threshold"] = Field(
+        default="ramp",
+        description="ramp: YOLOv5's, see `ramp`; threshold: PaddleDetection's, min(decay, (1 + k) / (10 + k)), corrected for its start",
+    )
 
 
 class TrainSpec(Section):

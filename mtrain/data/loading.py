@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from mtrain.core.errors import DataError, SpecError, TrainingError
 from mtrain.core.interfaces import Array, HostBatch, Source
 from mtrain.data.ring import ArraySpec, Ring, shared_bytes
@@ -280,7 +282,8 @@ class ShardedLoader:
         if job.error is not None:
             raise DataError(f"sample {job.failed} ({source.describe(job.failed)}): {job.error}")
         images = self._shelf.ring.places(job.start, len(job.indices))
-        return {self._shelf.ring.spec.name: images, **source.collate(job.items)}
+        epoch = np.array([job.key[0]], dtype=np.int64)
+        return {self._shelf.ring.spec.name: images, **source.collate(job.items), "epoch": epoch}
 
     def _dispatch(self) -> None:
         """Start jobs while there are places for them."""

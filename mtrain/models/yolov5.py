@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from mtrain.core.errors import SpecError
-from mtrain.core.interfaces import Array, HostBatch, Module, Task
+from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Task
 from mtrain.models import anchors as fitting
 from mtrain.models.nms import Selection, detections
 from mtrain.models.yolov5_loss import START_BALANCE, LossSettings
@@ -126,7 +126,7 @@ class YOLOv5:
             task, details={**task.details, "anchors": rounded, "anchor_report": {**report, "boxes": len(boxes)}}
         )
 
-    def build(self, task: Task) -> Module:
+    def build(self, task: Task, collective: Collective | None = None) -> Module:
         """The network (``models.yolov5_network.Network``) on the bound framework, with the task's anchors."""
         from mtrain.models.yolov5_network import Network
 

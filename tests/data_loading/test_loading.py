@@ -47,7 +47,7 @@ class Numbers:
         return epoch, index
 
     def collate(self, samples: Any) -> dict[str, np.ndarray]:
-        return {"index": np.array([index for _, index in samples]), "epoch": np.array([epoch for epoch, _ in samples])}
+        return {"index": np.array([index for _, index in samples]), "epochs": np.array([epoch for epoch, _ in samples])}
 
     def describe(self, index: int) -> str:
         return f"number-{index}.txt"
@@ -119,7 +119,7 @@ def test_batches_come_in_job_order_whatever_the_timing(workers: int) -> None:
         for epoch in (0, 1):
             for batch, wanted in zip(loader.micro_batches(epoch), FOURS, strict=True):
                 assert batch["index"].tolist() == wanted
-                assert batch["epoch"].tolist() == [epoch] * 4
+                assert batch["epochs"].tolist() == [epoch] * 4
                 assert batch["images"][:, 3, 3].tolist() == [100 * epoch + i for i in wanted]
 
 

@@ -1,7 +1,6 @@
 """Exponential moving average of weights and float buffers."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,20 +9,24 @@ from torch import Tensor
 class Average:
     """Shadow of the tensors ``live`` under ``names``; they trade places for evaluation, nothing is copied."""
 
-    def __init__(self, names: Sequence[str], live: Sequence[Tensor], *, decay: float, ramp: float) -> None:
+    def __init__(
+        self, names: Sequence[str], live: Sequence[Tensor], shares: Callable[[int], tuple[float, float]]
+    ) -> None:
+        """``shares``: (keep, take) behind an update, see ``core.optimizer.ema_shares``."""
         self.names = names
         self.live = live
         self.shadow = [tensor.detach().clone() for tensor in live]
-        self._decay = decay
-        self._ramp = ramp
-
-    def decay_at(self, update: int) -> float:
-        """Decay after update ``update`` (1-based): it rises with the ramp."""
-        return self._decay * (1 - math.exp(-update / self._ramp)) if self._ramp > 0 else self._decay
+        self._shares = shares
 
     def follow(self, update: int) -> None:
-        """shadow = d * shadow + (1 - d) * live, behind update ``update``."""
-        torch._foreach_lerp_(self.shadow, [x.detach() for x in self.live], 1 - self.decay_at(update))
+        """shadow = keep * shadow + take * live, behind update ``update`` (1-based)."""
+        keep, take = self._shares(update)
+        live = [x.detach() for x in self.live]
+        if take == 1 - keep:
+            torch._foreach_lerp_(self.shadow, live, take)
+        else:
+            torch._foreach_mul_(self.shadow, keep)
+            torch._foreach_add_(self.shadow, live, alpha=take)
 
     def restart(self) -> None:
         """shadow = live."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from mtrain.backends._torch import precision, rules
 from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.interfaces import Rates, Recipe
-from mtrain.core.optimizer import assign
+from mtrain.core.optimizer import assign, ema_shares
 
 
 class Exchange(Protocol):
@@ -201,4 +202,4 @@ def _make_average(model: nn.Module, recipe: Recipe) -> Average | None:
         return None
     # state_dict: persistent entries only, live tensors in model order.
     live = {name: x for name, x in model.state_dict(keep_vars=True).items() if x.is_floating_point()}
-    return Average(list(live), list(live.values()), decay=recipe.ema_decay, ramp=recipe.ema_ramp)
+    return Average(list(live), list(live.values()), partial(ema_shares, recipe))

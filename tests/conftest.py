@@ -1,0 +1,43 @@
+"""`pytest --framework paddle PATHS` runs tests that are written for every framework under Paddle; without it: torch.
+
+Files called test_torch_*.py and test_paddle_*.py belong to one framework and are left out under the other. One process
+never holds both: that is checked at the end of every session.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Tests, and the ranks that they start, share modules of this folder: `tests.framework`, `tests.contract`.
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT)) if str(ROOT) not in sys.path else None
+
+from tests.framework import FRAMEWORKS, Framework  # noqa: E402
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--framework", choices=tuple(FRAMEWORKS), default="torch")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    others = [name for name in FRAMEWORKS if name != config.getoption("--framework")]
+    return True if any(collection_path.name.startswith(f"test_{name}_") for name in others) else None
+
+
+@pytest.fixture(scope="session")
+def framework(request: pytest.FixtureRequest) -> Framework:
+    """The framework of this session, bound to `core.nn` and `core.ops`."""
+    from mtrain.core.binding import bind
+
+    chosen: Framework = FRAMEWORKS[request.config.getoption("--framework")]()
+    bind(chosen.nn, chosen.ops)
+    return chosen
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_framework_per_process() -> Iterator[None]:
+    yield
+    held = [name for name in FRAMEWORKS if name in sys.modules]
+    assert len(held) < 2, f"this process imported {' and '.join(held)}"
