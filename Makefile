@@ -4,7 +4,11 @@ PY      := $(VENV)/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-all check fmt contract bench clean
+# Tests that are written for every framework; they run under torch with all the others, and again under Paddle.
+NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends
+PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
+
+.PHONY: help demo test test-all test-paddle test-paddle2 check fmt contract parity bench clean
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -18,17 +22,43 @@ $(VENV)/.installed-ddp: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-ddp
 	@echo "installing what tests and linters need into $(VENV)"
-	@$(PY) -m pip install --quiet --progress-bar off -e '.[ddp,dev]'
+	@$(PY) -m pip install --quiet --progress-bar off -e '.[ddp,fleet,dev]'
+	@touch $@
+
+# Interpreters of other backends: one with torch alone, one with the older Paddle and no torch (backend.python names such).
+$(VENV)-torch/.installed: pyproject.toml
+	@echo "installing mtrain with torch alone into $(VENV)-torch"
+	@test -x $(VENV)-torch/bin/python || scripts/make-venv $(VENV)-torch
+	@$(VENV)-torch/bin/python -m pip install --quiet --progress-bar off -e '.[ddp]'
+	@touch $@
+
+$(VENV)-paddle2/.installed: pyproject.toml
+	@echo "installing mtrain with Paddle 2.6 alone into $(VENV)-paddle2"
+	@test -x $(VENV)-paddle2/bin/python || scripts/make-venv $(VENV)-paddle2
+	@$(VENV)-paddle2/bin/python -m pip install --quiet --progress-bar off -e '.[dev]' 'paddlepaddle==2.6.2'
 	@touch $@
 
 demo: $(VENV)/.installed-ddp  ## train a small YOLOv5 on the embedded digits with two DDP processes
 	$(VENV)/bin/mtrain train -c digits --backend ddp --nproc-per-node 2
 
-test: $(VENV)/.installed-dev  ## the tests, without the slow ones
-	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -m "not slow" -n 2 --dist worksteal $(PYTEST_ARGS)
+test: $(VENV)/.installed-dev $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## the tests, without the slow ones
+	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" --framework paddle $(NEUTRAL)
+	$(MAKE) --no-print-directory test-paddle2
 
-test-all: $(VENV)/.installed-dev  ## all tests
-	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
+test-all: $(VENV)/.installed-dev $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## all tests
+	$(PYTEST)
+	$(PYTEST) --framework paddle $(NEUTRAL)
+	$(MAKE) --no-print-directory test-paddle2
+
+test-paddle: $(VENV)/.installed-dev  ## models, layers, engine under Paddle
+	$(PYTEST) --framework paddle $(NEUTRAL)
+
+test-paddle2: $(VENV)-paddle2/.installed  ## the same under Paddle 2.6, without the slow ones
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(VENV)-paddle2/bin/python -m pytest -q -n 2 --dist worksteal -m "not slow" --framework paddle $(NEUTRAL) $(PYTEST_ARGS)
+
+parity: $(VENV)/.installed-dev  ## torch and Paddle side by side: the table of differences and docs/parity.png
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m tests.parity.report
 
 contract: $(VENV)/.installed-dev  ## two ranks learn what one rank learns
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/contract $(PYTEST_ARGS)
@@ -47,4 +77,4 @@ bench: $(VENV)/.installed-dev  ## the benchmark table: ratios against named peer
 	$(PY) -m benchmarks
 
 clean:     ## remove the environment and caches; run folders stay
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torch $(VENV)-paddle2 build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,8 +9,9 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = ("trainer_vs_ddp", "loader", "startup", "cpu_settings")
-"""Each script takes ``--json FILE`` and writes a list of rows: name, ours, peer, unit, ratio, target, better ("lower" or "higher")."""
+NAMES = ("trainer_vs_ddp", "trainer_vs_paddle", "frameworks", "loader", "startup", "cpu_settings")
+"""Each script takes ``--json FILE`` and writes a list of rows: name, ours, peer, unit, ratio, target, better ("lower" or
+"higher"); a target of None judges nothing."""
 
 
 def main() -> int:
@@ -19,14 +20,20 @@ def main() -> int:
     rows = [row for name in parser.parse_args().names or NAMES for row in measured(name)]
     print(f"\n{'benchmark':<44}{'ours':>12}{'peer':>12}  {'unit':<10}{'ratio':>7}  target")
     for row in rows:
-        reached = row["ratio"] <= row["target"] if row["better"] == "lower" else row["ratio"] >= row["target"]
-        sign = "<=" if row["better"] == "lower" else ">="
-        verdict = "reached" if reached else "NOT REACHED"
         print(
             f"{row['name']:<44}{row['ours']:>12.2f}{row['peer']:>12.2f}  {row['unit']:<10}{row['ratio']:>7.2f}  "
-            f"{sign} {row['target']:.2f} {verdict}"
+            f"{verdict(row)}"
         )
     return 0
+
+
+def verdict(row: dict) -> str:
+    """Whether the target was reached; a row without one compares and judges nothing."""
+    if row["target"] is None:
+        return "-"
+    lower = row["better"] == "lower"
+    reached = row["ratio"] <= row["target"] if lower else row["ratio"] >= row["target"]
+    return f"{'<=' if lower else '>='} {row['target']:.2f} {'reached' if reached else 'NOT REACHED'}"
 
 
 def measured(name: str) -> list[dict]:

@@ -1,39 +1,53 @@
-"""YOLOv5n at 320 pixels on made-up pictures: what the update benchmarks train."""
+"""YOLOv5n or PP-YOLOE-s at 320 pixels on made-up pictures: what the update benchmarks train, on either framework."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from mtrain.core.interfaces import Task
-from mtrain.models.yolov5 import YOLOv5n, YOLOv5Options
+from mtrain.core.collective import OneRank
+from mtrain.core.interfaces import Array, Task
 
 SIDE, CLASSES, BOXES = 320, 3, 8
 
 
-def bind() -> None:
-    """Bind torch."""
-    from mtrain.backends._torch import nn, ops
+def bind(framework: str = "torch") -> None:
+    """Bind a framework's layers and functions."""
+    from importlib import import_module
+
     from mtrain.core import binding
 
-    binding.bind(nn, ops)
+    binding.bind(*(import_module(f"mtrain.backends._{framework}.{name}") for name in ("nn", "ops")))
 
 
-def build(global_batch: int) -> Any:
-    """YOLOv5n with its start values."""
-    import torch
+def plugin_of(model: str = "yolov5n") -> Any:
+    """The model plugin, anchors as they are."""
+    from mtrain.core import plugins
 
-    plugin = YOLOv5n(YOLOv5Options(anchors=None, autoanchor=False))
+    options = {"anchors": None, "autoanchor": False} if model.startswith("yolov5") else {"static_assigner_epoch": 0}
+    loaded = plugins.load("models", model)
+    return loaded(loaded.Options(**options))
+
+
+def task_of(plugin: Any, global_batch: int) -> Task:
+    """Three classes."""
     names = tuple(f"class {i}" for i in range(CLASSES))
     task = Task(kind="detection", class_names=names, image_size=SIDE, global_batch=global_batch)
-    task = plugin.prepare_task(task, {"boxes_wh_px": np.full((10, 2), 50.0), "class_count": CLASSES})
-    model = plugin.build(task)
-    state = model.state_dict()
-    values = plugin.initial({name: tuple(x.shape) for name, x in state.items()}, task, seed=0)
-    with torch.no_grad():
-        for name, tensor in state.items():
-            tensor.copy_(torch.from_numpy(np.asarray(values[name])))
-    return model
+    prepared: Task = plugin.prepare_task(task, {"boxes_wh_px": np.full((10, 2), 50.0), "class_count": CLASSES})
+    return prepared
+
+
+def build(global_batch: int, model: str = "yolov5n", collective: Any = None) -> Any:
+    """The network as the framework makes it: start values are the caller's to put in."""
+    plugin = plugin_of(model)
+    return plugin.build(task_of(plugin, global_batch), collective or OneRank())
+
+
+def start_values(shapes: dict[str, tuple[int, ...]], global_batch: int, model: str = "yolov5n") -> dict[str, Array]:
+    """The model's start values by name."""
+    plugin = plugin_of(model)
+    values: dict[str, Array] = plugin.initial(shapes, task_of(plugin, global_batch), seed=0)
+    return values
 
 
 def micro_batches(micro: int, *, seed: int) -> Iterator[dict[str, np.ndarray]]:
@@ -56,4 +70,5 @@ def _micro_batch(micro: int, generator: np.random.Generator) -> dict[str, np.nda
         "images": generator.integers(0, 256, (micro, SIDE, SIDE, 3), dtype=np.uint8),
         "targets": np.concatenate(columns, axis=1).astype(np.float32),
         "index": np.arange(micro),
+        "epoch": np.zeros(1, np.int64),
     }

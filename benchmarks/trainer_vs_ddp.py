@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 RANKS, BATCH, RATE = 2, 8, 0.01
@@ -90,7 +92,7 @@ class Ours:
 
     def __init__(self, backend: Any) -> None:
         from benchmarks import job
-        from mtrain.core.interfaces import Rates, Recipe
+        from mtrain.core.interfaces import Rates, Recipe, State
 
         self.rank = backend.collective.rank
         self.backend = backend
@@ -103,6 +105,8 @@ class Ours:
             channels_last=True,
         )
         self.model, self.optimizer = backend.prepare(lambda: job.build(BATCH), self.recipe)
+        shapes = {name: x.shape for name, x in backend.state(self.model, self.optimizer).weights.items()}
+        backend.restore(self.model, self.optimizer, State(weights=job.start_values(shapes, BATCH)))
         self.schedule = lambda update: Rates(rates=(RATE, RATE, RATE))
         self.loader = Endless(job.micro_batches(BATCH // RANKS, seed=self.rank))
         self.records: list[dict[str, Any]] = []
@@ -151,7 +155,13 @@ class Peer:
         from benchmarks import job
 
         self.torch = torch
-        inner = job.build(BATCH).to(memory_format=torch.channels_last).train()
+        inner = job.build(BATCH)
+        state = inner.state_dict()
+        values = job.start_values({name: tuple(x.shape) for name, x in state.items()}, BATCH)
+        with torch.no_grad():
+            for name, tensor in state.items():
+                tensor.copy_(torch.from_numpy(np.asarray(values[name])))
+        inner = inner.to(memory_format=torch.channels_last).train()
         self.ema = copy.deepcopy(inner).eval()
         for parameter in self.ema.parameters():
             parameter.requires_grad_(requires_grad=False)

@@ -6,14 +6,14 @@
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mtrain.core import binding, plugins
-from mtrain.core.errors import CheckpointError, SpecError
+from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Array, Backend, Loader, Model, Module, Optimizer, Recipe, State, Task
 from mtrain.core.optimizer import check_frozen, make_recipe
 from mtrain.core.sampler import Padded, Shuffled, rank_share
@@ -22,6 +22,9 @@ from mtrain.core.spec import Spec
 from mtrain.data import open_data
 from mtrain.data.detection import DetectionTask, PictureTask
 from mtrain.data.loading import WorkerPool
+from mtrain.weights.matching import Match, match, refuse_nothing, wanted_of
+from mtrain.weights.names import published_of
+from mtrain.weights.reading import read
 
 TASKS = {"detection": DetectionTask}
 """What a data set's ``kind`` means for the job."""
@@ -41,6 +44,8 @@ class Assembly:
     task: Task
     model: Module
     optimizer: Optimizer
+    told: Sequence[tuple[str, str]] = ()
+    """Records about the start weights: ``note`` or ``warning``, and a sentence."""
 
     def training_order(self) -> Shuffled:
         """Which samples each update takes."""
@@ -87,6 +92,8 @@ def assembled(
     *,
     leave: Callable[[BaseException], None],
     details: Mapping[str, Any] | None = None,
+    training: bool = False,
+    restored: bool = False,
 ) -> Iterator[Assembly]:
     """The job of ``spec`` on this rank; start weights are in the model. Every rank calls.
 
@@ -95,6 +102,8 @@ def assembled(
         data: see ``open_task``.
         leave: takes an error while the backend is still entered, so before other ranks notice: see ``rank.Leaving``.
         details: of a task that was prepared before (a checkpoint's); None: from the data.
+        training: what comes from the data of this job (anchors) is kept where ``model.weights`` has it otherwise.
+        restored: the caller puts a checkpoint in, so ``model.weights`` is not asked for.
 
     Raises:
         UsageError: the spec, the data or a plugin does not allow the job.
@@ -120,8 +129,8 @@ def assembled(
                 model=model,
                 optimizer=optimizer,
             )
-            start(assembly)
-            yield assembly
+            given = None if restored else spec.model.weights
+            yield replace(assembly, told=start(assembly, given=given, training=training))
 
 
 @contextmanager
@@ -173,59 +182,38 @@ def loader_workers(spec: Spec) -> int:
     return min(max(usable_cores() // ranks - 1, 1), 8)
 
 
-def start(assembly: Assembly) -> None:
-    """Give the model its start weights: keyed by (seed, name), then what ``model.weights`` has."""
+def start(assembly: Assembly, *, given: str | None, training: bool) -> list[tuple[str, str]]:
+    """Give the model its start weights: keyed by (seed, name), then what the file ``given`` has. Returns what is to be told.
+
+    Raises:
+        CheckpointError: the file of ``model.weights`` cannot be read.
+        SpecError: nothing of it fits.
+    """
     backend, spec = assembly.backend, assembly.spec
     shapes = {
         name: tuple(array.shape) for name, array in backend.state(assembly.model, assembly.optimizer).weights.items()
     }
     check_frozen(shapes, assembly.recipe.frozen)
     weights = assembly.plugin.initial(shapes, assembly.task, seed=spec.train.seed)
-    if spec.model.weights is not None:
-        weights |= matching(read_weights(Path(spec.model.weights)), weights)
+    told: list[tuple[str, str]] = []
+    if given is not None:
+        own = weights if training else None
+        found = refuse_nothing(given_weights(Path(given), weights, assembly.plugin, own=own))
+        told = [("note", f"model.weights: {found.summary()}")]
+        told += [("warning", f"model.weights: {sentence}") for sentence in found.warnings()]
+        weights |= found.taken
+    for kind, sentence in told:
+        log.log(logging.WARNING if kind == "warning" else logging.INFO, "%s", sentence)
     backend.restore(assembly.model, assembly.optimizer, State(weights=weights))
+    return told
 
 
-def read_weights(path: Path) -> dict[str, Array]:
-    """Arrays of a safetensors file, or of a checkpoint folder (its averaged weights where it has them).
-
-    Raises:
-        CheckpointError: there is nothing readable at ``path``.
-    """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    candidates = [path / "ema.safetensors", path / "weights.safetensors"] if path.is_dir() else [path]
-    try:
-        loaded = [load_file(file) for file in candidates if file.exists()]
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"model.weights: {path} cannot be read ({error}); expected a safetensors file") from error
-    if not loaded:
-        raise CheckpointError(
-            f"model.weights: {path} does not exist; expected a safetensors file or a checkpoint folder"
-        )
-    merged: dict[str, Array] = {}
-    for arrays in reversed(loaded):
-        merged |= {name.removeprefix("/"): array for name, array in arrays.items()}
-    return merged
-
-
-def matching(given: Mapping[str, Array], wanted: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays of ``given`` that fit by name and shape, in the type wanted; what does not fit is logged with its reason.
+def given_weights(
+    path: Path, held: Mapping[str, Array], plugin: Model, *, own: Mapping[str, Array] | None = None
+) -> Match:
+    """The weights at ``path`` against a model whose state is ``held``; see ``weights.matching.match``.
 
     Raises:
-        SpecError: nothing fits.
+        CheckpointError: they cannot be read.
     """
-    fitting = {name: given[name].astype(wanted[name].dtype) for name in wanted if _fits(name, given, wanted)}
-    if not fitting:
-        raise SpecError("model.weights: no array of the file fits the model by name and shape; is it of another model?")
-    left = [name for name in wanted if name not in fitting]
-    for name in left:
-        reason = f"its shape there is {tuple(given[name].shape)}" if name in given else "the file does not have it"
-        log.warning("model.weights: %s keeps its start value %s: %s", name, tuple(wanted[name].shape), reason)
-    log.info("model.weights: %d of %d arrays taken", len(fitting), len(wanted))
-    return fitting
-
-
-def _fits(name: str, given: Mapping[str, Array], wanted: Mapping[str, Array]) -> bool:
-    return name in given and given[name].shape == wanted[name].shape
+    return match(read(path), wanted_of(held), published_of(plugin), own=own)

@@ -1,11 +1,11 @@
 """Pictures in, boxes out: what ``mtrain predict`` asks one rank to do."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mtrain.assembly import assembled, read_weights
+from mtrain.assembly import Assembly, assembled, given_weights
 from mtrain.core import checkpoint
 from mtrain.core.errors import CheckpointError
 from mtrain.core.evaluate import outputs
@@ -23,10 +23,13 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
     """Do what ``predict.json`` of ``folder`` says: ``pictures``, ``out``, ``confidence``, ``draw``, ``class_names``, ``category_ids``.
 
     Writes ``predictions.json`` (COCO results; each row also has ``file_name``) and, unless ``draw`` is false, each picture with its
-    boxes to ``out``. The averaged weights of the checkpoint ``weights`` are used, or the arrays of a safetensors file.
+    boxes to ``out``. The averaged weights of the checkpoint ``weights`` are used, or the arrays of a file of weights.
     """
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
-    state, extra = _weights(weights)
+    if weights is None:
+        raise CheckpointError("predict: no checkpoint and no weights given; expected --run, --checkpoint or --weights")
+    saved = checkpoint.load(weights) if weights.is_dir() else None
+    extra: Mapping[str, Any] = {} if saved is None else saved.meta["extra"]
     pictures = unannotated(
         [Path(file) for file in request["pictures"]],
         class_names=extra.get("class_names") or request["class_names"],
@@ -34,11 +37,7 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
     )
     task = PictureTask(spec, pictures)
     with assembled(spec, task, leave=leave, details=extra.get("details") or {}) as job:
-        if not extra:  # a plain file of weights may lack counters, which inference does not read
-            held = job.backend.state(job.model, job.optimizer).weights
-            counters = {name: array for name, array in held.items() if array.dtype.kind in "iu"}
-            state = State(weights={**counters, **state.weights})
-        job.backend.restore(job.model, job.optimizer, state)
+        job.backend.restore(job.model, job.optimizer, _whole(weights, job) if saved is None else saved.state)
         evaluator, loader = task.evaluator(), job.evaluation_loader()
         with job.optimizer.averaged():
             job.model.eval()
@@ -51,13 +50,19 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
         _write(pictures, found, Path(request["out"]), draw=request["draw"])
 
 
-def _weights(path: Path | None) -> tuple[State, dict[str, Any]]:
-    if path is None:
-        raise CheckpointError("predict: no checkpoint and no weights given; expected --run, --checkpoint or --weights")
-    if path.is_dir():
-        saved = checkpoint.load(path)
-        return saved.state, dict(saved.meta["extra"])
-    return State(weights=read_weights(path)), {}
+def _whole(path: Path, job: Assembly) -> State:
+    """A plain file of weights for every entry of the model; it may lack counters, which inference does not read.
+
+    Raises:
+        CheckpointError: it lacks more, or has another shape of it.
+    """
+    held = job.backend.state(job.model, job.optimizer).weights
+    found = given_weights(path, held, job.plugin)
+    if found.left:
+        raise CheckpointError(
+            f"--weights {found.summary()}: {'; '.join(found.warnings())}; give weights of this model and these classes"
+        )
+    return State(weights={**held, **found.taken})
 
 
 def _write(pictures: Annotations, found: dict[int, Any], out: Path, *, draw: bool) -> None:

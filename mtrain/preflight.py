@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from mtrain.assembly import model_plugin, open_task, read_weights
+from mtrain import interpreter
+from mtrain.assembly import model_plugin, open_task
 from mtrain.core import placement, plugins
 from mtrain.core.cadence import check_continues
 from mtrain.core.checkpoint import progress_of
@@ -12,6 +13,7 @@ from mtrain.core.sampler import Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.core.spec import Spec
 from mtrain.data.check import verify_pictures
+from mtrain.weights.models import check_start
 
 
 def _check_port(spec: Spec) -> None:
@@ -24,18 +26,19 @@ def _check_port(spec: Spec) -> None:
 def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None = None) -> list[str]:
     """Open the data, look at every picture file, and derive all numbers of the job for ``size`` ranks.
 
-    ``resumed``: the checkpoint that training goes on from. Returns sentences about bad boxes and the like, to be told once.
+    ``resumed``: the checkpoint that training goes on from, or that is evaluated. Returns sentences about bad boxes and the like, to be told once.
 
     Raises:
         UsageError: something does not fit; the message says what to do. Unreadable pictures are named all at once.
     """
     make_recipe(spec, size=size)
+    interpreter.check(spec)
     _check_port(spec)
     task = open_task(spec, training=training)
     verify_pictures(*task.splits())
     model_plugin(spec).prepare_task(task.task(), {})
-    if spec.model.weights is not None:
-        read_weights(Path(spec.model.weights))
+    if spec.model.weights is not None and resumed is None:
+        check_start(spec, classes=len(task.task().class_names), training=training)
     if training:
         order = Shuffled(task.length("train"), global_batch=spec.train.batch_size, seed=spec.train.seed)
         total_updates(spec, order.updates_per_epoch)

@@ -55,7 +55,7 @@ def train(spec: Any, run_folder: RunFolder, resume: Path | None, *, stop: Stop, 
     _log_to_stderr()
     started = time.perf_counter()
     data = open_task(spec)
-    with assembled(spec, data, leave=leave) as job:
+    with assembled(spec, data, leave=leave, training=True, restored=resume is not None) as job:
         saved = None if resume is None else checkpoint.load(resume)
         session = Session(job, data, run_folder, _Result.of(saved))
         if saved is not None:
@@ -151,6 +151,7 @@ class Session:
             details=dict(job.task.details),
             resumed_from=None if resumed_from is None else str(resumed_from),
         )
+        _tell_weights(self.report, job)
 
     def updated(self, record: Mapping[str, Any]) -> None:
         """Take the record of one update; one that was skipped is told to the person too."""
@@ -282,12 +283,14 @@ def evaluate_only(spec: Any, run_folder: RunFolder, weights: Path | None, *, sto
     _log_to_stderr()
     saved = None if weights is None else checkpoint.load(weights)
     details = None if saved is None else saved.meta["extra"].get("details")
-    with assembled(spec, open_task(spec, training=False), leave=leave, details=details) as job:
+    task, restored = open_task(spec, training=False), saved is not None
+    with assembled(spec, task, leave=leave, details=details, restored=restored) as job:
         progress = Progress()
         if saved is not None:
             progress = saved.progress
             job.backend.restore(job.model, job.optimizer, saved.state)
         report = _reporter(job, run_folder, progress)
+        _tell_weights(report, job)
         evaluator, loader = job.data.evaluator(), job.evaluation_loader()
         figures = evaluate(
             job.backend,
@@ -310,6 +313,12 @@ def predict_only(spec: Any, run_folder: RunFolder, weights: Path | None, *, leav
 
     _log_to_stderr()
     predict(spec, run_folder.path, weights, leave=leave)
+
+
+def _tell_weights(report: Report, job: Assembly) -> None:
+    """What became of the arrays of ``model.weights``."""
+    for kind, sentence in job.told:
+        report.event(kind, message=sentence)
 
 
 def _writers(job: Assembly, run_folder: RunFolder, progress: Progress) -> tuple[Report, checkpoint.CheckpointStore]:

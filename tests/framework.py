@@ -26,8 +26,8 @@ class Framework(Protocol):
     def variable(self, values: Any, dtype: str | None = None) -> Any:
         """A leaf tensor that takes a gradient."""
 
-    def gradients(self, loss: Any, variables: Sequence[Any]) -> list[Array]:
-        """Of ``loss`` with respect to ``variables``; zeros where it does not depend on one."""
+    def gradients(self, loss: Any, variables: Sequence[Any], *, again: bool = False) -> list[Array]:
+        """Of ``loss`` with respect to ``variables``; zeros where it does not depend on one. ``again``: more will be asked of it."""
 
     def to(self, module: Any, dtype: str) -> Any:
         """``module`` with its float parameters and buffers in another type; returned."""
@@ -66,8 +66,8 @@ class Torch:
     def variable(self, values: Any, dtype: str | None = None) -> Any:
         return self.tensor(values, dtype).requires_grad_(True)
 
-    def gradients(self, loss: Any, variables: Sequence[Any]) -> list[Array]:
-        grads = self._torch.autograd.grad(loss, list(variables), allow_unused=True)
+    def gradients(self, loss: Any, variables: Sequence[Any], *, again: bool = False) -> list[Array]:
+        grads = self._torch.autograd.grad(loss, list(variables), allow_unused=True, retain_graph=again)
         return [
             np.zeros(tuple(x.shape)) if g is None else self.ops.to_numpy(g)
             for x, g in zip(variables, grads, strict=True)
@@ -103,11 +103,13 @@ class Paddle:
     name = "paddle"
 
     def __init__(self) -> None:
-        import paddle
-
         from mtrain.backends._paddle import nn, ops
 
-        self.nn, self.ops, self._paddle = nn, ops, paddle
+        self.nn, self.ops = nn, ops
+
+        import paddle  # after the package that imports it without its warnings
+
+        self._paddle = paddle
 
     def tensor(self, values: Any, dtype: str | None = None) -> Any:
         return self.ops.asarray(np.asarray(values), dtype=dtype)
@@ -117,8 +119,8 @@ class Paddle:
         x.stop_gradient = False
         return x
 
-    def gradients(self, loss: Any, variables: Sequence[Any]) -> list[Array]:
-        grads = self._paddle.grad([loss], list(variables), allow_unused=True)
+    def gradients(self, loss: Any, variables: Sequence[Any], *, again: bool = False) -> list[Array]:
+        grads = self._paddle.grad([loss], list(variables), allow_unused=True, retain_graph=again)
         return [
             np.zeros(tuple(x.shape)) if g is None else self.ops.to_numpy(g)
             for x, g in zip(variables, grads, strict=True)

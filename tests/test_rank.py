@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from mtrain import rank
-from mtrain.assembly import _left_by, read_weights
+from mtrain.assembly import _left_by
 from mtrain.core.checkpoint import Checkpoints, progress_of
 from mtrain.core.errors import Interrupted
 from mtrain.core.interfaces import Progress, State
 from mtrain.core.runfolder import RunFolder
+from mtrain.weights.reading import read
 
 
 def test_an_error_is_left_while_the_backend_is_entered_and_only_once(tmp_path, capfd):
@@ -39,6 +40,6 @@ def test_start_weights_can_be_those_of_a_checkpoint_the_averaged_ones_where_ther
     store = Checkpoints(tmp_path, keep_last=1, keep_best=0, asynchronous=False)
     state = State(weights={"a": np.zeros(2), "n": np.array(3)}, ema={"a": np.ones(2)})
     store.save(state, Progress(update=4, samples=8), score=None, spec={}, extra={})
-    weights = read_weights(tmp_path / "step-00000004")
+    weights = read(tmp_path / "step-00000004").arrays
     assert {name: array.tolist() for name, array in weights.items()} == {"a": [1, 1], "n": 3}
     assert progress_of(tmp_path / "step-00000004") == Progress(update=4, samples=8)

@@ -26,6 +26,7 @@ COMMANDS = {
     "plugins": ("mtrain.cli.plugins:plugins", "List backends, models, data sets and launchers."),
     "data": ("mtrain.cli.data:data", "Check a data set, or make the embedded one."),
     "checkpoint": ("mtrain.cli.checkpoint:checkpoint", "List, verify and show checkpoints."),
+    "weights": ("mtrain.cli.weights:weights", "Import, export and show weights of other programs."),
     "completion": ("mtrain.cli.completion:completion", "Print the completion script of a shell."),
 }
 """Where each command is defined, and its line in ``mtrain --help``."""

@@ -1,10 +1,11 @@
-"""``mtrain config``: show, explain and validate specs, and print the schema."""
+"""``mtrain config``: show, explain, validate and import specs, and print the schema."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtrain.cli.config_import import import_
 from mtrain.cli.options import JobCommand, complete_path, job_options, load_job
 
 if TYPE_CHECKING:
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def config() -> None:
-    """Show, explain and validate specs."""
+    """Show, explain, validate and import specs."""
+
+
+config.add_command(import_)
 
 
 @config.command(cls=JobCommand)
@@ -123,7 +127,7 @@ def _reference() -> list[str]:
             ]
         nested = model_of(field.annotation) is not None
         default = "see `mtrain config show`" if nested else f"`{_flow(lookup(defaults, path))}`"
-        if 0 in path:
+        if 0 in path or lookup(defaults, path[:-1]) is None:  # of an item, or of a section that is null by default
             default = "required" if field.is_required() else f"`{_flow(field.default)}`"
         what = "a list of sections, below" if nested else describe(field.annotation, field.metadata)
         cells = (f"`{path[-1]}`", what, default, field.description or "")

@@ -27,13 +27,14 @@ def data() -> None:
     "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("."), help="Folder of the picture grids."
 )
 def check(spec: str | None, config: str | None, overrides: tuple[str, ...], pictures: int, output: Path) -> None:
-    """Print counts, bad boxes and histograms of the data set of SPEC, and save pictures with their boxes."""
+    """Print counts, bad boxes and histograms of the data set of SPEC, and save pictures with their boxes, also augmented."""
     from rich.console import Console
 
     from mtrain.core.config import load
     from mtrain.data import open_data
     from mtrain.data.check import verify_pictures
-    from mtrain.data.draw import annotations_grid, save_picture
+    from mtrain.data.draw import annotations_grid, inputs_grid, save_picture
+    from mtrain.data.source import open_sources
 
     loaded = load(spec or config, overrides=list(overrides))
     console = Console(soft_wrap=True)
@@ -46,6 +47,11 @@ def check(spec: str | None, config: str | None, overrides: tuple[str, ...], pict
         file = output / f"data_check_{loaded.name}_{split}.jpg"
         save_picture(annotations_grid(annotations, limit=pictures), file)
         console.print(f"{split} pictures with their boxes: {file}", highlight=False)
+    settings = loaded.spec.data.model_copy(update={"cache": "none"})
+    train = open_sources(settings, splits["train"], None, seed=loaded.spec.train.seed)["train"]
+    file = output / f"data_check_{loaded.name}_augmented.jpg"
+    save_picture(inputs_grid(train, opened.class_names, limit=pictures), file)
+    console.print(f"train pictures as the network is given them: {file}", highlight=False)
 
 
 def print_report(console: "Console", splits: "dict[str, Annotations]") -> None:

@@ -12,7 +12,7 @@ from mtrain.cli.options import JobCommand, job_options, load_job
 @job_options
 @click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint.")
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint; with --run in its place.")
-@click.option("--weights", metavar="FILE", help="A safetensors file instead of a checkpoint.")
+@click.option("--weights", metavar="FILE", help="A file of weights instead of a checkpoint.")
 @click.pass_context
 def evaluate(context: click.Context, /, **params: Any) -> None:
     """Score the averaged weights of a checkpoint; without --run or -c, those of the newest run of the spec here."""

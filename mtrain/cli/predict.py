@@ -17,7 +17,7 @@ from mtrain.cli.options import JobCommand, load_job, spec_options
 @click.argument("sources", nargs=-1, required=True, metavar="PICTURE|FOLDER ...")
 @click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint. Default: runs/latest.")
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint instead of the run's best.")
-@click.option("--weights", metavar="FILE", help="A safetensors file; needs -c and data.names.")
+@click.option("--weights", metavar="FILE", help="A file of weights; needs -c and data.names.")
 @click.option("--out", metavar="FOLDER", default="predictions", show_default=True, help="Where results are written.")
 @click.option(
     "--confidence",

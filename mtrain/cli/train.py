@@ -62,7 +62,7 @@ def evaluate_only(loaded: "Loaded", resume: str | None) -> int:
         name = found.run.name
     where = starting.Where(run_dir=Path(name), checkpoint=checkpoint)
     size = starting.planned(loaded, where).size
-    checked = preflight.check(loaded.spec, size=size, training=False)
+    checked = preflight.check(loaded.spec, size=size, training=False, resumed=checkpoint)
     where = starting.created(loaded, where, name=f"{name}-evaluate")
     notes = [*checked, f"evaluates {checkpoint or loaded.spec.model.weights}", f"run folder: {where.run_dir}"]
     code = starting.run_job(loaded, where, mode="evaluate", notes=notes)

@@ -248,10 +248,28 @@ class Task:
     """What one kind of task adds, e.g. anchors."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """How published files of a model's weights differ from its state here; whose framework spells names how is known without it.
+
+    Patterns are regexes searched in neutral names. A plugin class may have one as ``published``; without it: no difference.
+    """
+
+    left_out: Sequence[str] = ()
+    """Entries that no published file has."""
+    float32: Sequence[str] = ()
+    """Whole names of entries of whole numbers that are published as float32."""
+    per_class: Sequence[str] = ()
+    """Entries whose shape depends on the number of classes."""
+    of_data: Sequence[str] = ()
+    """Entries that come from the data of a job (anchors): training keeps its own, evaluation takes the file's."""
+
+
 class Model(Protocol):
     """The target of one ``mtrain.models`` entry point, constructed as ``Model(options)``; it describes, it is no module.
 
-    Its module imports no network at import time: ``core.nn`` is bound only inside a rank.
+    Its module imports no network at import time: ``core.nn`` is bound only inside a rank. A class attribute ``published``
+    (``Published``) may say how files of its weights by others differ.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -295,12 +313,13 @@ class Evaluator(Protocol):
 
 
 class Source(Protocol):
-    """A sequence of samples as a pure function: ``sample(epoch, index)`` never depends on rank, size or worker."""
+    """A sequence of samples as a pure function: ``sample(epoch, index, update=...)`` never depends on rank, size or worker."""
 
     def __len__(self) -> int: ...
 
-    def sample(self, epoch: int, index: int) -> Any:
-        """One sample; augmentation is keyed by (seed, epoch, index)."""
+    def sample(self, epoch: int, index: int, *, update: int = 0) -> Any:
+        """One sample; augmentation is keyed by (seed, epoch, index), what all samples of an update share (their size) by
+        (seed, epoch, update)."""
         ...
 
     def collate(self, samples: Sequence[Any]) -> dict[str, Array]:

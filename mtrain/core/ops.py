@@ -12,8 +12,8 @@ NAMES = (
     # indexing
     "argsort", "nonzero", "put_along_axis", "take", "take_along_axis", "topk", "where",
     # element by element
-    "abs", "atan", "clip", "exp", "floor", "gelu", "hardsigmoid", "isfinite", "log", "maximum", "minimum", "relu",
-    "round", "sigmoid", "silu", "softplus", "sqrt", "square", "trunc",
+    "abs", "atan", "clip", "exp", "floor", "gelu", "hardsigmoid", "isfinite", "log", "maximum", "minimum", "pow",
+    "relu", "round", "sigmoid", "silu", "softplus", "sqrt", "square", "trunc",
     # along an axis
     "all", "any", "argmax", "cumulative_sum", "log_softmax", "max", "mean", "min", "softmax", "sum", "var",
     # networks and losses

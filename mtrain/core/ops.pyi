@@ -1,8 +1,9 @@
 """Neutral functions: the contract that every framework's ``ops`` keeps.
 
 Names follow the Array API standard where it has one, else PyTorch. Types are named by strings: "float64", "float32",
-"bfloat16", "float16", "int64", "int32", "uint8", "bool". Operators (``+ - * / ** % @ < <= == & | ~``) and indexing with integers,
-slices and None mean on tensors of every framework what they mean in numpy. Nothing works in place.
+"bfloat16", "float16", "int64", "int32", "uint8", "bool". Operators (``+ - * / // ** % @ < <= == & | ~``) between tensors of one type,
+or a tensor and a number, and indexing with integers, slices and None mean on tensors of every framework what they mean in numpy; an
+integer tensor next to a float number becomes float32. Nothing works in place.
 ``like`` names a tensor on whose device the new one is made, and whose type it has unless ``dtype`` says otherwise.
 """
 
@@ -115,7 +116,7 @@ def atan(x: Tensor) -> Tensor:
     """Arc tangent in radians."""
 
 def clip(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
-    """Limit to [min, max]; the gradient is 0 outside."""
+    """Limit to [min, max]; the gradient is 0 outside, 1 at the limits."""
 
 def exp(x: Tensor) -> Tensor:
     """e to the power of ``x``."""
@@ -136,10 +137,13 @@ def log(x: Tensor) -> Tensor:
     """Natural logarithm."""
 
 def maximum(x1: Tensor, x2: Tensor) -> Tensor:
-    """The larger of two tensors of one type, element by element."""
+    """The larger of two tensors of one type, element by element; equal ones share the gradient."""
 
 def minimum(x1: Tensor, x2: Tensor) -> Tensor:
-    """The smaller of two tensors of one type, element by element."""
+    """The smaller of two tensors of one type, element by element; equal ones share the gradient."""
+
+def pow(x: Tensor, exponent: float) -> Tensor:
+    """``x`` to a power that is a number. Use it where ``**`` may meet a number that float32 rounds."""
 
 def sqrt(x: Tensor) -> Tensor:
     """Square root."""

@@ -23,7 +23,7 @@ class LaunchOptions(BaseModel):
     master_port: int = Field(29500, gt=0, lt=65536, description="rendezvous port on the first host")
     start_port: int | None = Field(None, gt=0, lt=65536, description="first port of the ranks; null: theirs to choose")
     threads: int = Field(1, gt=0, description="CPU threads per rank")
-    devices: tuple[int, ...] | None = Field(None, description="device numbers on every host; null: all")
+    devices: tuple[int, ...] | None = Field(None, description="device numbers on every host, () for the CPU; null: all")
     interface: str | None = Field(None, description="network interface of the collectives; null: left to them")
 
 
@@ -127,12 +127,19 @@ def interface_of(addresses: Sequence[tuple[str, str]], wanted: Sequence[str]) ->
 
 def count_devices(environ: Mapping[str, str], *, dev: Path = Path("/dev")) -> int:
     """Accelerators that a rank here would see, found without a framework; 0 on a CPU machine."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
     present = sum(1 for path in dev.glob("nvidia[0-9]*"))
-    if visible is None or not present:
-        return present
-    listed = [part for part in visible.split(",") if part.strip() not in ("", "-1")]
-    return min(present, len(listed))
+    listed = _listed_devices(environ)
+    return present if listed is None else min(present, len(listed))
+
+
+def hides_devices(environ: Mapping[str, str]) -> bool:
+    """Whether ``CUDA_VISIBLE_DEVICES`` lists no device."""
+    return _listed_devices(environ) == []
+
+
+def _listed_devices(environ: Mapping[str, str]) -> list[str] | None:
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return None if visible is None else [part for part in visible.split(",") if part.strip() not in ("", "-1")]
 
 
 def usable_cores() -> int:

@@ -35,6 +35,8 @@ class Machine:
     """(interface, address)."""
     python: str = "python"
     free_port: int = SEVERAL_HOSTS_PORT
+    hidden: bool = False
+    """Whether the environment hides all accelerators."""
 
     @classmethod
     def here(cls, *, environ: Mapping[str, str], python: str) -> "Machine":
@@ -45,6 +47,7 @@ class Machine:
             addresses=placement.own_addresses(),
             python=python,
             free_port=placement.free_port(),
+            hidden=placement.hides_devices(environ),
         )
 
 
@@ -123,7 +126,8 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         ranks = 1
     hosts = [Host(address=host.address, slots=ranks) for host in hosts]
     recipe = make_recipe(spec, size=ranks * len(hosts))
-    launcher = launcher_class(_launch_options(launcher_class, spec, machine, ranks=ranks))
+    devices = _devices(spec, machine, device=device)
+    launcher = launcher_class(_launch_options(launcher_class, spec, machine, ranks=ranks, devices=devices))
     resumed = ["--resume", str(resume)] if resume else []
     chosen_mode = ["--mode", mode] if mode != "train" else []
     argv = ["-m", "mtrain.worker", "--run-dir", str(run_dir), *chosen_mode, *resumed]
@@ -181,7 +185,14 @@ def _ranks_per_host(spec: Spec, machine: Machine, *, device: str) -> int:
     return asked
 
 
-def _launch_options(launcher: Any, spec: Spec, machine: Machine, *, ranks: int) -> Any:
+def _devices(spec: Spec, machine: Machine, *, device: str) -> tuple[int, ...] | None:
+    """Device numbers on every host; none where ranks compute on the CPU; None: all that a host has."""
+    if device == "cpu" or (machine.hidden and spec.cluster.devices is None):
+        return ()
+    return None if spec.cluster.devices is None else tuple(spec.cluster.devices)
+
+
+def _launch_options(launcher: Any, spec: Spec, machine: Machine, *, ranks: int, devices: tuple[int, ...] | None) -> Any:
     cluster, alone = spec.cluster, len(spec.cluster.ips) <= 1
     threads = max(1, machine.cores // ranks) if cluster.threads == "auto" else cluster.threads
     if cluster.master_port == "auto":
@@ -198,7 +209,7 @@ def _launch_options(launcher: Any, spec: Spec, machine: Machine, *, ranks: int) 
         master_port=port,
         start_port=None if cluster.start_port == "auto" else cluster.start_port,
         threads=threads,
-        devices=tuple(cluster.devices) if cluster.devices is not None else None,
+        devices=devices,
         interface=interface,
     )
 

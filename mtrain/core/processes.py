@@ -68,15 +68,33 @@ def descendants() -> list[psutil.Process]:
 
 
 def children_with(parent: int, arguments: Sequence[str]) -> list[psutil.Process]:
-    """Direct children of ``parent`` whose command line ends with ``arguments``."""
+    """Programs below ``parent`` whose command line ends with ``arguments``, not those that they forked.
+
+    Where one runs another so (a shell that waits for it), the inner one.
+    """
     found = []
-    try:
-        for process in psutil.Process(parent).children():
-            if process.cmdline()[-len(arguments) :] == list(arguments):
-                found.append(process)
-    except psutil.Error:
-        return found
+    for child in _children(parent):
+        words = _words(child)
+        below = children_with(child.pid, arguments)
+        if words[-len(arguments) :] != list(arguments):
+            found += below
+        else:  # a fork has the command line of its parent
+            found += [process for process in below if _words(process) != words] or [child]
     return found
+
+
+def _children(parent: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(parent).children()
+    except psutil.Error:
+        return []
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:

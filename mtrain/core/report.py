@@ -1,7 +1,7 @@
 """What a run writes about itself: ``metrics.jsonl``, TensorBoard events, ``summary.json``, ``results.png``.
 
 Rank 0 gets ``Reporter``, the other ranks ``SilentReporter``: callers need no rank test. One JSON object per line,
-always with ``kind`` and ``time`` (seconds since 1970): "start", "update", "evaluation", "checkpoint", "warning", "end".
+always with ``kind`` and ``time`` (seconds since 1970): "start", "update", "evaluation", "checkpoint", "note", "warning", "end".
 """
 
 import json

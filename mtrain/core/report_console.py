@@ -87,7 +87,7 @@ class Plain:
                 self.note(update_line(record))
         elif kind == "evaluation":
             self.note(evaluation_line(record))
-        elif kind in ("start", "warning", "end"):
+        elif kind in ("start", "note", "warning", "end"):
             line = event_line(record)
             if line:
                 self.note(line)

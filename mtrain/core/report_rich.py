@@ -51,8 +51,8 @@ class Rich:
             self._row(record)
         elif kind == "checkpoint":
             self._status = f"saved at update {record.get('update')}"
-        elif kind == "warning":
-            self._console.print(Text(event_line(record), style="yellow"))
+        elif kind in ("note", "warning"):
+            self._console.print(Text(event_line(record), style="yellow" if kind == "warning" else "dim"))
         elif kind == "start":
             self._console.print(Text(event_line(record), style="dim"))
             self._status = "first update"

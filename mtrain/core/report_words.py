@@ -93,10 +93,12 @@ def evaluation_line(record: Record) -> str:
 
 
 def event_line(record: Record) -> str:
-    """A start, a warning or an end as text; empty when there is nothing to say."""
+    """A start, a note, a warning or an end as text; empty when there is nothing to say."""
     kind = record.get("kind")
     if kind == "warning":
         return f"warning: {record.get('message', '')}"
+    if kind == "note":
+        return str(record.get("message", ""))
     if kind == "end":
         return f"end: {record.get('reason', 'done')}"
     hidden = ("kind", "time")

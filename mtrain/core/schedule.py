@@ -61,7 +61,8 @@ class Schedule:
     """Rates of every group for an update: ``schedule(update) -> Rates``.
 
     During warm-up rate and momentum go linearly, in updates, from where they start to what the curve says for the
-    current epoch, as YOLOv5 does (biases from high to low, all others from 0 up).
+    current epoch, as YOLOv5 does (biases from high to low, all others from 0 up). With ``warmup.before_curve`` the curve
+    waits at its first value meanwhile, and what is left of the horizon is its length, as in PaddleDetection.
     """
 
     def __init__(self, spec: Spec, *, updates_per_epoch: int, total_updates: int) -> None:
@@ -72,6 +73,8 @@ class Schedule:
         self._rates = tuple(rate * group.rate_factor for group in spec.optimizer.groups)
         self._momentum = spec.optimizer.momentum
         self._warmup = _warmup(spec, updates_per_epoch)
+        before = spec.schedule.warmup is not None and spec.schedule.warmup.before_curve
+        self._begin = self._warmup.updates if before else 0
 
     @property
     def warmup_updates(self) -> int:
@@ -80,9 +83,11 @@ class Schedule:
 
     def __call__(self, update: int) -> Rates:
         """Rates and momentum of ``update`` (0-based, over the whole job)."""
-        per_update = update / self._updates_per_epoch
-        epoch = per_update if self._curve.per == "update" else float(update // self._updates_per_epoch)
-        scale = factor(self._curve, epoch, horizon_epochs=self._horizon)
+        since = max(update - self._begin, 0)
+        per_update = since / self._updates_per_epoch
+        epoch = per_update if self._curve.per == "update" else float(since // self._updates_per_epoch)
+        horizon = max(self._horizon - self._begin / self._updates_per_epoch, 1e-9)
+        scale = factor(self._curve, epoch, horizon_epochs=horizon)
         targets = [rate * scale for rate in self._rates]
         warmup = self._warmup
         if update >= warmup.updates:

@@ -18,12 +18,30 @@ def _compiles(pattern: str) -> str:
     return pattern
 
 
+def _rises(span: list[float]) -> list[float]:
+    if len(span) != 2 or span[0] > span[1]:
+        raise ValueError(f"given {span}, expected [smallest, largest]")
+    return span
+
+
+def _fits_strides(side: int) -> int:
+    if side % STRIDE:
+        raise ValueError(f"given {side}, expected a multiple of {STRIDE}; use {max(round(side / STRIDE), 1) * STRIDE}")
+    return side
+
+
+STRIDE = 32
+"""Pixels of the input per cell of the coarsest level of a detector."""
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0)]
 Port = Annotated[int, Field(gt=0, lt=65536)]
 Pattern = Annotated[str, AfterValidator(_compiles)]
 """A regular expression, searched in parameter names."""
+Span = Annotated[list[float], AfterValidator(_rises)]
+"""[smallest, largest] of a random value."""
+Factors = Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(_rises)]
+"""A span of factors."""
 
 
 class Section(BaseModel):
@@ -37,13 +55,51 @@ class ModelSpec(Section):
 
     name: str = Field(default="yolov5n", description="a plugin of kind `models`: see `mtrain plugins list`")
     weights: str | None = Field(
-        default=None, description="safetensors file to start from; what matches by name and shape is taken"
+        default=None,
+        description="file to start from (.safetensors, .pdparams, .pt, checkpoint, run); what fits is taken, the rest told",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="the model plugin's own options")
 
 
+class DistortSpec(Section):
+    """Random change of colours: each of four steps with its own chance, in random order."""
+
+    probability: Fraction = Field(default=0.5, description="of each step")
+    hue: float = Field(default=180.0, ge=0, le=180, description="rotation of the chroma in YIQ, +- degrees")
+    saturation: Factors = Field(default=[0.5, 1.5], description="factor of the distance to grey")
+    contrast: Factors = Field(default=[0.5, 1.5], description="factor of all values")
+    brightness: Span = Field(default=[0.5, 1.5], description="grey levels (of 255) added to all values")
+
+
+class ExpandSpec(Section):
+    """The picture somewhere on a larger canvas."""
+
+    probability: Fraction = Field(default=0.5, description="of an expansion")
+    ratio: float = Field(default=4.0, ge=1, description="largest canvas, as a multiple of the picture's sides")
+    fill: list[Annotated[float, Field(ge=0, le=255)]] = Field(
+        default=[123.675, 116.28, 103.53], min_length=3, max_length=3, description="colour around it: red, green, blue"
+    )
+
+
+class CropSpec(Section):
+    """A random window that holds the centre of at least one box (SSD: Liu et al. 2016, section 2.2)."""
+
+    thresholds: list[Fraction] = Field(
+        default=[0.0, 0.1, 0.3, 0.5, 0.7, 0.9],
+        description="one is drawn: some box overlaps the window by at least this IoU",
+    )
+    allow_no_crop: bool = Field(default=True, description="not to crop is one more choice beside the thresholds")
+    scaling: Annotated[list[Fraction], AfterValidator(_rises)] = Field(
+        default=[0.3, 1.0], description="root of the window's share of the picture"
+    )
+    aspect_ratio: Factors = Field(
+        default=[0.5, 2.0], description="width / height of the window over those of the picture"
+    )
+    num_attempts: Positive = Field(default=50, description="windows tried for a threshold before the next one is drawn")
+
+
 class AugmentSpec(Section):
-    """Training-time augmentation; probabilities and ranges as YOLOv5 names them."""
+    """Training-time augmentation. Probabilities and ranges as YOLOv5 names them, and what `resize: stretch` has."""
 
     mosaic: Fraction = Field(default=1.0, description="probability of a mosaic")
     mosaic9: Fraction = Field(
@@ -61,6 +117,25 @@ class AugmentSpec(Section):
     flip_ud: Fraction = Field(default=0.0, description="probability of an up-down flip")
     flip_lr: Fraction = Field(default=0.5, description="probability of a left-right flip")
     close_mosaic_epochs: int = Field(default=0, ge=0, description="no mosaic and no mixup in this many last epochs")
+    sizes: list[Annotated[Positive, AfterValidator(_fits_strides)]] | None = Field(
+        default=None,
+        min_length=1,
+        description="with `resize: stretch`: sides in pixels, one drawn for each update; null: image_size",
+    )
+    interpolations: list[Literal["nearest", "linear", "area", "cubic", "lanczos4"]] = Field(
+        default=["linear"], min_length=1, description="with `resize: stretch`: one drawn for each update"
+    )
+    distort: DistortSpec | None = Field(default=None, description="with `resize: stretch`; null: none")
+    expand: ExpandSpec | None = Field(default=None, description="with `resize: stretch`; null: none")
+    crop: CropSpec | None = Field(default=None, description="with `resize: stretch`; null: none")
+
+
+_LETTERBOX_ONLY: dict[str, Any] = dict.fromkeys(
+    ("mosaic", "mosaic9", "mixup", "degrees", "translate", "scale", "shear", "perspective"), 0.0
+)
+"""Keys of `augment` that lay pictures out on a letterboxed canvas, and how each is off."""
+_STRETCH_ONLY: dict[str, Any] = dict.fromkeys(("distort", "expand", "crop", "sizes")) | {"interpolations": ["linear"]}
+"""Keys of `augment` for stretched pictures, and how each is off."""
 
 
 class DataSpec(Section):
@@ -76,7 +151,13 @@ class DataSpec(Section):
     images: str | None = Field(default=None, description="folder of the pictures; null: the format's usual place")
     names: list[str] | None = Field(default=None, description="class names in label order; null: as the data set says")
     options: dict[str, Any] = Field(default_factory=dict, description="the data set plugin's own options")
-    image_size: Positive = Field(default=640, description="side of the square network input, in pixels")
+    image_size: Positive = Field(
+        default=640, description="side of the square network input, in pixels; in training see augment.sizes"
+    )
+    resize: Literal["letterbox", "stretch"] = Field(
+        default="letterbox",
+        description="letterbox: keep the picture's shape, fill up with grey; stretch: both sides to image_size",
+    )
     augment: AugmentSpec = Field(default=AugmentSpec(), description="of the training split")
     workers: Count | Literal["auto"] = Field(
         default="auto", description="loader processes per rank; 0: in the rank itself; auto: by cores"
@@ -84,6 +165,16 @@ class DataSpec(Section):
     cache: Literal["none", "ram", "disk"] = Field(default="none", description="where decoded pictures are kept")
     cache_dir: str | None = Field(default=None, description="folder of the disk cache; null: the user's cache folder")
     prefetch: Positive = Field(default=4, description="micro batches prepared ahead per rank")
+
+    @model_validator(mode="after")
+    def _augmentation_suits_the_resize(self) -> Self:
+        idle, remedy = _LETTERBOX_ONLY, "set them to 0, or take resize: letterbox"
+        if self.resize == "letterbox":
+            idle, remedy = _STRETCH_ONLY, "leave them out, or take resize: stretch"
+        active = [f"augment.{name}" for name, off in idle.items() if getattr(self.augment, name) != off]
+        if active:
+            raise ValueError(f"resize is {self.resize}, which does not go with {', '.join(active)}; {remedy}")
+        return self
 
 
 class EmaSpec(Section):
@@ -193,6 +284,11 @@ class WarmupSpec(Section):
     rate_from: float = Field(default=0.0, ge=0, description="rate at update 0")
     momentum_from: float | None = Field(
         default=0.8, ge=0, lt=1, description="momentum at update 0; null: no warm-up of momentum"
+    )
+    before_curve: bool = Field(
+        default=False,
+        description="true: the curve begins behind the warm-up, which rises to the curve's first value, and ends at the "
+        "same horizon (PaddleDetection); false: both begin at update 0 (YOLOv5)",
     )
 
 

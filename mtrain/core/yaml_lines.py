@@ -21,20 +21,26 @@ MAX_BYTES = 4_000_000
 
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 _NULL = re.compile(r"^(?:null|Null|NULL|~|)$")
-_INT = re.compile(r"^[-+]?(?:0x[0-9a-fA-F]+|0o[0-7]+|[0-9][0-9_]*)$")
+_INT = re.compile(r"^[-+]?(?:0x[0-9a-fA-F]{1,3000}|0o[0-7]{1,3000}|[0-9][0-9_]{0,3000})$")
+"""Longer than any number that Python prints, it is no integer."""
 _FLOAT = re.compile(r"^[-+]?(?:(?:[0-9][0-9_]*)?\.[0-9]+|[0-9][0-9_]*\.?)(?:[eE][-+]?[0-9]+)?$")
 _SPECIAL = re.compile(r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$")
 _PLAIN = re.compile(r"^[A-Za-z_./][\w./+-]*$")
 _TAG = "tag:yaml.org,2002:"
+_LOCAL_TAG = re.compile(r"^!\w+$")
 
 
 @dataclass(slots=True)
 class Parsed:
-    """What one document says: ``lines`` holds the line (from 1) of each value, ``problems`` one line per mistake."""
+    """What one document says: ``lines`` holds the line (from 1) of each value, ``problems`` one line per mistake.
+
+    ``tags`` holds the words of local tags such as ``!Name``, where ``parse`` was asked to read past them.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     lines: dict[Path, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    tags: dict[Path, str] = field(default_factory=dict)
 
 
 def scalar(text: str) -> Any:
@@ -76,8 +82,11 @@ class TooManyValues(Exception):
     """Aliases expand to more values than any spec has, or contain themselves."""
 
 
-def parse(text: str, *, name: str) -> Parsed:
-    """The mapping that ``text`` holds; every mistake becomes a line ``name:line: ...`` in ``problems``."""
+def parse(text: str, *, name: str, local_tags: bool = False) -> Parsed:
+    """The mapping that ``text`` holds; every mistake becomes a line ``name:line: ...`` in ``problems``.
+
+    ``local_tags``: ``!Name`` before a value is noted in ``tags``, and the value stays plain; otherwise it is a mistake.
+    """
     parsed = Parsed()
     if len(text) > MAX_BYTES:
         parsed.problems.append(f"{name}: {len(text)} characters, more than a spec can have ({MAX_BYTES})")
@@ -94,7 +103,7 @@ def parse(text: str, *, name: str) -> Parsed:
         parsed.problems.append(f"{name}:{line}: expected `key: value` lines at the top of the file")
         return parsed
     try:
-        parsed.values = _Builder(name, parsed).build(node, ())
+        parsed.values = _Builder(name, parsed, local_tags=local_tags).build(node, ())
     except TooManyValues:
         parsed.problems.append(
             f"{name}: aliases expand without end or to more than {MAX_VALUES} values; write them out"
@@ -145,8 +154,9 @@ def _syntax_problem(error: yaml.YAMLError, name: str) -> str:
 class _Builder:
     """Turns nodes into values, in one walk that notes lines and counts."""
 
-    def __init__(self, name: str, parsed: Parsed) -> None:
+    def __init__(self, name: str, parsed: Parsed, *, local_tags: bool) -> None:
         self._name = name
+        self._local_tags = local_tags
         self._parsed = parsed
         self._count = 0
 
@@ -163,10 +173,9 @@ class _Builder:
         return self._scalar(node, path)
 
     def _scalar(self, node: yaml.Node, path: Path) -> Any:
-        if node.tag == _TAG + "str" and isinstance(node, yaml.ScalarNode) and node.style is None:
-            return scalar(node.value)
         self._check_tag(node, "str", path)
-        return node.value
+        plain = isinstance(node, yaml.ScalarNode) and node.style is None and node.tag != "!"
+        return scalar(node.value) if plain else node.value
 
     def _sequence(self, node: yaml.SequenceNode, path: Path) -> list[Any]:
         values = []
@@ -212,7 +221,9 @@ class _Builder:
         return together
 
     def _check_tag(self, node: yaml.Node, kind: str, path: Path) -> None:
-        if node.tag not in (_TAG + kind, "!"):
+        if self._local_tags and _LOCAL_TAG.match(node.tag):
+            self._parsed.tags[path] = node.tag.removeprefix("!")
+        elif node.tag not in (_TAG + kind, "!"):
             tag = node.tag.replace(_TAG, "!!")
             self._problem(node.start_mark.line + 1, path, f"the tag {tag} is not allowed; write plain values")
 

@@ -1,5 +1,5 @@
-"""One training picture: layout, map, mixing, colour, flips, in the order and with the ranges of the YOLOv5
-documentation."""
+"""One training picture from a layout: mosaic or letterbox, map, mixing, then colours and flips, in the order and with
+the ranges of the YOLOv5 documentation."""
 
 import cv2
 import numpy as np
@@ -7,15 +7,13 @@ from numpy.typing import NDArray
 
 from mtrain.core.spec import AugmentSpec
 from mtrain.data import mosaic
-from mtrain.data.colour import random_gains, scale_hsv
-from mtrain.data.geometry import random_map, targets
+from mtrain.data.finish import Labelled, finish
+from mtrain.data.geometry import fitted_size, random_map
 from mtrain.data.pictures import Pictures
 from mtrain.data.render import Renderer
 
 MIX_BETA = 32.0
 """mixup's share of the first picture follows Beta(32, 32): near a half."""
-
-Labelled = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
 class Augmenter:
@@ -45,13 +43,14 @@ class Augmenter:
             if rng.random() < spec.mixup:
                 boxes, labels = self._mixed(rng, (boxes, labels), out)
         else:
-            layout = mosaic.alone(index, self._pictures.size, side)
+            layout = mosaic.alone(index, self._size, side)
             matrix, zoom = random_map(rng, spec, canvas=side, side=side)
             boxes, labels = self._renderer.draw(layout, matrix, zoom, out)
-        gains = random_gains(rng, spec)
-        if gains != (1.0, 1.0, 1.0):
-            scale_hsv(out, gains)
-        return targets(self._flipped(rng, boxes, out), labels, side)
+        return finish(rng, spec, (boxes, labels), out)
+
+    def _size(self, index: int) -> tuple[int, int]:
+        """(width, height) to place a picture with: the longest side is the output's."""
+        return fitted_size(*self._pictures.original_size(index), self._side)
 
     def _mosaic(self, rng: np.random.Generator, index: int, out: NDArray[np.uint8]) -> Labelled:
         layout_of, count = (mosaic.nine, 9) if rng.random() < self._spec.mosaic9 else (mosaic.four, 4)
@@ -59,7 +58,7 @@ class Augmenter:
         if count == 4:
             # In a mosaic of nine the sample itself stays in the middle.
             indices = rng.permutation(indices).tolist()
-        layout = layout_of(indices, self._pictures.size, self._side, rng)
+        layout = layout_of(indices, self._size, self._side, rng)
         matrix, zoom = random_map(rng, self._spec, canvas=layout.canvas, side=self._side)
         return self._renderer.draw(layout, matrix, zoom, out)
 
@@ -69,15 +68,3 @@ class Augmenter:
         share = float(rng.beta(MIX_BETA, MIX_BETA))
         cv2.addWeighted(out, share, self._second, 1.0 - share, 0.0, dst=out)
         return np.concatenate([first[0], boxes]), np.concatenate([first[1], labels])
-
-    def _flipped(
-        self, rng: np.random.Generator, boxes: NDArray[np.float64], out: NDArray[np.uint8]
-    ) -> NDArray[np.float64]:
-        up_down, left_right = rng.random(2) < (self._spec.flip_ud, self._spec.flip_lr)
-        if up_down:
-            boxes = np.stack([boxes[:, 0], self._side - boxes[:, 3], boxes[:, 2], self._side - boxes[:, 1]], axis=1)
-        if left_right:
-            boxes = np.stack([self._side - boxes[:, 2], boxes[:, 1], self._side - boxes[:, 0], boxes[:, 3]], axis=1)
-        if up_down or left_right:
-            cv2.flip(out, -1 if up_down and left_right else int(left_right), dst=out)
-        return boxes

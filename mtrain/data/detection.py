@@ -53,7 +53,8 @@ class DetectionTask:
         """Of the training split: see ``mtrain.data.statistics.statistics``."""
         from mtrain.data.statistics import statistics
 
-        return statistics(self._data.train, image_size=self._spec.data.image_size)
+        data = self._spec.data
+        return statistics(self._data.train, image_size=data.image_size, stretch=data.resize == "stretch")
 
     def evaluator(self) -> "CocoEvaluator":
         """A fresh one over the evaluation split."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mtrain.core.errors import DataError
 from mtrain.data.decode import decode
 from mtrain.data.sample import Annotations
+from mtrain.data.source import DetectionSource
 
 Picture: TypeAlias = NDArray[np.uint8]
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
@@ -105,6 +106,24 @@ def annotations_grid(annotations: Annotations, *, limit: int = 16, columns: int 
     captions = [_caption(annotations, i) for i in chosen]
     pictures = [annotated(annotations, i) for i in chosen]
     return grid(pictures, columns=min(columns, count), cell_px=cell_px, captions=captions)
+
+
+def inputs_grid(source: DetectionSource, class_names: Sequence[str], *, limit: int = 16, cell_px: int = 320) -> Picture:
+    """Up to ``limit`` samples, spread evenly over the split, as the network is given them in epoch 0, four a row.
+
+    Each is drawn as a sample of another update, so that all sides and interpolations can be seen.
+    """
+    count = min(limit, len(source))
+    pictures, captions = [], []
+    for update, index in enumerate(np.linspace(0, len(source) - 1, count).astype(int).tolist()):
+        item = source.sample(0, index, update=update)
+        assert item.image is not None
+        side = len(item.image)
+        centres, sizes = item.targets[:, 1:3] * side, item.targets[:, 3:] * side
+        boxes = np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1)
+        pictures.append(draw_boxes(item.image, boxes, item.targets[:, 0].astype(int), class_names))
+        captions.append(f"{Path(source.describe(index)).name[-24:]}  {side} px  {len(boxes)} boxes")
+    return grid(pictures, columns=min(4, count), cell_px=cell_px, captions=captions)
 
 
 def _caption(annotations: Annotations, index: int) -> str:

@@ -5,7 +5,8 @@ framework. Later, when rank and batch are known, :meth:`WorkerPool.loader` gives
 
 Every sample is a task of its own and the workers share one queue in job order: all of them work on the batch that is
 needed next, so the first one comes soonest and no slow picture holds up more than itself. Batches come in job order
-whatever the timing, and the same for any number of workers, because a sample depends on (seed, epoch, index) alone.
+whatever the timing, and the same for any number of workers, because a sample depends on (seed, epoch, index) alone, and
+what the samples of an update share, such as their size, on (seed, epoch, update).
 """
 
 from collections import deque
@@ -36,7 +37,11 @@ class PooledSource(Source, Protocol):
 
     array: ArraySpec
 
-    def fill(self, epoch: int, index: int, out: Array) -> Any:
+    def shape(self, epoch: int, update: int) -> tuple[int, ...]:
+        """Of the array in the samples of one update: no larger than ``array.shape``."""
+        ...
+
+    def fill(self, epoch: int, index: int, out: Array, *, update: int) -> Any:
         """``sample`` with the array written to ``out`` and left out of what is returned, which is small and
         picklable."""
         ...
@@ -114,7 +119,9 @@ class WorkerPool:
             if task.serial < oldest[task.loader % CANCELLABLE]:
                 return None
             shelf = by_number[task.source]
-            return shelf.source.fill(task.epoch, task.sample, shelf.ring.place(task.place))
+            source, epoch, update = shelf.source, task.epoch, task.update
+            out = shelf.ring.place(task.start, task.position, source.shape(epoch, update))
+            return source.fill(epoch, task.sample, out, update=update)
 
         self._executor: Executor = Workers(workers, handle, shared_bytes(1)) if workers else Inline(handle)
         self.workers = workers
@@ -168,7 +175,7 @@ class WorkerPool:
         self._serial += 1
         self._jobs[job.serial] = job
         self._executor.submit(
-            Task(shelf.number, loader, job.serial, job.key[0], index, job.start + position, position)
+            Task(shelf.number, loader, job.serial, *job.key[:2], index, job.start, position)
             for position, index in enumerate(job.indices)
         )
 
@@ -281,7 +288,7 @@ class ShardedLoader:
         source = self._shelf.source
         if job.error is not None:
             raise DataError(f"sample {job.failed} ({source.describe(job.failed)}): {job.error}")
-        images = self._shelf.ring.places(job.start, len(job.indices))
+        images = self._shelf.ring.places(job.start, len(job.indices), source.shape(*job.key[:2]))
         epoch = np.array([job.key[0]], dtype=np.int64)
         return {self._shelf.ring.spec.name: images, **source.collate(job.items), "epoch": epoch}
 

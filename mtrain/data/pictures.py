@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from mtrain.core.errors import DataError, SpecError
 from mtrain.data.decode import decode
-from mtrain.data.geometry import fitted_size
 from mtrain.data.quick import decode_quickly
 from mtrain.data.ring import shared_bytes
 from mtrain.data.sample import Sample
+from mtrain.data.sizing import Sizing
 
 RAM_SHARE = 0.8
 """Largest part of the memory now available that the RAM cache may plan to take."""
@@ -92,10 +92,10 @@ class RamCache:
 class DiskCache:
     """One ``.npy`` file per picture, named after the source file's path, time and size and how it was decoded."""
 
-    def __init__(self, folder: Path, samples: Sequence[Sample], *, side: int, exact: bool) -> None:
+    def __init__(self, folder: Path, samples: Sequence[Sample], *, kind: str) -> None:
         self._folder = folder
         self._samples = samples
-        self._kind = f"{side}{'x' if exact else ''}"
+        self._kind = kind
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -138,17 +138,11 @@ class DiskCache:
 
 
 class Pictures:
-    """The pictures of a split at the size the network needs; a ``Shelf`` for the renderer.
+    """The pictures of a split at the size that ``sizing`` keeps them at; a ``Shelf`` for the renderer."""
 
-    For training a picture larger than ``side`` is shrunk to it (JPEGs are decoded at a half, a quarter or an eighth
-    of their size first where that is still enough) and a smaller one is kept as it is, because the map of the
-    augmentation enlarges it. For evaluation (``exact``) it is decoded in full and brought to ``side`` as the YOLOv5
-    documentation says: by area when shrinking, bilinear when enlarging."""
-
-    def __init__(self, samples: Sequence[Sample], *, side: int, exact: bool = False) -> None:
+    def __init__(self, samples: Sequence[Sample], sizing: Sizing) -> None:
         self._samples = samples
-        self._side = side
-        self._exact = exact
+        self._sizing = sizing
         self._cache: Cache = NoCache()
         sizes = [(sample.width, sample.height) for sample in samples]
         self._fractions = [
@@ -168,10 +162,10 @@ class Pictures:
 
         """
         if where == "ram":
-            self._cache = RamCache([self._kept_size(i)[::-1] for i in range(len(self))])
+            self._cache = RamCache([self._sizing.kept(self.original_size(i))[::-1] for i in range(len(self))])
         elif where == "disk":
             folder = folder or Path.home() / ".cache" / "mtrain" / "pictures"
-            self._cache = DiskCache(folder, self._samples, side=self._side, exact=self._exact)
+            self._cache = DiskCache(folder, self._samples, kind=self._sizing.key)
 
     def path(self, index: int) -> Path:
         """The picture file of a sample."""
@@ -181,10 +175,6 @@ class Pictures:
         """(width, height) in the file, as displayed."""
         sample = self._samples[index]
         return sample.width, sample.height
-
-    def size(self, index: int) -> tuple[int, int]:
-        """(width, height) once the longest side is ``side``: the size to place it with."""
-        return fitted_size(*self.original_size(index), self._side)
 
     def boxes(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """(N, 4) xyxy as fractions of width and height, and (N,) labels; crowds are left out."""
@@ -203,24 +193,17 @@ class Pictures:
             self._cache.put(index, picture)
         return picture
 
-    def _kept_size(self, index: int) -> tuple[int, int]:
-        original, fitted = self.original_size(index), self.size(index)
-        return original if not self._exact and max(original) < self._side else fitted
-
     def _read(self, index: int) -> NDArray[np.uint8]:
-        sample, size = self._samples[index], self._kept_size(index)
-        reduce = 1
-        while not self._exact and reduce < 8 and max(sample.width, sample.height) >= 2 * reduce * self._side:
-            reduce *= 2
-        picture = decode(sample.path) if self._exact else decode_quickly(sample.path, reduce=reduce)
+        sample, sizing, original = self._samples[index], self._sizing, self.original_size(index)
+        reduce = sizing.reduction(original)
+        picture = decode(sample.path) if sizing.exact else decode_quickly(sample.path, reduce=reduce)
         found, expected = picture.shape[:2], (-(-sample.height // reduce), -(-sample.width // reduce))
         if found != expected:
             raise DataError(
                 f"{sample.path}: the picture is {found[1] * reduce} x {found[0] * reduce} pixels, its annotation says "
                 f"{sample.width} x {sample.height}; correct the annotation or the picture (`mtrain data check`)"
             )
+        size = sizing.kept(original)
         if found == size[::-1]:
             return picture
-        shrinks_exactly = self._exact and max(size) < max(sample.width, sample.height)
-        method = cv2.INTER_AREA if shrinks_exactly else cv2.INTER_LINEAR
-        return np.asarray(cv2.resize(picture, size, interpolation=method), dtype=np.uint8)
+        return np.asarray(cv2.resize(picture, size, interpolation=sizing.method(original)), dtype=np.uint8)

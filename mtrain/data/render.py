@@ -31,7 +31,7 @@ class Shelf(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class Axis:
     """One axis of an upright map: output = scale * canvas + shift."""
 
     scale: float
@@ -98,7 +98,7 @@ class Renderer:
         self, layout: Layout, matrix: NDArray[np.float64], out: NDArray[np.uint8]
     ) -> tuple[list[Placement], list[tuple[float, ...]]]:
         """What is shown, and for each the scales and the shifts of its x1, y1, x2, y2."""
-        horizontal, vertical = _Axis(*matrix[0, [0, 2]].tolist()), _Axis(*matrix[1, [1, 2]].tolist())
+        horizontal, vertical = Axis(*matrix[0, [0, 2]].tolist()), Axis(*matrix[1, [1, 2]].tolist())
         out.fill(FILL)
         shown: list[Placement] = []
         maps: list[tuple[float, ...]] = []

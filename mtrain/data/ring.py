@@ -26,7 +26,7 @@ def shared_bytes(size: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """The one large array of each sample that travels through shared memory."""
+    """The one large array of each sample that travels through shared memory, at its largest."""
 
     name: str
     """Its key in the batch."""
@@ -41,12 +41,15 @@ class ArraySpec:
 
 
 class Ring:
-    """Places for ``capacity`` samples in one row; a micro batch takes neighbouring places, so it is one array."""
+    """Places for ``capacity`` samples in one row; a micro batch takes neighbouring places, so it is one array.
+
+    A micro batch of smaller samples lies packed at the beginning of its places.
+    """
 
     def __init__(self, spec: ArraySpec, capacity: int) -> None:
         self.spec = spec
         self.capacity = capacity
-        self._places: Array = shared_bytes(spec.nbytes * capacity).view(spec.dtype).reshape(capacity, *spec.shape)
+        self._bytes = shared_bytes(spec.nbytes * capacity)
 
     @classmethod
     def within(cls, spec: ArraySpec, nbytes: int) -> "Ring":
@@ -59,11 +62,14 @@ class Ring:
                     raise
                 nbytes //= 2
 
-    def place(self, number: int) -> Array:
-        """The array of one sample, to write to."""
-        view: Array = self._places[number]
+    def place(self, start: int, position: int, shape: tuple[int, ...]) -> Array:
+        """The array of sample ``position`` of the micro batch that begins at place ``start``, to write to."""
+        view: Array = self.places(start, position + 1, shape)[position]
         return view
 
-    def places(self, start: int, count: int) -> Array:
-        """(count, ...) neighbouring samples as one array."""
-        return self._places[start : start + count]
+    def places(self, start: int, count: int, shape: tuple[int, ...]) -> Array:
+        """(count, ...) a micro batch of samples of ``shape``, which is no larger than the spec's."""
+        size = math.prod(shape) * np.dtype(self.spec.dtype).itemsize
+        assert size <= self.spec.nbytes, f"{shape} is larger than a place, {self.spec.shape}"
+        first = start * self.spec.nbytes
+        return self._bytes[first : first + count * size].view(self.spec.dtype).reshape(count, *shape)

@@ -1,4 +1,4 @@
-"""Detection samples as a pure function of (seed, epoch, index): what the loader asks for, for training and
+"""Detection samples as a pure function of (seed, epoch, update, index): what the loader asks for, for training and
 evaluation."""
 
 from collections.abc import Sequence
@@ -11,11 +11,18 @@ from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Array
 from mtrain.core.spec import AugmentSpec, DataSpec
-from mtrain.data.augment import Augmenter
-from mtrain.data.geometry import FILL, margin, targets
-from mtrain.data.pictures import Pictures
 from mtrain.data.ring import ArraySpec
 from mtrain.data.sample import Annotations
+from mtrain.data.views import (
+    LetterboxEvaluation,
+    LetterboxTraining,
+    ScalePad,
+    StretchEvaluation,
+    StretchTraining,
+    View,
+)
+
+Resize = Literal["letterbox", "stretch"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,15 +32,14 @@ class DetectionItem:
     index: int
     targets: NDArray[np.float32]
     """(N, 5) rows ``[class, xc, yc, w, h]``, normalised."""
-    scale_pad: tuple[float, float, float, float]
-    """ratio_w, ratio_h, pad_w, pad_h: a position in the original picture x ratio + pad is one in the network's input.
-    Training pictures, of which there is no way back: 1, 1, 0, 0."""
+    scale_pad: ScalePad
+    """Training pictures, of which there is no way back: 1, 1, 0, 0."""
     image: NDArray[np.uint8] | None = None
     """(S, S, 3) RGB; None: it lies in shared memory."""
 
 
 class DetectionSource:
-    """One split as samples: augmented where ``augment`` is given, else letterboxed for evaluation.
+    """One split as samples: augmented where ``augment`` is given, else for evaluation.
 
     Implements ``core.interfaces.Source``; the loader uses ``fill``, which writes the picture where it is to lie.
     """
@@ -43,18 +49,24 @@ class DetectionSource:
         annotations: Annotations,
         *,
         image_size: int,
+        resize: Resize = "letterbox",
         augment: AugmentSpec | None = None,
         seed: int = 0,
         epochs: int | None = None,
     ) -> None:
         """``epochs``: length of the job, so that ``close_mosaic_epochs`` knows which are the last; None: there is no
         end."""
-        self.pictures = Pictures(annotations.samples, side=image_size, exact=augment is None)
-        self.array = ArraySpec("images", (image_size, image_size, 3))
-        self._side = image_size
-        self._seed = seed
-        self._last_mosaic = np.inf if augment is None or epochs is None else epochs - augment.close_mosaic_epochs
-        self._augmenter = None if augment is None else Augmenter(self.pictures, augment, side=image_size)
+        samples = annotations.samples
+        self._view: View
+        if augment is None:
+            evaluation = LetterboxEvaluation if resize == "letterbox" else StretchEvaluation
+            self._view = evaluation(samples, side=image_size)
+        elif resize == "letterbox":
+            self._view = LetterboxTraining(samples, augment, side=image_size, seed=seed, epochs=epochs)
+        else:
+            self._view = StretchTraining(samples, augment, side=image_size, seed=seed)
+        self.pictures = self._view.pictures
+        self.array = ArraySpec("images", (self._view.largest, self._view.largest, 3))
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -63,24 +75,27 @@ class DetectionSource:
         """The sample's picture file, for error messages."""
         return str(self.pictures.path(index))
 
-    def sample(self, epoch: int, index: int) -> DetectionItem:
-        """One sample with its picture; augmentation is keyed by (seed, epoch, index), partners included."""
-        image = np.empty(self.array.shape, dtype=np.uint8)
-        item = self.fill(epoch, index, image)
+    def shape(self, epoch: int, update: int) -> tuple[int, int, int]:
+        """(S, S, 3) of the pictures of one update."""
+        side = self._view.side(epoch, update)
+        return side, side, 3
+
+    def sample(self, epoch: int, index: int, *, update: int = 0) -> DetectionItem:
+        """One sample with its picture; augmentation is keyed by (seed, epoch, index), partners included, side and
+        interpolation by (seed, epoch, update)."""
+        image = np.empty(self.shape(epoch, update), dtype=np.uint8)
+        item = self.fill(epoch, index, image, update=update)
         return DetectionItem(item.index, item.targets, item.scale_pad, image)
 
-    def fill(self, epoch: int, index: int, out: Array) -> DetectionItem:
+    def fill(self, epoch: int, index: int, out: Array, *, update: int = 0) -> DetectionItem:
         """``sample`` with the picture written to ``out`` (S, S, 3) uint8.
 
         Raises:
             DataError: the picture, or one of a mosaic's others, is unreadable.
 
         """
-        if self._augmenter is None:
-            return self._letterboxed(index, out)
-        rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
-        rows = self._augmenter.draw(rng, index, out, mosaics=epoch < self._last_mosaic)
-        return DetectionItem(index, rows, (1.0, 1.0, 0.0, 0.0))
+        rows, scale_pad = self._view.draw((epoch, update, index), out)
+        return DetectionItem(index, rows, scale_pad)
 
     def collate(self, samples: Sequence[DetectionItem]) -> dict[str, Array]:
         """A micro batch.
@@ -100,20 +115,6 @@ class DetectionSource:
         images = [item.image for item in samples if item.image is not None]
         return {"images": np.stack(images), **batch} if images else batch
 
-    def _letterboxed(self, index: int, out: Array) -> DetectionItem:
-        picture = self.pictures.load(index)
-        height, width = picture.shape[:2]
-        pad_w, pad_h = (self._side - width) / 2, (self._side - height) / 2
-        top, left = margin(pad_h), margin(pad_w)
-        out.fill(FILL)
-        out[top : top + height, left : left + width] = picture
-        fractions, labels = self.pictures.boxes(index)
-        boxes = fractions * (np.array([width, height] * 2)) + np.array([pad_w, pad_h] * 2)
-        original = self.pictures.original_size(index)
-        return DetectionItem(
-            index, targets(boxes, labels, self._side), (width / original[0], height / original[1], pad_w, pad_h)
-        )
-
 
 def open_sources(
     data: DataSpec, train: Annotations | None, val: Annotations | None, *, seed: int, epochs: int | None = None
@@ -128,10 +129,10 @@ def open_sources(
     sources: dict[Literal["train", "val"], DetectionSource] = {}
     if train is not None:
         sources["train"] = DetectionSource(
-            train, image_size=data.image_size, augment=data.augment, seed=seed, epochs=epochs
+            train, image_size=data.image_size, resize=data.resize, augment=data.augment, seed=seed, epochs=epochs
         )
     if val is not None:
-        sources["val"] = DetectionSource(val, image_size=data.image_size)
+        sources["val"] = DetectionSource(val, image_size=data.image_size, resize=data.resize)
     for source in sources.values():
         source.pictures.keep(data.cache, Path(data.cache_dir).expanduser() if data.cache_dir else None)
     return sources

@@ -12,16 +12,17 @@ MEDIUM_PX2 = 96**2
 """Areas up to which COCO calls an object small, medium."""
 
 
-def statistics(annotations: Annotations, *, image_size: int) -> Mapping[str, Any]:
+def statistics(annotations: Annotations, *, image_size: int, stretch: bool = False) -> Mapping[str, Any]:
     """What ``Model.prepare_task`` is given.
 
-    ``boxes_wh_px`` float64 (N, 2): sizes of all training boxes in pixels of the network input, the longer side of
-    each picture scaled to ``image_size``. ``class_count``: number of classes. ``pictures``: number of pictures.
+    ``boxes_wh_px`` float64 (N, 2): sizes of all training boxes in pixels of the network input, the longer side (with
+    ``stretch`` each side) of each picture scaled to ``image_size``. ``class_count``: number of classes. ``pictures``:
+    number of pictures.
     """
     sizes = [
-        (targets[:, 2:] - targets[:, :2]).astype(np.float64) * (image_size / max(sample.width, sample.height))
+        (targets[:, 2:] - targets[:, :2]).astype(np.float64) * (image_size / (size if stretch else size.max()))
         for sample in annotations.samples
-        for targets in [sample.targets[0]]
+        for targets, size in [(sample.targets[0], np.array([sample.width, sample.height]))]
     ]
     return {
         "boxes_wh_px": np.concatenate(sizes) if sizes else np.zeros((0, 2)),

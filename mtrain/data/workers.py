@@ -30,7 +30,7 @@ import cv2
 from mtrain.core.errors import MtrainError, TrainingError
 from mtrain.core.interfaces import Array
 
-_RECORD = struct.Struct("<7q8x")
+_RECORD = struct.Struct("<8q")
 _CHUNK = 4096 // _RECORD.size
 """Records that one write passes on undivided: PIPE_BUF."""
 _PIPE_BYTES = 1 << 20
@@ -52,9 +52,11 @@ class Task(NamedTuple):
     serial: int
     """Which micro batch."""
     epoch: int
+    update: int
+    """Of the epoch."""
     sample: int
-    place: int
-    """Where in the ring its large array goes."""
+    start: int
+    """Where in the ring the micro batch begins."""
     position: int
     """Which sample of the micro batch."""
 

@@ -29,3 +29,33 @@ def complete_iou_N(boxes_N4: Tensor, targets_N4: Tensor, *, eps: float = 1e-7) -
     shape_term = (4 / math.pi**2) * ops.square(angle)
     alpha = ops.detach(shape_term / (shape_term - iou + (1 + eps)))
     return iou - (distance / diagonal + shape_term * alpha)
+
+
+def overlap_N(boxes_N4: Tensor, targets_N4: Tensor, *, eps: float) -> Tensor:
+    """Intersection over (union + ``eps``) of boxes ``[x1, y1, x2, y2]`` in one unit; leading axes broadcast."""
+    inter, union = _intersection_and_union(boxes_N4, targets_N4, eps)
+    return inter / union
+
+
+def generalised_iou_N(boxes_N4: Tensor, targets_N4: Tensor, *, eps: float) -> Tensor:
+    """Generalised IoU of boxes ``[x1, y1, x2, y2]`` in one unit, in -1..1: IoU less the share of the hull outside the union.
+
+    ``eps`` is added to union and hull. Rezatofighi et al. 2019, Generalized Intersection over Union, algorithm 1.
+    """
+    inter, union = _intersection_and_union(boxes_N4, targets_N4, eps)
+    low = ops.minimum(boxes_N4[..., :2], targets_N4[..., :2])
+    high = ops.maximum(boxes_N4[..., 2:], targets_N4[..., 2:])
+    sides = high - low
+    hull = sides[..., 0] * sides[..., 1] + eps
+    return inter / union - (hull - union) / hull
+
+
+def _intersection_and_union(boxes_N4: Tensor, targets_N4: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    width = ops.minimum(boxes_N4[..., 2], targets_N4[..., 2]) - ops.maximum(boxes_N4[..., 0], targets_N4[..., 0])
+    height = ops.minimum(boxes_N4[..., 3], targets_N4[..., 3]) - ops.maximum(boxes_N4[..., 1], targets_N4[..., 1])
+    inter = ops.clip(width, 0) * ops.clip(height, 0)
+    return inter, _area(boxes_N4) + _area(targets_N4) - inter + eps
+
+
+def _area(boxes_N4: Tensor) -> Tensor:
+    return (boxes_N4[..., 2] - boxes_N4[..., 0]) * (boxes_N4[..., 3] - boxes_N4[..., 1])

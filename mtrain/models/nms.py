@@ -149,3 +149,34 @@ def _candidates(scores_NC: Array, selection: Selection) -> tuple[Array, Array, A
         first = np.flatnonzero(scores >= least)
         which, classes, scores = which[first], classes[first], scores[first]
     return which, classes, scores
+
+
+def detections_by_class(
+    boxes_N4: Array,
+    scores_NC: Array,
+    *,
+    confidence: float,
+    iou_threshold: float,
+    max_candidates: int,
+    max_detections: int,
+) -> Array:
+    """One picture's boxes with a score for each class to float32 rows (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
+
+    Args:
+        boxes_N4: ``[x1, y1, x2, y2]``.
+        confidence: a box is a candidate for each class whose score is above it.
+        iou_threshold: a candidate that overlaps a better one of its class by more is dropped.
+        max_candidates: of each class, the best ones and those equal to the last; the others are dropped before suppression.
+        max_detections: of all classes together, the best ones that stay.
+    """
+    wanted_NC = scores_NC > confidence
+    crowded = np.flatnonzero(np.count_nonzero(wanted_NC, axis=0) > max_candidates)
+    if crowded.size:
+        least_1C = np.partition(scores_NC[:, crowded], -max_candidates, axis=0)[-max_candidates]
+        wanted_NC[:, crowded] &= scores_NC[:, crowded] >= least_1C
+    which, classes = np.nonzero(wanted_NC)
+    scores, boxes = scores_NC[which, classes], boxes_N4[which]
+    # Best first over all classes, so it can stop at `max_detections`: the kept ones are those of each class alone.
+    kept = suppress(boxes, scores, classes, iou_threshold=iou_threshold, max_kept=max_detections)
+    columns = (boxes[kept], scores[kept, None], classes[kept, None])
+    return np.concatenate(columns, axis=1, dtype=np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from mtrain.core.errors import SpecError
-from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Task
+from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Published, Task
 from mtrain.models import anchors as fitting
 from mtrain.models.nms import Selection, detections
 from mtrain.models.yolov5_loss import START_BALANCE, LossSettings
@@ -93,6 +93,11 @@ class YOLOv5:
 
     Options: ClassVar[type[BaseModel]] = YOLOv5Options
     kind: ClassVar[str] = "detection"
+    published: ClassVar[Published] = Published(
+        left_out=(r"^balance\.moved_L$",),
+        per_class=(r"^model\.24\.m\.\d\.(weight|bias)$",),
+        of_data=(r"^model\.24\.anchors$",),
+    )
     variant: ClassVar[str]
 
     def __init__(self, options: YOLOv5Options | None = None) -> None:

@@ -111,6 +111,8 @@ def loss(
         heads: raw predictions of each level, (B, A * C, H, W), float32 or float64.
     """
     levels, columns = len(heads), 5 + settings.class_count
+    if ops.shape(targets_T6)[0] == 0:
+        targets_T6 = ops.zeros((1, 6), like=heads[0])  # a box of no size matches nothing, and every framework takes it
     targets_T6 = ops.astype(targets_T6, ops.dtype(heads[0]))
     matches = match(
         targets_T6, anchors_LA2, [ops.shape(head)[2:] for head in heads], threshold=settings.anchor_threshold

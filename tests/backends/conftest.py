@@ -1,8 +1,20 @@
-"""Tests here share the small network of the contract tests."""
+"""Tests here share the small network of the contract tests, on the framework of the session."""
 
-import sys
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
-# So that `tests.contract` can be imported.
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT)) if str(ROOT) not in sys.path else None
+import pytest
+
+from tests.framework import Framework
+
+
+@pytest.fixture(autouse=True)
+def one_thread(framework: Framework) -> None:
+    framework.one_thread()
+
+
+@pytest.fixture
+def backend(framework: Framework) -> Iterator[Any]:
+    """`solo` on the session's framework, entered."""
+    with framework.solo() as entered:
+        yield entered

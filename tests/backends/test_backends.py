@@ -1,133 +1,90 @@
-"""Backends as plugins, their batches and their BatchNorm."""
+"""`solo` as a plugin, its batches, its inference and its BatchNorm, on every framework."""
 
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from pydantic import ValidationError
-from torch import nn
 
-from mtrain.backends._torch.collective import LocalCollective
-from mtrain.backends._torch.syncbn import SyncBatchNorm2d, synchronize
-from mtrain.backends.ddp import DDP
 from mtrain.backends.solo import Solo
-from mtrain.core.errors import LaunchError
-
-ROOT = Path(__file__).parents[2]
-
-
-def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    argv = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
-    return subprocess.run(
-        argv, cwd=ROOT, env={**kept, "OMP_NUM_THREADS": "1", **env}, capture_output=True, text=True, timeout=120
-    )
+from tests.backends.processes import python
+from tests.backends.recipes import recipe
+from tests.contract.convnet import build
+from tests.framework import Framework
 
 
 def test_backends_say_what_they_are_without_loading_a_framework() -> None:
     done = python("""
         import sys
         from mtrain.backends.ddp import DDP
+        from mtrain.backends.fleet import Fleet
         from mtrain.backends.solo import Solo
-        assert (DDP.framework, DDP.rendezvous) == ("torch", "torch")
-        assert (Solo.framework, Solo.rendezvous) == ("torch", "none")
-        DDP(DDP.Options()), Solo(Solo.Options(framework="torch"))
-        assert "torch" not in sys.modules
+        for kind, framework in ((DDP, "torch"), (Fleet, "paddle")):
+            backend = kind(kind.Options())
+            assert (backend.framework, backend.rendezvous) == (framework, framework)
+        for framework in ("torch", "paddle"):
+            backend = Solo(Solo.Options(framework=framework))
+            assert (backend.framework, backend.rendezvous) == (framework, "none")
+        assert not {"torch", "paddle"} & set(sys.modules)
     """)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_job_of_one_rank_starts_without_the_compiler() -> None:
-    done = python("""
-        import sys
-        import numpy as np
-        from mtrain.backends.solo import Solo
-        from mtrain.core.interfaces import Rates, Recipe
-        from tests.contract.convnet import ConvNet
-        with Solo(Solo.Options(device="cpu")) as backend:
-            recipe = Recipe(rule="sgd", groups=(("", {"momentum": 0.9}),), micro_batch=2, ema_decay=0.9)
-            model, optimizer = backend.prepare(ConvNet, recipe)
-            batch = {"images": np.ones((2, 3, 8, 8)), "labels": np.array([0, 1])}
-            for device_batch in backend.batches([batch]):
-                with optimizer.micro_batch(last=True):
-                    optimizer.backward(model(device_batch)["total"])
-                optimizer.step(Rates(rates=(0.1,)))
-        assert "torch._dynamo" not in sys.modules
-    """)
-    assert done.returncode == 0, done.stderr
-
-
-def test_unknown_options_are_refused() -> None:
-    with pytest.raises(ValidationError, match="bucket_md"):
-        DDP.Options(bucket_md=3)  # type: ignore[call-arg]
+def test_a_framework_that_is_not_known_is_refused() -> None:
     with pytest.raises(ValidationError, match="framework"):
-        Solo.Options(framework="paddle")  # type: ignore[arg-type]
+        Solo.Options(framework="tensorflow")  # type: ignore[arg-type]
 
 
-def test_ddp_without_a_starter_says_how_to_start_it() -> None:
-    done = python("""
-        from mtrain.backends.ddp import DDP
+@pytest.mark.parametrize(("name", "extra"), [("torch", "ddp"), ("paddle", "fleet")])
+@pytest.mark.parametrize("way", ["backend.nn", "backend.__enter__()"])
+def test_a_framework_that_is_not_installed_is_named_with_the_remedy(name: str, extra: str, way: str) -> None:
+    done = python(f"""
+        import sys
+        from mtrain.backends.solo import Solo
         from mtrain.core.errors import LaunchError
+        sys.path = [folder for folder in sys.path if "-packages" not in folder]
+        backend = Solo(Solo.Options(framework="{name}"))
         try:
-            with DDP(DDP.Options(device="cpu")):
-                pass
+            {way}
         except LaunchError as error:
             print(error)
     """)
-    assert "not started by torchrun" in done.stdout, done.stderr
-    assert "RANK" in done.stdout
+    assert f"{name} is not installed here; install it with: pip install 'mtrain[{extra}]'" in done.stdout, done.stderr
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_where_there_is_none_is_refused() -> None:
-    with (
-        pytest.raises(LaunchError, match="torch sees no CUDA device; use 'cpu' or 'auto'"),
-        Solo(Solo.Options(device="cuda")),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("kind", ["raises", "dies"])
-def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str) -> None:
-    failing = "raise RuntimeError('on purpose')" if kind == "raises" else "os._exit(9)"
-    script = tmp_path / "rank.py"
-    script.write_text(
-        textwrap.dedent(f"""
-        import os
-        from mtrain.backends.ddp import DDP
-        from mtrain.core.collective import barrier
-        with DDP(DDP.Options(device="cpu")) as backend:
-            barrier(backend.collective)
-            if backend.collective.rank == 1:
-                {failing}
-            barrier(backend.collective)
-    """)
+def test_cuda_where_there_is_none_is_refused(framework: Framework) -> None:
+    done = python(
+        f"""
+        from mtrain.backends.solo import Solo
+        from mtrain.core.errors import LaunchError
+        try:
+            with Solo(Solo.Options(device="cuda", framework="{framework.name}")):
+                pass
+        except LaunchError as error:
+            print(error)
+    """,
+        CUDA_VISIBLE_DEVICES="",
     )
-    starter = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(starter, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert ("on purpose" in done.stderr) is (kind == "raises")
+    assert f"{framework.name} sees no CUDA device; use 'cpu' or 'auto'" in done.stdout, done.stderr
 
 
-@pytest.fixture
-def backend() -> Any:
-    with Solo(Solo.Options(device="cpu")) as entered:
-        yield entered
-
-
-def test_batches_on_the_host_share_memory_and_come_in_order(backend: Any) -> None:
+def test_batches_on_the_host_share_memory_and_come_in_order(backend: Any, framework: Framework) -> None:
     arrays = [{"x": np.full(3, i, np.float32), "index": np.array([i])} for i in range(4)]
     found = list(backend.batches(arrays))
-    assert [int(batch["index"]) for batch in found] == [0, 1, 2, 3]
+    assert [batch["index"].tolist()[0] for batch in found] == [0, 1, 2, 3]
     assert found[1]["x"].data_ptr() == arrays[1]["x"].ctypes.data
-    assert found[1]["x"].dtype == torch.float32
+    assert framework.ops.dtype(found[1]["x"]) == "float32"
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "float32", "float64", "bool"])
+@pytest.mark.parametrize("shape", [(), (0,), (0, 4), (2, 3)])
+def test_arrays_keep_type_and_shape(backend: Any, framework: Framework, dtype: str, shape: tuple[int, ...]) -> None:
+    array = np.ones(shape, dtype)
+    (batch,) = backend.batches([{"x": array}])
+    found = framework.ops.to_numpy(batch["x"])
+    assert (found.dtype, found.shape) == (array.dtype, shape)
+    assert np.array_equal(found, array)
 
 
 def test_read_only_and_reversed_arrays_become_tensors_too(backend: Any) -> None:
@@ -136,6 +93,13 @@ def test_read_only_and_reversed_arrays_become_tensors_too(backend: Any) -> None:
     (batch,) = backend.batches([{"frozen": frozen, "reversed": np.arange(3)[::-1]}])
     assert batch["frozen"].tolist() == [0, 1, 2]
     assert batch["reversed"].tolist() == [2, 1, 0]
+
+
+def test_a_batch_outlives_the_arrays_that_it_was_made_of(backend: Any) -> None:
+    (batch,) = backend.batches({"x": np.full((300, 300), 7.0)} for _ in range(1))
+    others = [np.zeros((300, 300)) for _ in range(20)]
+    assert float(batch["x"].sum()) == 630_000.0
+    del others
 
 
 def test_no_batch_is_asked_for_before_it_is_needed_on_the_host(backend: Any) -> None:
@@ -151,58 +115,69 @@ def test_no_batch_is_asked_for_before_it_is_needed_on_the_host(backend: Any) -> 
     assert asked == [0]
 
 
-def test_inference_takes_no_gradient_and_returns_float32_arrays(backend: Any) -> None:
-    from mtrain.core.interfaces import Recipe
-    from tests.contract.convnet import ConvNet
-
-    recipe = Recipe(rule="sgd", groups=(("", {}),), micro_batch=2, precision="bf16")
-    model, _ = backend.prepare(ConvNet, recipe)
+def test_inference_takes_no_gradient_and_returns_arrays(backend: Any, framework: Framework) -> None:
+    model, _ = backend.prepare(build, recipe(precision="fp32"))
     model.eval()
     (batch,) = backend.batches([{"images": np.ones((2, 3, 8, 8), np.float32), "labels": np.array([0, 1])}])
     output = backend.infer(model, batch)
     assert output["logits"].shape == (2, 4)
     assert output["logits"].dtype == np.float32
-    assert all(p.grad is None for p in model.parameters())
+    assert all(p.grad is None for p in framework.parameters(model).values())
 
 
 def test_memory_is_that_of_this_process(backend: Any) -> None:
     assert 50e6 < backend.measure()["memory_bytes"] < 50e9
 
 
-@pytest.mark.parametrize("unbiased", [True, False])
-def test_synchronised_batchnorm_of_one_rank_is_the_plain_one(unbiased: bool) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(5, 3, 4, 4, dtype=torch.float64) * 3 + 100
-    plain = nn.BatchNorm2d(3, momentum=0.3).double()
-    nn.init.uniform_(plain.weight)
-    ours = nn.Sequential(nn.BatchNorm2d(3, momentum=0.3)).double()
-    ours[0].unbiased_variance = unbiased
-    ours[0].load_state_dict(plain.state_dict())
-    names = list(ours.state_dict())
-    synchronize(ours, LocalCollective())
-    assert isinstance(ours[0], SyncBatchNorm2d)
-    assert list(ours.state_dict()) == names
-    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-    target = torch.randn_like(x)
-    (plain(a) * target).sum().backward()
-    (ours(b) * target).sum().backward()
-    assert b.grad is not None
-    assert torch.allclose(a.grad, b.grad, rtol=1e-12, atol=1e-12)  # type: ignore[arg-type]
-    assert torch.allclose(plain.weight.grad, ours[0].weight.grad, rtol=1e-12)  # type: ignore[arg-type]
-    assert torch.allclose(plain.bias.grad, ours[0].bias.grad, rtol=1e-12)  # type: ignore[arg-type]
-    n = x.numel() // 3
-    variance = plain.running_var if unbiased else (plain.running_var - 0.7) * (n - 1) / n + 0.7
-    assert torch.allclose(ours[0].running_var, variance, rtol=1e-12)  # type: ignore[arg-type]
-    assert torch.allclose(ours[0].running_mean, plain.running_mean, rtol=1e-12)  # type: ignore[arg-type]
-    assert int(ours[0].num_batches_tracked) == 1
-    plain.eval()
-    ours.eval()
-    assert ours(x).shape == x.shape
+class TestBatchNormOverOneRank:
+    """It must be the plain one, running statistics and gradients included."""
 
+    @pytest.fixture
+    def tools(self, framework: Framework) -> Any:
+        folder = f"mtrain.backends._{framework.name}"
+        return import_module(f"{folder}.syncbn"), import_module(f"{folder}.collective").LocalCollective()
 
-def test_synchronised_batchnorm_has_the_gradient_of_what_it_computes() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.BatchNorm2d(2)).double()
-    synchronize(model, LocalCollective())
-    x = torch.randn(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(model, (x,))
+    @pytest.mark.parametrize("frozen_input", [False, True])
+    @pytest.mark.parametrize("unbiased", [True, False])
+    def test_is_the_plain_one(self, framework: Framework, tools: Any, unbiased: bool, frozen_input: bool) -> None:
+        syncbn, alone = tools
+        nn, ops = framework.nn, framework.ops
+        generator = np.random.default_rng(0)
+        x = generator.normal(size=(5, 3, 4, 4)) * 3 + 100
+        target = framework.tensor(generator.normal(size=x.shape))
+        start = {"0.weight": generator.uniform(size=3), "0.bias": generator.uniform(size=3)}
+        found = []
+        for synced in (False, True):
+            model = nn.Sequential(nn.BatchNorm2d(3, momentum=0.3, unbiased_variance=unbiased))
+            model = framework.to(model, "float64")
+            framework.load(model, start)
+            if synced:
+                names = list(framework.state(model))
+                syncbn.synchronize(model, alone)
+                assert isinstance(model[0], syncbn.SyncBatchNorm2d)
+                assert list(framework.state(model)) == names
+            given = framework.tensor(x) if frozen_input else framework.variable(x)
+            wanted = list(framework.parameters(model).values()) + ([] if frozen_input else [given])
+            y = model(given)
+            grads = framework.gradients(ops.sum(y * target), wanted)
+            state = [np.array(ops.to_numpy(tensor)) for tensor in framework.state(model).values()]
+            model.eval()
+            found.append([ops.to_numpy(y), *grads, *state, ops.to_numpy(model(given))])
+        assert len(found[0]) == 9 + (not frozen_input)
+        for plain, ours in zip(*found, strict=True):
+            assert np.allclose(plain, ours, rtol=1e-11, atol=1e-12)
+
+    def test_a_frozen_one_ignores_the_mode(self, framework: Framework, tools: Any) -> None:
+        syncbn, alone = tools
+        model = framework.nn.Sequential(framework.nn.BatchNorm2d(3), framework.nn.BatchNorm2d(3))
+        weight = model[0].weight
+        weight.requires_grad, weight.stop_gradient = False, True
+        syncbn.freeze(model)
+        syncbn.synchronize(model, alone)
+        model.train()
+        assert [layer.training for layer in (model, model[0], model[1])] == [True, False, True]
+        assert [type(layer).__name__ for layer in model] == ["FrozenBatchNorm2d", "SyncBatchNorm2d"]
+        before = np.array(framework.ops.to_numpy(model[0].running_mean))
+        model(framework.tensor(np.ones((2, 3, 4, 4), np.float32)))
+        assert np.array_equal(framework.ops.to_numpy(model[0].running_mean), before)
+        assert not np.array_equal(framework.ops.to_numpy(model[1].running_mean), before)

@@ -11,23 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from mtrain.core import plugins
+from mtrain.core.binding import bind
 from mtrain.core.collective import barrier, broadcast, mean
 from mtrain.core.errors import TrainingError
 from mtrain.core.interfaces import Backend, State
 from tests.contract import training
 from tests.contract.cases import EQUAL, FAULTY
-from tests.contract.convnet import ConvNet
+from tests.contract.convnet import build
 from tests.contract.training import Case
+from tests.framework import FRAMEWORKS
 
 
 def main(name: str, out: Path) -> None:
     """Run everything."""
-    torch.set_num_threads(1)
     loaded: Any = plugins.load("backends", name)
     with loaded(loaded.Options(device="cpu")) as backend:
+        bind(backend.nn, backend.ops)
+        FRAMEWORKS[backend.framework]().one_thread()
         for case in (*EQUAL, *(FAULTY if backend.collective.size > 1 else ())):
             learnt = training.train(backend, case)
             if backend.collective.rank == 0:
@@ -46,11 +48,11 @@ def collectives(backend: Backend) -> dict[str, object]:
     c = backend.collective
     mine = float(c.rank + 1)
     barrier(c)
-    tensor = torch.tensor([mine, -mine], requires_grad=True)
+    tensor = FRAMEWORKS[backend.framework]().variable([mine, -mine])
     return {
         "size": c.size,
         "sum": c.all_reduce(tensor, "sum").tolist(),
-        "gradient": bool(c.all_reduce(tensor, "sum").requires_grad),
+        "gradient": carries_gradient(c.all_reduce(tensor, "sum")),
         "max": c.all_reduce(np.array([mine, -mine]), "max").tolist(),
         "mean": mean(c, {"x": mine})["x"],
         "untouched": tensor.tolist(),
@@ -62,7 +64,7 @@ def collectives(backend: Backend) -> dict[str, object]:
 def nonfinite(backend: Backend) -> dict[str, object]:
     """One rank's gradient is not a number in the third of four updates."""
     c, case = backend.collective, Case()
-    model, optimizer = backend.prepare(ConvNet, case.recipe(c.size))
+    model, optimizer = backend.prepare(build, case.recipe(c.size))
     backend.restore(model, optimizer, State(weights=training.start_weights()))
     batches = backend.batches(training.micro_batches(case, rank=c.rank, size=c.size))
     norms, kept = [], True
@@ -84,17 +86,17 @@ def averaging(backend: Backend) -> dict[str, object]:
     c, case = backend.collective, Case(batchnorm="synced")
     # Unsynced statistics differ between ranks: the averages of buffers must be rank 0's.
     recipe = case.recipe(c.size).__class__(**{**_fields(case.recipe(c.size)), "sync_batchnorm": False})
-    model, optimizer = backend.prepare(ConvNet, recipe)
+    model, optimizer = backend.prepare(build, recipe)
     backend.restore(model, optimizer, State(weights=training.start_weights()))
     batches = backend.batches(training.micro_batches(case, rank=c.rank, size=c.size))
     for update in range(3):
         with optimizer.micro_batch(last=True):
             optimizer.backward(model(next(batches))["total"])
         optimizer.step(training.rates(update))
-    own = tensors(model)
+    own = tensors(backend, model)
     with optimizer.averaged():
-        inside = tensors(model)
-    after = tensors(model)
+        inside = tensors(backend, model)
+    after = tensors(backend, model)
     expected = backend.state(model, optimizer).ema
     everyone = c.all_gather({name: inside[name] for name in expected})
     return {
@@ -115,13 +117,13 @@ def resuming(backend: Backend, accumulate: int = 2) -> dict[str, object]:
     c = backend.collective
     found = []
     for cut in (None, 3):
-        model, optimizer = backend.prepare(ConvNet, case.recipe(c.size))
+        model, optimizer = backend.prepare(build, case.recipe(c.size))
         backend.restore(model, optimizer, State(weights=training.start_weights()))
         batches = backend.batches(training.micro_batches(case, rank=c.rank, size=c.size))
         for update in range(6):
             if update == cut:
                 saved = backend.state(model, optimizer)
-                model, optimizer = backend.prepare(ConvNet, case.recipe(c.size))
+                model, optimizer = backend.prepare(build, case.recipe(c.size))
                 backend.restore(model, optimizer, saved)
                 again = backend.state(model, optimizer)
                 same = identical(training.flat(saved), training.flat(again)) and saved.counters == again.counters
@@ -145,7 +147,7 @@ def resuming_without_accumulation(backend: Backend) -> dict[str, object]:
 
 def unequal_start(backend: Backend) -> str:
     """The error when the last rank is given other weights."""
-    model, optimizer = backend.prepare(ConvNet, Case().recipe(backend.collective.size))
+    model, optimizer = backend.prepare(build, Case().recipe(backend.collective.size))
     weights = training.start_weights()
     if backend.collective.rank == backend.collective.size - 1:
         weights["head.bias"] = weights["head.bias"] + 1e-9
@@ -166,10 +168,16 @@ CHECKS: tuple[Callable[[Backend], object], ...] = (
 )
 
 
-def tensors(model: Any) -> dict[str, np.ndarray]:
+def tensors(backend: Backend, model: Any) -> dict[str, np.ndarray]:
     """Everything that a model holds, copied."""
-    model = getattr(model, "module", model)
-    return {name: tensor.detach().numpy().copy() for name, tensor in model.state_dict().items()}
+    framework = FRAMEWORKS[backend.framework]()
+    state = framework.state(training.inner(model))
+    return {name: np.array(framework.ops.to_numpy(tensor)) for name, tensor in state.items()}
+
+
+def carries_gradient(x: Any) -> bool:
+    """Whether a tensor has a place in a graph."""
+    return x.requires_grad if hasattr(x, "requires_grad") else not x.stop_gradient
 
 
 def identical(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:

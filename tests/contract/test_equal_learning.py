@@ -10,29 +10,49 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from mtrain.backends.solo import Solo
 from tests.contract import training
 from tests.contract.cases import EQUAL, FAULTY, SIZES, reference_of
 from tests.contract.conftest import ROOT
 from tests.contract.training import Case
+from tests.framework import Framework
 
 STARTERS = {
-    "ddp": lambda size: ("-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={size}"),
+    "torch": {
+        "ddp": lambda size, out: (
+            *("-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={size}"),
+        ),
+    },
+    "paddle": {
+        "fleet": lambda size, out: (
+            *("-m", "paddle.distributed.launch", "--master", "127.0.0.1:29517", "--nnodes", "1", "--rank", "0"),
+            *("--host", "127.0.0.1", "--nproc_per_node", str(size), "--log_dir", str(out / "log"), sys.executable),
+        ),
+    },
 }
-"""How ranks of each backend are started, as arguments of python."""
-BACKENDS = tuple(STARTERS)
+"""How ranks of each framework's backends are started, as arguments of python that end where a script's would follow."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", STARTERS[metafunc.config.getoption("framework")])
 
 
 @pytest.fixture(scope="session")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def outcome(tmp_path_factory: pytest.TempPathFactory, framework: Framework) -> Any:
     """Folder of what ``size`` ranks of a backend found; started once each."""
 
     @cache
     def start(backend: str, size: int) -> Path:
         out = tmp_path_factory.mktemp(f"{backend}-{size}")
-        argv = [sys.executable, *STARTERS[backend](size), "-m", "tests.contract.ranks", backend, str(out)]
+        argv = [
+            sys.executable,
+            *STARTERS[framework.name][backend](size, out),
+            "-m",
+            "tests.contract.ranks",
+            backend,
+            str(out),
+        ]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "GLOO_SOCKET_IFNAME": "lo"}
         done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
@@ -41,18 +61,22 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return start
 
 
-@cache
-def alone(case: Case) -> dict[str, np.ndarray]:
-    """What one rank without any exchange learns."""
-    torch.set_num_threads(1)
-    with Solo(Solo.Options(device="cpu")) as backend:
-        return training.train(backend, case)
+@pytest.fixture(scope="session")
+def alone(framework: Framework) -> Any:
+    """What one rank without any exchange learns, by case."""
+    framework.one_thread()
+
+    @cache
+    def learn(case: Case) -> dict[str, np.ndarray]:
+        with framework.solo() as backend:
+            return training.train(backend, case)
+
+    return learn
 
 
 @pytest.mark.parametrize("case", EQUAL, ids=lambda case: case.key)
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_many_ranks_learn_what_one_rank_learns(outcome: Any, backend: str, size: int, case: Case) -> None:
+def test_many_ranks_learn_what_one_rank_learns(outcome: Any, alone: Any, backend: str, size: int, case: Case) -> None:
     learnt = dict(np.load(outcome(backend, size) / f"{case.key}.npz"))
     reference = alone(reference_of(case))
     found = training.differences(reference, learnt)
@@ -62,24 +86,22 @@ def test_many_ranks_learn_what_one_rank_learns(outcome: Any, backend: str, size:
 
 @pytest.mark.parametrize("case", FAULTY, ids=lambda case: case.fault)
 @pytest.mark.parametrize("size", [s for s in SIZES if s > 1])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_comparison_notices_a_planted_fault(outcome: Any, backend: str, size: int, case: Case) -> None:
+def test_the_comparison_notices_a_planted_fault(outcome: Any, alone: Any, backend: str, size: int, case: Case) -> None:
     learnt = dict(np.load(outcome(backend, size) / f"{case.key}.npz"))
     assert training.disagreements(alone(reference_of(case)), learnt) != []
 
 
-def test_some_updates_are_clipped_and_others_are_not() -> None:
+def test_some_updates_are_clipped_and_others_are_not(alone: Any) -> None:
     norms = alone(Case())["norms"]
     assert (norms > Case().clip_norm).any()
     assert (norms < Case().clip_norm).any()
 
 
-def test_clipping_changes_what_is_learnt() -> None:
+def test_clipping_changes_what_is_learnt(alone: Any) -> None:
     assert training.disagreements(alone(Case()), alone(Case(clip_norm=float("inf")))) != []
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("backend", BACKENDS)
 class TestEveryRank:
     """What holds on each rank of a job, not on rank 0 alone."""
 

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from mtrain.core.interfaces import Backend, Rates, Recipe, State
 from mtrain.core.sampler import Shuffled, rank_share
-from tests.contract.convnet import SAMPLES, ConvNet, data
+from tests.contract.convnet import SAMPLES, build, data
+from tests.framework import FRAMEWORKS, Framework
 
 GLOBAL_BATCH, UPDATES, SEED = 12, 6, 3
 TOLERANCE = 1e-12
@@ -57,10 +57,10 @@ class Case:
 
 
 def start_weights() -> dict[str, np.ndarray]:
-    """Start values of every entry, float64, BatchNorm statistics included."""
-    generator = np.random.default_rng(11)
+    """Start values of every entry, float64, BatchNorm statistics included; keyed by name, equal on every framework."""
     values = {}
-    for name, tensor in ConvNet().state_dict().items():
+    for name, tensor in build().state_dict().items():
+        generator = np.random.default_rng([11, *name.encode()])
         shape = tuple(tensor.shape)
         if name.endswith("num_batches_tracked"):
             values[name] = np.zeros(shape, np.int64)
@@ -94,12 +94,12 @@ def rates(update: int) -> Rates:
 
 def train(backend: Backend, case: Case, *, updates: int = UPDATES) -> dict[str, np.ndarray]:
     """What a job learns: norms, mean losses, and the final state, as one flat dict of arrays."""
-    collective = backend.collective
-    model, optimizer = backend.prepare(ConvNet, case.recipe(collective.size))
+    collective, framework = backend.collective, FRAMEWORKS[backend.framework]()
+    model, optimizer = backend.prepare(build, case.recipe(collective.size))
     backend.restore(model, optimizer, State(weights=start_weights()))
     if case.fault == "start" and collective.rank == 1:
-        with torch.no_grad():
-            next(iter(model.parameters())).mul_(1.001)
+        name, first = next(iter(framework.parameters(inner(model)).items()))
+        framework.load(inner(model), {name: 1.001 * framework.ops.to_numpy(first)})
     batches = backend.batches(micro_batches(case, rank=collective.rank, size=collective.size, updates=updates))
     norms, losses = [], []
     for update in range(updates):
@@ -107,23 +107,28 @@ def train(backend: Backend, case: Case, *, updates: int = UPDATES) -> dict[str, 
         for i in range(case.accumulate):
             with optimizer.micro_batch(last=i == case.accumulate - 1):
                 loss = model(next(batches))["total"]
-                optimizer.backward(loss * faulty_factor(case, model, loss, collective.size))
-            total += float(loss.detach()) / case.accumulate
+                optimizer.backward(loss * faulty_factor(case, framework, model, loss, collective.size))
+            total += float(framework.ops.to_numpy(loss)) / case.accumulate
         norms.append(optimizer.step(rates(update)))
         losses.append(float(collective.all_reduce(np.array([total]), "mean")[0]))
     return flat(backend.state(model, optimizer)) | {"norms": np.array(norms), "losses": np.array(losses)}
 
 
-def faulty_factor(case: Case, model: Any, loss: torch.Tensor, size: int) -> float:
+def inner(model: Any) -> Any:
+    """The network itself, without what a backend wrapped around it."""
+    return getattr(model, "module", getattr(model, "_layers", model))
+
+
+def faulty_factor(case: Case, framework: Framework, model: Any, loss: Any, size: int) -> float:
     """What the planted fault multiplies the loss with; 1 without one."""
     if case.fault == "undivided":
         return float(case.accumulate)
     if case.fault == "sum":
         return float(size)
     if case.fault == "clip-first":
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        grads = torch.autograd.grad(loss, parameters, retain_graph=True)
-        norm = math.sqrt(sum(float(g.square().sum()) for g in grads))
+        parameters = list(framework.parameters(inner(model)).values())
+        grads = framework.gradients(loss, parameters, again=True)
+        norm = math.sqrt(sum(float(np.square(g).sum()) for g in grads))
         return min(1.0, case.clip_norm / (norm + 1e-6))
     return 1.0
 

@@ -274,7 +274,11 @@ def test_a_path_through_a_plain_value_is_refused(here):
 _NUMBERS = [
     dotted(path)
     for path, field in walk(Spec)
-    if field.annotation is float and 0 not in path and model_of(field.annotation) is None
+    if field.annotation is float
+    and 0 not in path
+    and model_of(field.annotation) is None
+    # Not with the letterbox of the spec that is used here.
+    and not dotted(path).startswith(("data.augment.distort.", "data.augment.expand."))
 ]
 
 

@@ -20,9 +20,11 @@ MAY_IMPORT = {
     "data": {"core"},
     "backends": {"core"},
     "launchers": {"core"},
-    "cli": {"core", "data", "top"},
+    "cli": {"core", "data", "importing", "top", "weights"},
+    "importing": {"core"},
     "testing": {"core"},
-    "top": {"core", "data", "cli"},
+    "weights": {"core"},
+    "top": {"core", "data", "cli", "weights"},
 }
 """Folder -> folders it may import; ``top`` is mtrain/*.py. Whatever else is needed is loaded by plugin name."""
 EXCEPTIONS = {("cli/starting.py", "mtrain.launchers.environment")}

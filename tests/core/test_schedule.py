@@ -1,12 +1,15 @@
 """Rates over a job, and the recipe behind them."""
 
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtrain.core.config import load
 from mtrain.core.errors import SpecError
 from mtrain.core.optimizer import assign, check_frozen, group_rules, make_recipe, scaling
 from mtrain.core.schedule import Schedule, factor, total_updates
@@ -79,6 +82,39 @@ def test_warmup_is_that_of_yolov5() -> None:
     assert s(150).momentum == pytest.approx((0.8 + 0.937) / 2)
     assert s(300).momentum is None
     assert s(300).rates == pytest.approx([0.01 * (1 - 3 / 10 * 0.99)] * 2)
+
+
+def test_ppyoloe_has_the_rates_of_the_original() -> None:
+    golden = np.load(Path(__file__).parents[1] / "data" / "golden_ppyoloe" / "lr_3_steps_per_epoch.npz")["lr"]
+    shipped = load("ppyoloe", environ={}).spec
+    s = Schedule(shipped, updates_per_epoch=3, total_updates=900)
+    assert s.warmup_updates == 15
+    rates = [s(update) for update in range(1100)]
+    assert all(len(set(r.rates)) == 1 and r.momentum is None for r in rates)
+    ours = np.array([r.rates[0] for r in rates])
+    assert np.abs(ours[:1080] - golden[:1080]).max() < 1e-15
+    # Behind the horizon, which lies behind the end of the job, the original keeps its last value: 2e-8 of a rate.
+    assert ours[1080:].max() == 0
+    assert golden[1080:].max() < 2.2e-8
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_a_curve_behind_its_warmup_begins_there_and_ends_at_the_same_horizon(name: str) -> None:
+    warmup = {"epochs": 2, "updates": None, "before_curve": True}
+    s = schedule(schedule={"name": name, "per": "update", "warmup": warmup})
+    assert s(100).rates == pytest.approx((0.005,) * 3)  # half way up to the full rate, not to that of the curve
+    assert s(200).rates == pytest.approx((0.01,) * 3)
+    assert s(600).rates == pytest.approx((0.01 * (1 + 0.01) / 2,) * 3)  # the middle of epochs 2 to 10
+    assert s(1000).rates == pytest.approx((0.0001,) * 3)
+    stairs = schedule(schedule={"name": name, "warmup": warmup})
+    assert stairs(299).rates == s(200).rates
+    assert stairs(300).rates == s(300).rates
+
+
+def test_a_warmup_as_long_as_the_horizon_leaves_the_end_of_the_curve() -> None:
+    s = schedule(schedule={"warmup": {"epochs": 10, "updates": None, "before_curve": True}})
+    assert s(999).rates[0] == pytest.approx(0.01, rel=2e-3)
+    assert s(1100).rates[0] == pytest.approx(0.0001)
 
 
 def test_warmup_takes_the_longer_of_its_two_lengths() -> None:

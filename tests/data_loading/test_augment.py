@@ -7,12 +7,14 @@ import pytest
 from mtrain.core.spec import AugmentSpec
 from mtrain.data import mosaic
 from mtrain.data.colour import scale_hsv
-from mtrain.data.geometry import is_upright, map_boxes, random_map, survives
+from mtrain.data.geometry import fitted_size, is_upright, map_boxes, random_map, survives
 from mtrain.data.pictures import Pictures
 from mtrain.data.quick import decode_quickly
 from mtrain.data.render import Renderer
 from mtrain.data.sample import Annotations
+from mtrain.data.sizing import AtMost
 from mtrain.data.source import DetectionSource
+from tests.data_loading.rectangles import corners, ink
 
 SIDE = 128
 PLAIN = {"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}
@@ -29,17 +31,8 @@ KINDS = {
 TURNED = {"rotation", "shear", "perspective", "rotated letterbox"}
 
 
-def ink(image: np.ndarray) -> np.ndarray:
-    """Corners xyxy of the red regions."""
-    image = image.astype(int)
-    mask = (image[:, :, 0] - np.maximum(image[:, :, 1], image[:, :, 2]) > 115).astype(np.uint8)
-    _, _, statistics, _ = cv2.connectedComponentsWithStats(mask)
-    x, y, w, h, area = statistics[1:].T
-    return np.stack([x, y, x + w, y + h], axis=1)[area >= 12]
-
-
-def corners(targets: np.ndarray) -> np.ndarray:
-    return np.concatenate([targets[:, 1:3] - targets[:, 3:] / 2, targets[:, 1:3] + targets[:, 3:] / 2], axis=1) * SIDE
+def fitted_sizes(annotations: Annotations):
+    return lambda index: fitted_size(annotations.samples[index].width, annotations.samples[index].height, SIDE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,7 +43,7 @@ def test_boxes_stay_on_what_they_surround(annotations: Annotations, kind: str) -
         for index in range(len(source)):
             item = source.sample(epoch, index)
             assert item.image is not None
-            found, boxes = ink(item.image), corners(item.targets)
+            found, boxes = ink(item.image), corners(item.targets, SIDE)
             for box in boxes:
                 if TURNED & {kind} and (box.min() < 1 or box.max() > SIDE - 1):
                     continue  # the box of a turned rectangle, then cut, is larger than what is left to see
@@ -84,7 +77,7 @@ def test_a_sample_depends_on_seed_epoch_and_index_alone(annotations: Annotations
 
 
 def test_a_mosaic_holds_its_own_sample_and_mixup_the_boxes_of_two(annotations: Annotations) -> None:
-    size_of = Pictures(annotations.samples, side=SIDE).size
+    size_of = fitted_sizes(annotations)
     rng = np.random.default_rng(0)
     assert mosaic.nine([4, 1, 1, 2, 3, 0, 0, 5, 6], size_of, SIDE, rng).placements[0].index == 4
     one = AugmentSpec(translate=0.0, scale=0.0)
@@ -96,7 +89,7 @@ def test_a_mosaic_holds_its_own_sample_and_mixup_the_boxes_of_two(annotations: A
 
 @pytest.mark.parametrize("layout_of", [mosaic.four, mosaic.nine])
 def test_pictures_of_a_layout_never_overlap(annotations: Annotations, layout_of) -> None:
-    size_of = Pictures(annotations.samples, side=SIDE).size
+    size_of = fitted_sizes(annotations)
     rng = np.random.default_rng(0)
     for _ in range(50):
         indices = rng.integers(12, size=4 if layout_of is mosaic.four else 9).tolist()
@@ -109,11 +102,11 @@ def test_pictures_of_a_layout_never_overlap(annotations: Annotations, layout_of)
 
 
 def test_the_direct_way_draws_what_the_warped_canvas_shows(annotations: Annotations) -> None:
-    pictures = Pictures(annotations.samples, side=SIDE)
+    pictures = Pictures(annotations.samples, AtMost(SIDE))
     renderer, rng = Renderer(pictures), np.random.default_rng(0)
     spec = AugmentSpec(scale=0.4)
     for _ in range(30):
-        layout = mosaic.four(rng.integers(12, size=4).tolist(), pictures.size, SIDE, rng)
+        layout = mosaic.four(rng.integers(12, size=4).tolist(), fitted_sizes(annotations), SIDE, rng)
         matrix, zoom = random_map(rng, spec, canvas=2 * SIDE, side=SIDE)
         assert is_upright(matrix)
         nearly = matrix.copy()

@@ -36,10 +36,13 @@ class Numbers:
     def __len__(self) -> int:
         return self.length
 
-    def sample(self, epoch: int, index: int) -> Any:
+    def sample(self, epoch: int, index: int, *, update: int = 0) -> Any:
         raise AssertionError("the loader fills")
 
-    def fill(self, epoch: int, index: int, out: np.ndarray) -> tuple[int, int]:
+    def shape(self, epoch: int, update: int) -> tuple[int, ...]:
+        return self.array.shape
+
+    def fill(self, epoch: int, index: int, out: np.ndarray, *, update: int) -> tuple[int, int]:
         if index == self.bad:
             raise ValueError("nothing good in here")
         time.sleep(self.slow.get(index, 0.0))
@@ -97,7 +100,7 @@ def test_batches_are_the_same_for_any_number_of_workers(annotations: Annotations
             return [{k: v.copy() for k, v in b.items()} for epoch in (0, 1) for b in loader.micro_batches(epoch)]
 
     expected = [
-        source.collate([source.sample(epoch, int(i)) for i in micro])
+        {**source.collate([source.sample(epoch, int(i), update=update) for i in micro]), "epoch": np.array([epoch])}
         for epoch in (0, 1)
         for update in range(3)
         for micro in share(epoch, update)

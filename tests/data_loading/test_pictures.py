@@ -9,8 +9,10 @@ import pytest
 
 from mtrain.core.errors import DataError, SpecError
 from mtrain.core.spec import AugmentSpec, DataSpec
+from mtrain.data.geometry import fitted_size
 from mtrain.data.pictures import DiskCache, Pictures, RamCache
 from mtrain.data.sample import Annotations
+from mtrain.data.sizing import AtMost, Fitted
 from mtrain.data.source import open_sources
 
 
@@ -28,12 +30,12 @@ def test_a_cache_gives_the_same_samples_bit_for_bit(annotations: Annotations, tm
 
 def test_the_disk_cache_is_used_and_survives_damage(one_picture: tuple[Path, Annotations], tmp_path: Path) -> None:
     path, annotations = one_picture
-    pictures = Pictures(annotations.samples, side=80)
+    pictures = Pictures(annotations.samples, AtMost(80))
     pictures.keep("disk", tmp_path / "cache")
     before = pictures.load(0)
     (stored,) = (tmp_path / "cache").iterdir()
     other = np.zeros_like(before)
-    DiskCache(tmp_path / "cache", annotations.samples, side=80, exact=False).put(0, other)
+    DiskCache(tmp_path / "cache", annotations.samples, kind="80").put(0, other)
     assert np.array_equal(pictures.load(0), other)
     stored.write_bytes(stored.read_bytes()[:100])
     assert np.array_equal(pictures.load(0), before)
@@ -43,7 +45,7 @@ def test_the_disk_cache_is_used_and_survives_damage(one_picture: tuple[Path, Ann
 
 def test_a_full_or_closed_cache_folder_is_named(one_picture: tuple[Path, Annotations], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    pictures = Pictures(one_picture[1].samples, side=80)
+    pictures = Pictures(one_picture[1].samples, AtMost(80))
     with pytest.raises(DataError, match=r"data.cache_dir: .*file/cache"):
         pictures.keep("disk", tmp_path / "file" / "cache")
     pictures.keep("disk", tmp_path / "cache")
@@ -59,17 +61,19 @@ def test_a_ram_cache_larger_than_the_memory_is_refused() -> None:
 
 
 def test_pictures_are_shrunk_to_the_side_but_kept_when_smaller(annotations: Annotations) -> None:
-    pictures = Pictures(annotations.samples, side=100)
+    pictures = Pictures(annotations.samples, AtMost(100))
     for i, sample in enumerate(annotations.samples):
         height, width = pictures.load(i).shape[:2]
-        expected = pictures.size(i) if max(sample.width, sample.height) >= 100 else (sample.width, sample.height)
+        fitted = fitted_size(sample.width, sample.height, 100)
+        expected = fitted if max(sample.width, sample.height) >= 100 else (sample.width, sample.height)
         assert (width, height) == expected
-    exact = Pictures(annotations.samples, side=100, exact=True)
-    assert all(exact.load(i).shape[:2] == exact.size(i)[::-1] for i in range(len(exact)))
+    exact = Pictures(annotations.samples, Fitted(100))
+    for i, sample in enumerate(annotations.samples):
+        assert exact.load(i).shape[:2] == fitted_size(sample.width, sample.height, 100)[::-1]
 
 
 def test_a_picture_of_another_size_than_annotated_is_named(one_picture: tuple[Path, Annotations]) -> None:
     path, annotations = one_picture
     cv2.imwrite(str(path), np.zeros((50, 70, 3), np.uint8))
     with pytest.raises(DataError, match=r"one.png: the picture is 70 x 50 pixels, its annotation says 160 x 120"):
-        Pictures(annotations.samples, side=80).load(0)
+        Pictures(annotations.samples, AtMost(80)).load(0)

@@ -141,6 +141,8 @@ def test_statistics_are_in_pixels_of_the_network_input() -> None:
     assert figures["class_count"] == 3
     first = opened.val.samples[0]
     np.testing.assert_allclose(figures["boxes_wh_px"][0], (first.boxes[0, 2:] - first.boxes[0, :2]) / 2)
+    stretched = statistics(opened.val, image_size=320, stretch=True)["boxes_wh_px"]
+    np.testing.assert_allclose(stretched, figures["boxes_wh_px"] * (1, 640 / 480))
     total = sum(class_histogram(opened.val).values())
     assert total == len(figures["boxes_wh_px"]) == sum(size_histogram(opened.val).values())
     assert picture_sizes(opened.val) == {(640, 480): 3}
@@ -184,5 +186,5 @@ def test_data_check_prints_counts_bad_boxes_and_saves_grids(tmp_path: Path) -> N
     assert outcome.exit_code == 0, outcome.output
     for text in ("7 picture files", "Platelets", "RBC", "boxes without area, dropped for training: 1", "640 x 480: 4"):
         assert text in outcome.output
-    for split in ("train", "val"):
-        assert decode(tmp_path / f"data_check_cells_{split}.jpg").size > 0
+    for kind in ("train", "val", "augmented"):
+        assert decode(tmp_path / f"data_check_cells_{kind}.jpg").size > 0

@@ -86,9 +86,14 @@ def environment() -> dict[str, str]:
 def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
     """Ranks below a starter, their loader processes left out."""
     found = psutil.Process(process.pid).children(recursive=True)
-    workers = [p for p in found if "mtrain.worker" in p.cmdline() and "torch.distributed.run" not in p.cmdline()]
+    workers = [p for p in found if is_worker(p.cmdline())]
     pids = {p.pid for p in workers}
     return [p for p in workers if p.ppid() not in pids]
+
+
+def is_worker(words: Sequence[str]) -> bool:
+    """Whether a command line is a rank's, and not that of an agent which names a rank's."""
+    return "-m" in words and words[words.index("-m") + 1] == "mtrain.worker"
 
 
 def family(process: subprocess.Popen) -> list[psutil.Process]:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,28 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from mtrain.backends._torch import nn as torch_nn
-from mtrain.backends._torch import ops as torch_ops
-from mtrain.core.binding import bind
+from mtrain.core import ops
 from mtrain.core.interfaces import Task
 from mtrain.models import yolov5
+from tests.framework import Framework
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden_yolov5"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def bound_framework() -> None:
-    bind(torch_nn, torch_ops)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def bound_framework(framework: Framework) -> None:
+    framework.one_thread()
 
 
 def _spec() -> ModuleType:
@@ -42,12 +31,13 @@ def _spec() -> ModuleType:
     return module
 
 
-@dataclass
+@dataclass(eq=False)
 class Golden:
     """The stored numbers, and networks filled with the weights they belong to."""
 
     folder: Path
     spec: ModuleType
+    framework: Framework
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -67,27 +57,24 @@ class Golden:
     def plugin(self, variant: str, **options: Any) -> yolov5.YOLOv5:
         return getattr(yolov5, f"YOLOv5{variant}")(yolov5.YOLOv5Options(**options))
 
-    def network(
-        self, variant: str, classes: int, size: int, *, dtype: torch.dtype = torch.float64, **options: Any
-    ) -> Any:
+    def network(self, variant: str, classes: int, size: int, *, dtype: str = "float64", **options: Any) -> Any:
         network = self.plugin(variant, **options).build(self.task(classes, size))
         statistics = self.spec.load_bn(variant, self.folder)
-        state = network.state_dict()
-        for name, tensor in state.items():
-            if not name.startswith("model."):  # the loss's own memory, where autobalance is on: it starts as built
-                continue
-            value = self.spec.fill(name, tuple(tensor.shape), statistics)
-            if value is not None:
-                tensor.copy_(torch.from_numpy(value))
-        return network.to(dtype)
+        filled = {
+            name: self.spec.fill(name, ops.shape(x), statistics)
+            for name, x in self.framework.state(network).items()
+            if name.startswith("model.")  # not the loss's own memory, where autobalance is on: it starts as built
+        }
+        self.framework.load(network, {name: value for name, value in filled.items() if value is not None})
+        return self.framework.to(network, dtype)
 
-    def images(self, size: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        return torch.from_numpy(self.spec.images(size)).to(dtype)
+    def images(self, size: int, dtype: str = "float64") -> Any:
+        return self.framework.tensor(self.spec.images(size), dtype)
 
-    def targets(self, which: str, classes: int) -> torch.Tensor:
-        return torch.from_numpy(self.spec.targets(which, classes))
+    def targets(self, which: str, classes: int) -> Any:
+        return self.framework.tensor(self.spec.targets(which, classes))
 
 
 @pytest.fixture(scope="session")
-def golden() -> Golden:
-    return Golden(FOLDER, _spec())
+def golden(framework: Framework) -> Golden:
+    return Golden(FOLDER, _spec(), framework)

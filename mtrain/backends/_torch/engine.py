@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mtrain.backends._torch import batches, device, precision, state, syncbn
-from mtrain.backends._torch.collective import TorchCollective
+from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Array, Batch, HostBatch, Recipe, State
@@ -115,6 +115,11 @@ class TorchEngine:
     def measure(self) -> dict[str, float]:
         """See ``Backend.measure``."""
         return {"memory_bytes": float(device.peak_memory_bytes(self.device))}
+
+
+def of_one_rank(target: torch.device) -> TorchEngine:
+    """The engine of a job of one rank."""
+    return TorchEngine(LocalCollective(), target)
 
 
 def channels_last(model: nn.Module) -> None:

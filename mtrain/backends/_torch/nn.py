@@ -18,6 +18,7 @@ from torch.nn import (
     SiLU,
     Upsample,
 )
+from torch.nn import functional as F
 from typing_extensions import override
 
 from mtrain.core.interfaces import Array
@@ -48,6 +49,11 @@ no_grad = torch.no_grad
 class BatchNorm2d(torch.nn.BatchNorm2d):
     """torch's, with the estimate that the running variance takes as an argument."""
 
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    momentum: float
+
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, *, unbiased_variance: bool = True
     ) -> None:
@@ -58,12 +64,15 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         if self.unbiased_variance or not self.training:
             return super().forward(input)
-        before = self.running_var.clone()  # type: ignore[union-attr]  # always there: track_running_stats is not offered
-        output = super().forward(input)
-        # new = (1 - m) * before + m * v * n / (n - 1); wanted: (1 - m) * before + m * v
-        n = input.numel() // input.shape[1]
-        kept = 1 - self.momentum  # type: ignore[operator]
-        self.running_var.mul_((n - 1) / n).add_(before, alpha=kept / n)  # type: ignore[union-attr]
+        # Statistics of their own for the kernel: autograd keeps those that it is given, and lets nobody change them afterwards.
+        mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+        output = F.batch_norm(input, mean, var, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
+        count = input.numel() // input.shape[1]
+        with torch.no_grad():
+            kept = 1 - self.momentum
+            self.running_mean.mul_(kept).add_(mean, alpha=self.momentum)
+            self.running_var.mul_(kept).add_(var, alpha=self.momentum * (count - 1) / count)
+            self.num_batches_tracked.add_(1)
         return output
 
     @override

@@ -33,8 +33,8 @@ where, take_along_axis = torch.where, torch.take_along_dim
 abs, atan, clip, exp, floor, trunc, round = (
     torch.abs, torch.atan, torch.clip, torch.exp, torch.floor, torch.trunc, torch.round,
 )  # fmt: skip
-isfinite, log, maximum, minimum, sqrt, square = (
-    torch.isfinite, torch.log, torch.maximum, torch.minimum, torch.sqrt, torch.square,
+isfinite, log, maximum, minimum, pow, sqrt, square = (
+    torch.isfinite, torch.log, torch.maximum, torch.minimum, torch.pow, torch.sqrt, torch.square,
 )  # fmt: skip
 sigmoid, relu, silu, gelu, softplus = torch.sigmoid, torch.relu, F.silu, F.gelu, F.softplus
 sum, mean, argmax, all, any = torch.sum, torch.mean, torch.argmax, torch.all, torch.any

@@ -14,6 +14,7 @@ from mtrain.backends._torch import precision, rules
 from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.interfaces import Rates, Recipe
+from mtrain.core.loss_scale import LossScaler
 from mtrain.core.optimizer import assign, ema_shares
 
 
@@ -48,7 +49,7 @@ class TorchOptimizer:
         ]
         self._buffers = list(model.buffers())
         self._average = _make_average(model, recipe)
-        self._scaler = precision.LossScaler(recipe.precision)
+        self._scaler = LossScaler(recipe.precision)
         self._layouts_checked = False
         self.updates = 0
         self.skipped = 0

@@ -38,17 +38,19 @@ class Sgd:
     def apply(self, taken: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
         momentum = self._options.get("momentum", 0.0) if momentum is None else momentum
+        # The kernel refuses buffers beside a momentum of 0. Its first step says the same: velocity = gradient.
+        forgets = momentum == 0
         torch._fused_sgd_(
             [self._parameters[i] for i in taken],
             list(grads),
             [self.moments["momentum"][i] for i in taken],
             weight_decay=self._options.get("weight_decay", 0.0),
-            momentum=momentum,
+            momentum=1.0 if forgets else momentum,
             lr=rate,
             dampening=0.0,
-            nesterov=bool(self._options.get("nesterov", 0.0)),
+            nesterov=bool(self._options.get("nesterov", 0.0)) and not forgets,
             maximize=False,
-            is_first_step=False,
+            is_first_step=forgets,
         )
 
     def set_updates(self, updates: int) -> None:

@@ -1,0 +1,1 @@
+"""What backend ``horovod`` adds to the torch engine."""

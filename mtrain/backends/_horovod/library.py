@@ -1,0 +1,81 @@
+"""Horovod itself: found or refused, configured, started."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+
+from mtrain.core.errors import LaunchError, PluginError
+
+STARTERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""One of these is set by whatever starts ranks of Horovod."""
+
+
+def load() -> ModuleType:
+    """``horovod.torch``, with its native library.
+
+    Raises:
+        PluginError: it is missing, was built without torch or for another torch, or can talk over nothing.
+    """
+    try:
+        import horovod.torch as hvd
+    except (ImportError, OSError) as error:
+        what = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
+        raise PluginError(f"backend horovod: Horovod {what}; {remedy()}") from error
+    if not hasattr(hvd, "init"):  # it only prints a warning where its extension is missing
+        raise PluginError(f"backend horovod: Horovod was built without torch; {remedy()}")
+    if not (hvd.gloo_built() or hvd.mpi_built()):
+        raise PluginError(f"backend horovod: Horovod was built with neither gloo nor MPI; {remedy()}")
+    module: ModuleType = hvd
+    return module
+
+
+def remedy() -> str:
+    """The command that builds Horovod for the torch of this interpreter."""
+    return (
+        f"in a checkout of mtrain, `make horovod` or `scripts/build-horovod {sys.executable}` builds it for the installed "
+        "torch (released wheels and `pip install horovod` do not fit torch 2.1 and newer)"
+    )
+
+
+def start(hvd: ModuleType, settings: Mapping[str, str]) -> None:
+    """``hvd.init()`` under ``settings``, which Horovod reads from the environment and nowhere else.
+
+    Raises:
+        LaunchError: nothing started this process as a rank, or the ranks do not find each other.
+    """
+    if not any(name in os.environ for name in STARTERS):
+        raise LaunchError(
+            "backend horovod was not started by horovodrun: none of " + ", ".join(STARTERS) + " is set; use "
+            "`mtrain -c SPEC --backend horovod`, or `horovodrun --gloo -np N python -m mtrain.worker ...`"
+        )
+    with _environment(settings):
+        try:
+            hvd.init()
+        except (ValueError, RuntimeError) as error:
+            raise LaunchError(
+                f"backend horovod: the ranks did not find each other: {error}; see the lines above in this log, and "
+                "raise backend.options.silence_s where ranks take long to start"
+            ) from error
+
+
+def announced_size() -> int | None:
+    """Number of ranks as horovodrun tells it; None where something else started them."""
+    size = os.environ.get("HOROVOD_SIZE", "")
+    return int(size) if size.isdigit() else None
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """``settings`` in the environment of this process while inside."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

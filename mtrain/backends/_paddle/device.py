@@ -1,0 +1,48 @@
+"""The device of one rank."""
+
+from typing import Literal
+
+import paddle
+
+from mtrain.core.errors import LaunchError
+from mtrain.core.host_memory import keep_memory, peak_resident_bytes
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+
+def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> str:
+    """This rank's device as Paddle names it, made the current one; ``auto`` is CUDA where there is any.
+
+    ``keep``: see ``keep_memory``.
+
+    Raises:
+        LaunchError: CUDA was asked for and is not there, or has fewer devices than this host has ranks.
+    """
+    count = paddle.device.cuda.device_count() if name != "cpu" and paddle.device.is_compiled_with_cuda() else 0
+    if name == "cuda" and not count:
+        raise LaunchError(
+            "backend.options.device: 'cuda' was asked for, but paddle sees no CUDA device; use 'cpu' or 'auto', or "
+            "check the driver, CUDA_VISIBLE_DEVICES and that paddlepaddle-gpu is installed"
+        )
+    if not count:
+        if keep:
+            keep_memory()
+        paddle.device.set_device("cpu")
+        return "cpu"
+    if local_rank >= count:
+        raise LaunchError(
+            f"rank {local_rank} of this host has no CUDA device: there are {count}; "
+            f"use --nproc-per-node {count} or backend.options.device: cpu"
+        )
+    device = f"gpu:{local_rank}"
+    paddle.device.set_device(device)
+    paddle.base.core.set_cublas_switch(tf32)
+    paddle.base.core.set_cudnn_switch(tf32)
+    return device
+
+
+def peak_memory_bytes(device: str) -> int:
+    """Peak memory of this process on its device: allocated on CUDA, the resident set on CPU."""
+    if device != "cpu":
+        return int(paddle.device.cuda.max_memory_allocated(device))
+    return peak_resident_bytes()

@@ -1,0 +1,132 @@
+"""What every backend on Paddle shares: one rank's device, the model on it, batches to it, and its state as numpy."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import paddle
+from paddle.nn import Layer
+
+from mtrain.backends._paddle import batches, device, precision, state, syncbn
+from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
+from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
+from mtrain.core.errors import SpecError
+from mtrain.core.interfaces import Array, Batch, HostBatch, Recipe, State
+from mtrain.core.optimizer import is_frozen
+
+Wrap = Callable[[Layer, Recipe], tuple[Layer, Exchange]]
+"""Turns the model into what is called in training, and says how gradients are exchanged."""
+
+
+class NoExchange:
+    """One rank: its gradient is the mean."""
+
+    def during(self, *, last: bool) -> nullcontext[None]:
+        """Nothing."""
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Nothing."""
+
+
+def alone(model: Layer, recipe: Recipe) -> tuple[Layer, Exchange]:
+    """``Wrap`` for one rank."""
+    return model, NoExchange()
+
+
+class PaddleEngine:
+    """One rank of a job on Paddle. Backends hold one and pass their calls on."""
+
+    def __init__(self, collective: PaddleCollective, target: str) -> None:
+        """``target``: the device that ``device.choose`` made the current one."""
+        self.collective = collective
+        self.device = target
+        self._recipe: Recipe | None = None
+
+    def prepare(self, build: Callable[[], Layer], recipe: Recipe, wrap: Wrap = alone) -> tuple[Layer, PaddleOptimizer]:
+        """See ``Backend.prepare``.
+
+        ``channels_last`` changes nothing: Paddle keeps the weights of a convolution as (out, in, h, w) whatever its pictures'
+        layout, and has no layout of a tensor's memory apart from its shape.
+
+        Raises:
+            SpecError: the recipe asks for what Paddle cannot do on this device, or freezes everything.
+        """
+        precision.check(recipe.precision, self.device)
+        if recipe.compile:
+            raise SpecError(
+                "train.compile: true was given, but Paddle's compiler does not take models that are written for every "
+                "framework, or makes them slower; set train.compile: false"
+            )
+        paddle.seed(recipe.seed)
+        model = self._place(build(), recipe)
+        state.check_equal_start(model, self.collective)
+        model.train()
+        if all(parameter.stop_gradient for parameter in model.parameters()):
+            raise SpecError(f"train.freeze: {list(recipe.frozen)} leaves no parameter to train; freeze fewer")
+        called, exchange = wrap(model, recipe)
+        optimizer = PaddleOptimizer(model, recipe, exchange=exchange, collective=self.collective)
+        self._recipe = recipe
+        return called, optimizer
+
+    def _place(self, model: Layer, recipe: Recipe) -> Layer:
+        for name, parameter in model.named_parameters():
+            if is_frozen(name, recipe.frozen):
+                parameter.stop_gradient = True
+        syncbn.freeze(model)
+        if recipe.sync_batchnorm and self.collective.size > 1:
+            syncbn.synchronize(model, self.collective)
+        return model.to(dtype="float64") if recipe.precision == "fp64" else model
+
+    def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:
+        """See ``Backend.batches``."""
+        return batches.upload(loader, self.device)
+
+    def infer(self, model: Layer, batch: Batch) -> dict[str, Array]:
+        """See ``Backend.infer``."""
+        assert self._recipe is not None, "prepare comes first"
+        with paddle.no_grad(), precision.forward_context(self._recipe.precision):
+            output: dict[str, Any] = inner(model)(batch)
+        return {name: state.to_numpy(x) for name, x in output.items()}
+
+    def state(self, model: Layer, optimizer: PaddleOptimizer) -> State:
+        """See ``Backend.state``. Sets the buffers of all ranks to rank 0's: what is saved is what goes on."""
+        model = inner(model)
+        ema = optimizer.ema()
+        parameters = {name for name, _ in model.named_parameters()}
+        self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in parameters)])
+        return State(
+            weights=state.arrays(model),
+            ema={name: state.to_numpy(x) for name, x in ema.items()},
+            moments={name: state.to_numpy(x) for name, x in optimizer.moments().items()},
+            counters=optimizer.counters(),
+        )
+
+    def restore(self, model: Layer, optimizer: PaddleOptimizer, saved: State) -> None:
+        """See ``Backend.restore``."""
+        model = inner(model)
+        if saved.weights:
+            state.fill(model.state_dict(), saved.weights, what="weights")
+        if saved.ema and optimizer.ema():
+            state.fill(optimizer.ema(), saved.ema, what="averaged weights")
+        else:
+            optimizer.restart_ema()
+        if saved.moments:
+            state.fill(optimizer.moments(), saved.moments, what="optimizer moments")
+        if saved.counters:
+            optimizer.set_counters(saved.counters)
+        state.check_equal_start(model, self.collective)
+
+    def measure(self) -> dict[str, float]:
+        """See ``Backend.measure``."""
+        return {"memory_bytes": float(device.peak_memory_bytes(self.device))}
+
+
+def of_one_rank(target: str) -> PaddleEngine:
+    """The engine of a job of one rank."""
+    return PaddleEngine(LocalCollective(), target)
+
+
+def inner(model: Layer) -> Layer:
+    """The model that was built, without what a backend wrapped around it."""
+    return model._layers if isinstance(model, paddle.DataParallel) else model

@@ -1,0 +1,43 @@
+"""Many tensors in one piece of memory, so that one kernel call updates them all."""
+
+from collections.abc import Iterable, Mapping
+
+import paddle
+from paddle import Tensor
+
+
+class Flat:
+    """Tensors of one type, one after another in ``buffer``; each stays the tensor that it was, and shares its memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take ``tensors`` over: at least one, none of them empty."""
+        self.tensors = tensors
+        self.buffer = join(tensors.values())
+        self._starts = [0]
+        for i, tensor in enumerate(tensors.values()):
+            self._starts.append(self._starts[-1] + tensor.size)
+            self.span(i, i + 1)._share_buffer_to(tensor)
+
+    def zeros(self) -> "Flat":
+        """As many zeros, laid out alike."""
+        return Flat({name: paddle.zeros_like(tensor).detach() for name, tensor in self.tensors.items()})
+
+    def copy(self) -> "Flat":
+        """The same values elsewhere."""
+        return Flat({name: tensor.detach().clone() for name, tensor in self.tensors.items()})
+
+    def span(self, first: int, end: int) -> Tensor:
+        """Tensors ``first`` up to ``end`` (excluded) as one vector that shares their memory."""
+        return self.buffer._slice(self._starts[first], self._starts[end])
+
+    def check(self) -> None:
+        """Tensors must still lie where they were put: one that was given other memory is cut off from its updates."""
+        start, width = self.buffer.data_ptr(), self.buffer.element_size()
+        for name, tensor in self.tensors.items():
+            assert tensor.data_ptr() == start, f"{name} was given memory of its own after the optimizer was made"
+            start += tensor.size * width
+
+
+def join(tensors: Iterable[Tensor]) -> Tensor:
+    """A new vector of all elements, in C order."""
+    return paddle.concat([tensor.detach().reshape([-1]) for tensor in tensors])

@@ -1,0 +1,218 @@
+"""The neutral layers in Paddle; ``core/nn.pyi`` is the contract. A native class that keeps it is the neutral one."""
+
+import math
+from collections.abc import Iterable
+from typing import Any, Self
+
+import numpy as np
+import paddle
+from paddle import Tensor
+from paddle.nn import GELU, Identity, Layer, ReLU, Sigmoid, Upsample
+from paddle.nn import MaxPool2D as MaxPool2d
+from paddle.nn import Silu as SiLU
+from paddle.nn import functional as F
+from paddle.nn.initializer import Constant, Uniform
+from typing_extensions import override
+
+from mtrain.core.interfaces import Array
+
+__all__ = [
+    "GELU",
+    "BatchNorm2d",
+    "Conv2d",
+    "Identity",
+    "LayerNorm",
+    "Linear",
+    "MaxPool2d",
+    "Module",
+    "ModuleList",
+    "ReLU",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Upsample",
+    "buffer",
+    "no_grad",
+    "parameter",
+]
+
+no_grad = paddle.no_grad
+_REDUCED = (0, 2, 3)
+
+
+class Module(Layer):
+    """Paddle's layer, of which ``to`` converts what is of a floating type alone: counters and labels stay integers."""
+
+    @override
+    def to(self, device: Any = None, dtype: Any = None, blocking: Any = None, non_blocking: Any = None) -> Self:
+        wait = {} if non_blocking is None else {"non_blocking": non_blocking}
+        self._to_impl(device=device, dtype=dtype, blocking=blocking, floating_only=True, **wait)
+        return self
+
+
+class Sequential(Module, paddle.nn.Sequential):
+    """Paddle's."""
+
+
+class ModuleList(Module, paddle.nn.LayerList):
+    """Paddle's, with the neutral signature."""
+
+    def __init__(self, modules: Iterable[Layer]) -> None:
+        super().__init__(list(modules))
+
+
+class Conv2d(paddle.nn.Conv2D):
+    """Paddle's, with the neutral signature."""
+
+    def __init__(  # noqa: PLR0913  # the contract's signature
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,  # noqa: FBT001, FBT002  # the contract's
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias_attr=None if bias else False,
+        )
+
+
+class Linear(Layer):
+    """Keeps its weight as (out, in), where Paddle's own has (in, out)."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:  # noqa: FBT001, FBT002  # the contract's
+        super().__init__()
+        bound = 1 / math.sqrt(in_features)
+        start = Uniform(-bound, bound)
+        self.weight = self.create_parameter([out_features, in_features], default_initializer=start)
+        self.bias = self.create_parameter([out_features], default_initializer=start) if bias else None
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y = paddle.matmul(x, self.weight, transpose_y=True)
+        return y if self.bias is None else y + self.bias
+
+
+class BatchNorm2d(Module):
+    """Own: Paddle's has other names and always takes the biased variance; its momentum and epsilon are float32.
+
+    Paddle's kernel normalises float32 and half types; float64, where epsilon must be exact, is composed.
+    """
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, *, unbiased_variance: bool = True
+    ) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        self.unbiased_variance = unbiased_variance
+        self.weight = self.create_parameter([num_features], default_initializer=Constant(1.0))
+        self.bias = self.create_parameter([num_features], is_bias=True)
+        self.register_buffer("running_mean", paddle.zeros([num_features]))
+        self.register_buffer("running_var", paddle.ones([num_features]))
+        self.register_buffer("num_batches_tracked", paddle.zeros([], paddle.int64))
+
+    @override
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        if x_BCHW.dtype == paddle.float64:
+            return self._exact(x_BCHW)
+        if not self.training:
+            return self._kernel(x_BCHW, self.running_mean, self.running_var)
+        mean_C, var_C = self.running_mean.clone(), self.running_var.clone()  # the kernel overwrites these
+        y_BCHW = self._kernel(x_BCHW, mean_C, var_C)
+        if x_BCHW.place.is_gpu_place():  # which variance comes back depends on the kernel that is chosen there
+            mean_C, var_C = (x.flatten() for x in _moments(x_BCHW.detach().astype(mean_C.dtype)))
+        self.track(mean_C, var_C, _count(x_BCHW))
+        return y_BCHW
+
+    def track(self, mean_C: Tensor, var_C: Tensor, count: int) -> None:
+        """Take a batch into the running statistics, in place.
+
+        Args:
+            mean_C: mean of the batch.
+            var_C: biased variance of the batch.
+            count: how many values of a channel they are over.
+        """
+        kept, new = 1 - self.momentum, self.momentum
+        self.running_mean.scale_(kept).add_(mean_C.detach() * new)
+        unbiased = count / (count - 1) if self.unbiased_variance else 1.0
+        self.running_var.scale_(kept).add_(var_C.detach() * (new * unbiased))
+        paddle.increment(self.num_batches_tracked)
+
+    def _kernel(self, x_BCHW: Tensor, mean_C: Tensor, var_C: Tensor) -> Tensor:
+        """Paddle's; in training with momentum 0, by which ``mean_C`` and ``var_C`` become those of the batch."""
+        return F.batch_norm(
+            x_BCHW, mean_C, var_C, self.weight, self.bias, training=self.training, momentum=0.0, epsilon=self.eps
+        )
+
+    def _exact(self, x_BCHW: Tensor) -> Tensor:
+        mean_C11, var_C11 = _planes(self.running_mean), _planes(self.running_var)
+        if self.training:
+            mean_C11, var_C11 = _moments(x_BCHW)
+            self.track(mean_C11.flatten(), var_C11.flatten(), _count(x_BCHW))
+        scale_C11 = _planes(self.weight) * paddle.rsqrt(var_C11 + paddle.to_tensor(self.eps, x_BCHW.dtype))
+        return (x_BCHW - mean_C11) * scale_C11 + _planes(self.bias)
+
+    @override
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, unbiased_variance={self.unbiased_variance}"
+        )
+
+
+class LayerNorm(Layer):
+    """Own: composed in float64, where Paddle's kernel would round epsilon to float32."""
+
+    def __init__(self, normalized_shape: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.normalized_shape = normalized_shape
+        self.eps = eps
+        self.weight = self.create_parameter([normalized_shape], default_initializer=Constant(1.0))
+        self.bias = self.create_parameter([normalized_shape], is_bias=True)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != paddle.float64:
+            return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        centred = x - paddle.mean(x, -1, keepdim=True)
+        variance = paddle.mean(paddle.square(centred), -1, keepdim=True)
+        return centred * paddle.rsqrt(variance + paddle.to_tensor(self.eps, x.dtype)) * self.weight + self.bias
+
+
+def _count(x_BCHW: Tensor) -> int:
+    """How many values a channel has."""
+    batch, _, height, width = x_BCHW.shape
+    if batch * height * width < 2:
+        raise ValueError(f"BatchNorm2d in training needs more than one value of each channel, got shape {x_BCHW.shape}")
+    return int(batch * height * width)
+
+
+def _moments(x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel, (1, C, 1, 1)."""
+    mean_C11 = paddle.mean(x_BCHW, _REDUCED, keepdim=True)
+    return mean_C11, paddle.mean(paddle.square(x_BCHW - mean_C11), _REDUCED, keepdim=True)
+
+
+def _planes(x_C: Tensor) -> Tensor:
+    return paddle.reshape(x_C, (1, -1, 1, 1))
+
+
+def parameter(shape: tuple[int, ...], *, fill: float = 0.0) -> Tensor:
+    """See ``core/nn.pyi``."""
+    return paddle.create_parameter(list(shape), "float32", default_initializer=Constant(fill))
+
+
+def buffer(module: Layer, name: str, array: Array, *, persistent: bool = True) -> None:
+    """See ``core/nn.pyi``."""
+    module.register_buffer(name, paddle.to_tensor(np.asarray(array)), persistable=persistent)

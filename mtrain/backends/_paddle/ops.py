@@ -1,0 +1,224 @@
+"""The neutral functions in Paddle; ``core/ops.pyi`` is the contract and describes each.
+
+A native function that keeps the contract *is* the neutral one. Where Paddle differs: a Python number next to a float64 tensor
+may pass through float32 (here it becomes a tensor of the other's type first), sorting is not stable unless asked, cross entropy gives
+its targets no gradient.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import paddle
+from paddle import Tensor
+from paddle.nn import functional as F
+
+from mtrain.backends._paddle import older
+from mtrain.core.interfaces import Array
+
+_DTYPES = {
+    "float64": paddle.float64,
+    "float32": paddle.float32,
+    "bfloat16": paddle.bfloat16,
+    "float16": paddle.float16,
+    "int64": paddle.int64,
+    "int32": paddle.int32,
+    "uint8": paddle.uint8,
+    "bool": paddle.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_WIDE_SUMS = (paddle.bool, paddle.uint8, paddle.int32)
+"""Added up as int64."""
+
+zeros_like, ones_like = paddle.zeros_like, paddle.ones_like
+detach = Tensor.detach
+concat, stack, reshape, permute_dims = paddle.concat, paddle.stack, paddle.reshape, paddle.transpose
+expand_dims, squeeze, broadcast_to = paddle.unsqueeze, paddle.squeeze, paddle.broadcast_to
+take_along_axis = paddle.take_along_axis
+abs, atan, clip, exp, floor, trunc, round = (
+    paddle.abs, paddle.atan, paddle.clip, paddle.exp, paddle.floor, paddle.trunc, paddle.round,
+)  # fmt: skip
+isfinite, log, maximum, minimum, sqrt, square = (
+    paddle.isfinite, paddle.log, paddle.maximum, paddle.minimum, paddle.sqrt, paddle.square,
+)  # fmt: skip
+sigmoid, relu, silu, gelu, softplus = F.sigmoid, F.relu, F.silu, F.gelu, F.softplus
+softmax = F.softmax
+matmul, conv2d = paddle.matmul, F.conv2d
+
+
+def _typed(value: float, like: Tensor) -> Tensor:
+    """A number as a tensor () of ``like``'s type."""
+    return paddle.full((), value, like.dtype)
+
+
+def _axes(axis: int | Sequence[int] | None) -> int | list[int] | None:
+    return axis if axis is None or isinstance(axis, int) else list(axis)
+
+
+def asarray(values: Any, *, like: Tensor | None = None, dtype: str | None = None) -> Tensor:
+    if like is None:
+        return paddle.to_tensor(values, None if dtype is None else _DTYPES[dtype], paddle.CPUPlace())
+    return paddle.to_tensor(values, like.dtype if dtype is None else _DTYPES[dtype], like.place)
+
+
+def zeros(shape: Sequence[int], *, like: Tensor, dtype: str | None = None) -> Tensor:
+    return full(shape, 0, like=like, dtype=dtype)
+
+
+def full(shape: Sequence[int], value: float, *, like: Tensor, dtype: str | None = None) -> Tensor:
+    return paddle.full(tuple(shape), value, like.dtype if dtype is None else _DTYPES[dtype])
+
+
+def arange(start: int, stop: int, step: int = 1, *, like: Tensor, dtype: str | None = None) -> Tensor:
+    return paddle.arange(start, stop, step, like.dtype if dtype is None else _DTYPES[dtype])
+
+
+def one_hot(x: Tensor, class_count: int, *, dtype: str = "float32") -> Tensor:
+    classes = paddle.arange(0, class_count, 1, x.dtype)
+    return (paddle.unsqueeze(x, -1) == classes).astype(_DTYPES[dtype])
+
+
+def meshgrid(*arrays: Tensor, indexing: Literal["ij", "xy"] = "xy") -> Sequence[Tensor]:
+    grids: list[Tensor] = paddle.meshgrid(*arrays)
+    if indexing == "ij" or len(arrays) < 2:
+        return grids
+    swapped = [1, 0, *range(2, len(arrays))]
+    return [paddle.transpose(grid, swapped) for grid in grids]
+
+
+def astype(x: Tensor, dtype: str) -> Tensor:
+    wanted = _DTYPES[dtype]
+    return x if x.dtype == wanted else paddle.cast(x, wanted)
+
+
+def dtype(x: Tensor) -> str:
+    return _NAMES[x.dtype]
+
+
+def shape(x: Tensor) -> tuple[int, ...]:
+    return tuple(x.shape)
+
+
+def to_numpy(x: Tensor) -> Array:
+    x = x.detach()
+    return np.asarray((x.astype(paddle.float32) if x.dtype == paddle.bfloat16 else x).numpy())
+
+
+def split(x: Tensor, sizes: Sequence[int], *, axis: int = 0) -> Sequence[Tensor]:
+    return paddle.split(x, list(sizes), axis)
+
+
+def where(condition: Tensor, x1: Tensor | float, x2: Tensor | float) -> Tensor:
+    like = x1 if isinstance(x1, Tensor) else x2 if isinstance(x2, Tensor) else paddle.zeros(())
+    x1, x2 = (x if isinstance(x, Tensor) else _typed(x, like) for x in (x1, x2))
+    return paddle.where(condition, x1, x2)
+
+
+def nonzero(x: Tensor) -> tuple[Tensor, ...]:
+    return tuple(paddle.unbind(paddle.nonzero(x), 1))
+
+
+def take(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    return paddle.index_select(x, indices, axis)
+
+
+def put_along_axis(
+    x: Tensor, indices: Tensor, values: Tensor, *, axis: int, reduce: Literal["set", "add", "max"] = "set"
+) -> Tensor:
+    if reduce == "max":
+        return paddle.put_along_axis(x.detach(), indices, values.detach(), axis, "amax", broadcast=False)
+    return paddle.put_along_axis(x, indices, values, axis, "assign" if reduce == "set" else "add", broadcast=False)
+
+
+def topk(x: Tensor, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
+    values, indices = paddle.topk(x, k, axis)
+    return values, indices
+
+
+def argsort(x: Tensor, *, axis: int = -1, descending: bool = False) -> Tensor:
+    return paddle.argsort(x, axis, descending, stable=True)
+
+
+def pow(x: Tensor, exponent: float) -> Tensor:
+    return paddle.pow(x, _typed(exponent, x))  # a number would pass through float32
+
+
+def hardsigmoid(x: Tensor, *, slope: float = 1 / 6, offset: float = 0.5) -> Tensor:
+    return paddle.clip(slope * x + offset, 0.0, 1.0)
+
+
+def sum(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    return paddle.sum(x, _axes(axis), "int64" if x.dtype in _WIDE_SUMS else None, keepdims)
+
+
+def mean(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    return paddle.mean(x, _axes(axis), keepdims)
+
+
+def var(
+    x: Tensor, *, axis: int | Sequence[int] | None = None, correction: float = 0.0, keepdims: bool = False
+) -> Tensor:
+    axes = _axes(axis)
+    squares = paddle.square(x - paddle.mean(x, axes, keepdim=True))
+    total = paddle.sum(squares, axes, None, keepdims)
+    return total / (math.prod(x.shape) / math.prod(total.shape) - correction)
+
+
+def max(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    return paddle.amax(x, _axes(axis), keepdims)
+
+
+def min(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    return paddle.amin(x, _axes(axis), keepdims)
+
+
+def argmax(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    return paddle.argmax(x, axis, keepdims)
+
+
+def all(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    return paddle.all(astype(x, "bool"), axis, keepdims)
+
+
+def any(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    return paddle.any(astype(x, "bool"), axis, keepdims)
+
+
+def cumulative_sum(x: Tensor, *, axis: int) -> Tensor:
+    return paddle.cumsum(x.astype(paddle.int64) if x.dtype in _WIDE_SUMS else x, axis)
+
+
+def log_softmax(x: Tensor, axis: int) -> Tensor:
+    return x - paddle.logsumexp(x, axis, keepdim=True)  # Paddle's own stops at -64
+
+
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = paddle.matmul(query, key, transpose_y=True) * (1 / math.sqrt(query.shape[-1]))
+    return paddle.matmul(F.softmax(scores, -1), value)
+
+
+def max_pool2d(x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
+    return F.max_pool2d(x, kernel_size, stride, padding)
+
+
+def upsample_nearest(x: Tensor, scale: int) -> Tensor:
+    return F.interpolate(x, scale_factor=scale, mode="nearest")
+
+
+def binary_cross_entropy_with_logits(logits: Tensor, targets: Tensor, *, positive_weight: float = 1.0) -> Tensor:
+    if positive_weight == 1.0 and targets.stop_gradient:
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    # Paddle's kernel gives targets no gradient.
+    return (1 - targets) * F.softplus(logits) + positive_weight * targets * F.softplus(-logits)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    classes = logits.shape[1]
+    target = one_hot(labels, classes, dtype=dtype(logits)) * (1 - label_smoothing) + label_smoothing / classes
+    return -paddle.sum(target * log_softmax(logits, 1), 1)
+
+
+if older.NEEDED:
+    older.mend_operators()
+    globals().update(older.FUNCTIONS)

@@ -1,0 +1,39 @@
+"""Mixed precision: which type the forward pass takes."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import paddle
+
+from mtrain.core.errors import SpecError
+from mtrain.core.interfaces import Precision
+
+HALF: dict[str, Literal["bfloat16", "float16"]] = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def check(precision: Precision, device: str) -> None:
+    """Refuse what Paddle would pass over with a warning.
+
+    Raises:
+        SpecError: half precision on the CPU, for which Paddle has no kernels, or bf16 on a GPU that has none.
+    """
+    if precision not in HALF:
+        return
+    if device == "cpu":
+        raise SpecError(
+            f"train.precision: {precision} was given, but Paddle has no mixed precision on the CPU; use fp32 there"
+        )
+    if precision == "bf16" and not paddle.amp.is_bfloat16_supported():
+        raise SpecError("train.precision: bf16 was given, but this GPU has no bfloat16; use fp16 or fp32")
+
+
+def forward_context(precision: Precision) -> AbstractContextManager[Any]:
+    """Surrounds a forward pass: autocast for bf16 and fp16, nothing otherwise. Weights stay float32."""
+    if precision not in HALF:
+        return nullcontext()
+    return paddle.amp.auto_cast(level="O1", dtype=HALF[precision])
+
+
+def backward_context(precision: Precision) -> AbstractContextManager[Any]:
+    """Surrounds a backward pass, which must not be under autocast."""
+    return paddle.amp.auto_cast(enable=False) if precision in HALF else nullcontext()

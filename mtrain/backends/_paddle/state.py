@@ -1,0 +1,43 @@
+"""A model and its optimizer as numpy arrays under neutral names, and back."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import paddle
+from paddle import Tensor
+from paddle.nn import Layer
+
+from mtrain.backends._paddle.collective import PaddleCollective
+from mtrain.core import matching
+from mtrain.core.interfaces import Array
+
+
+def to_numpy(tensor: Tensor) -> Array:
+    """A copy on the host, C-contiguous; half precision becomes float32."""
+    tensor = tensor.detach()
+    if tensor.dtype in (paddle.bfloat16, paddle.float16):
+        tensor = tensor.astype("float32")
+    return np.array(tensor.numpy(), order="C", copy=True)
+
+
+def arrays(model: Layer) -> dict[str, Array]:
+    """Parameters and persistent buffers by name."""
+    return {name: to_numpy(tensor) for name, tensor in model.state_dict().items()}
+
+
+@paddle.no_grad()
+def fill(targets: Mapping[str, Tensor], values: Mapping[str, Array], *, what: str) -> None:
+    """Copy ``values`` into ``targets``, which keep their memory; both have the same names and shapes.
+
+    Raises:
+        CheckpointError: they do not; every difference is counted, the first ones are named.
+    """
+    matching.check_fit({name: tuple(tensor.shape) for name, tensor in targets.items()}, values, what=what)
+    for name, tensor in targets.items():
+        paddle.assign(paddle.to_tensor(values[name]).astype(tensor.dtype), tensor)
+
+
+def check_equal_start(model: Layer, collective: PaddleCollective) -> None:
+    """Refuse to start when ranks hold different weights, see ``core.matching``; every rank calls."""
+    if collective.size > 1:
+        matching.check_equal_start(collective, matching.fingerprint(arrays(model)))

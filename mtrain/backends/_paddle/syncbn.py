@@ -1,0 +1,123 @@
+"""BatchNorm over the micro batches of all ranks, on any device that paddle.distributed reaches, CPU included."""
+
+from typing import Any, cast
+
+import paddle
+from paddle import Tensor
+from paddle.autograd import PyLayer
+from paddle.nn import Layer
+from typing_extensions import override
+
+from mtrain.backends._paddle.collective import PaddleCollective
+from mtrain.backends._paddle.nn import BatchNorm2d
+
+# Legend: B batch, C channels, H, W; R ranks.
+_REDUCED = (0, 2, 3)
+
+
+@paddle.no_grad()
+def statistics(x_BCHW: Tensor, collective: PaddleCollective) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean (C), biased variance (C) and count (scalar) over the micro batches of all ranks; every rank calls.
+
+    Ranks exchange (mean, variance, count), merged as in Chan et al. 1979, which loses nothing to cancellation.
+    """
+    channels = x_BCHW.shape[1]
+    x = _wide(x_BCHW)
+    mean_C = paddle.mean(x, _REDUCED)
+    var_C = paddle.mean(paddle.square(x - _planes(mean_C)), _REDUCED)
+    count = paddle.full([1], x.size // channels, x.dtype)
+    everyone = collective.all_gather_tensor(paddle.concat([mean_C, var_C, count]))
+    means_RC, vars_RC, counts_R1 = everyone[:, :channels], everyone[:, channels:-1], everyone[:, -1:]
+    total = counts_R1.sum()
+    mean_C = (means_RC * counts_R1).sum(0) / total
+    var_C = ((vars_RC + paddle.square(means_RC - mean_C)) * counts_R1).sum(0) / total
+    return mean_C, var_C, total
+
+
+class _Normalize(PyLayer):
+    """y = (x - mean) * inverse * weight + bias, where mean and inverse = 1 / sqrt(var + eps) are over all ranks.
+
+    Ranks exchange two sums backward. What is no variable comes in as a tensor that takes no gradient: Paddle 2.6 crashes on
+    outputs that have none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, *fixed: Tensor, **ranks: Any) -> Tensor:
+        mean_C, inverse_C, _ = fixed
+        scale_C = weight_C.astype(mean_C.dtype) * inverse_C
+        shift_C = bias_C.astype(mean_C.dtype) - mean_C * scale_C
+        ctx.save_for_backward(x_BCHW, weight_C, *fixed)
+        ctx.collective = ranks["collective"]
+        ctx.wanted = [not tensor.stop_gradient for tensor in (x_BCHW, weight_C, bias_C)]
+        return (_wide(x_BCHW) * _planes(scale_C) + _planes(shift_C)).astype(x_BCHW.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy_BCHW: Tensor) -> Any:
+        x_BCHW, weight_C, mean_C, inverse_C, total = ctx.saved_tensor()
+        dy = dy_BCHW.astype(mean_C.dtype)
+        xhat = (x_BCHW.astype(mean_C.dtype) - _planes(mean_C)) * _planes(inverse_C)
+        sums_2C = paddle.stack([dy.sum(_REDUCED), (dy * xhat).sum(_REDUCED)])
+        # The gradients of weight and bias stay local: the exchange of gradients averages them like all others.
+        grad_bias, grad_weight = sums_2C.astype(weight_C.dtype).unbind(0)
+        mean_dy_C, mean_dy_xhat_C = (ctx.collective.all_reduce(sums_2C, "sum") / total).unbind(0)
+        scale_C = weight_C.astype(mean_C.dtype) * inverse_C
+        dx = (dy - _planes(mean_dy_C) - xhat * _planes(mean_dy_xhat_C)) * _planes(scale_C)
+        found = (dx.astype(x_BCHW.dtype), grad_weight, grad_bias)
+        # Paddle takes None alone for what needs no gradient.
+        variables = [grad if wanted else None for grad, wanted in zip(found, ctx.wanted, strict=True)]
+        return *variables, None, None, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.astype("float32") if x.dtype in (paddle.float16, paddle.bfloat16) else x
+
+
+def _planes(x_C: Tensor) -> Tensor:
+    return x_C.reshape([1, -1, 1, 1])
+
+
+class SyncBatchNorm2d(BatchNorm2d):
+    """A BatchNorm2d that was told of the other ranks by ``synchronize``; names and state stay as they were."""
+
+    collective: PaddleCollective
+
+    @override
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x_BCHW)
+        mean_C, var_C, total = statistics(x_BCHW, self.collective)
+        with paddle.no_grad():
+            inverse_C = paddle.rsqrt(var_C + paddle.full([1], self.eps, var_C.dtype))
+            self.num_batches_tracked.add_(paddle.ones_like(self.num_batches_tracked))
+            batch_C = var_C * (total / (total - 1)) if self.unbiased_variance else var_C
+            self.running_mean.scale_(1 - self.momentum).add_(mean_C.astype(self.running_mean.dtype) * self.momentum)
+            self.running_var.scale_(1 - self.momentum).add_(batch_C.astype(self.running_var.dtype) * self.momentum)
+        variables = (x_BCHW, self.weight, self.bias)
+        return cast(Tensor, _Normalize.apply(*variables, mean_C, inverse_C, total, collective=self.collective))
+
+
+class FrozenBatchNorm2d(BatchNorm2d):
+    """A BatchNorm2d whose weight is frozen: it stays with its running statistics in training mode."""
+
+    @property
+    def training(self) -> bool:
+        """Never: Paddle sets the mode of a model's layers by this attribute."""
+        return False
+
+    @training.setter
+    def training(self, mode: bool) -> None: ...
+
+
+def synchronize(model: Layer, collective: PaddleCollective) -> None:
+    """Make every trainable BatchNorm2d of ``model`` take its statistics over all ranks, in place."""
+    for module in model.sublayers(include_self=True):
+        if isinstance(module, BatchNorm2d) and not isinstance(module, FrozenBatchNorm2d):
+            module.__class__ = SyncBatchNorm2d
+            cast(SyncBatchNorm2d, module).collective = collective
+
+
+def freeze(model: Layer) -> None:
+    """Make every BatchNorm2d of ``model`` whose weight takes no gradient keep its running statistics, in place."""
+    for module in model.sublayers(include_self=True):
+        if isinstance(module, BatchNorm2d) and module.weight.stop_gradient:
+            module.__class__ = FrozenBatchNorm2d

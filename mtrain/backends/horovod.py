@@ -1,0 +1,122 @@
+"""Many ranks through Horovod: gloo (or MPI) on CPU, NCCL on CUDA where it was built with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from mtrain.backends._torch.backend import TorchBackend, TorchOptions
+from mtrain.core.errors import SpecError
+from mtrain.core.interfaces import Module, Optimizer, Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mtrain.backends._torch.optimizer import Exchange
+
+MIB = 1 << 20
+NAMES_CACHED = 4096
+"""Names that Horovod agrees upon once instead of every time; a detector has up to a thousand trained arrays."""
+
+
+class Horovod(TorchBackend):
+    """``core.interfaces.Backend`` over Horovod; started by horovodrun, or mpirun where Horovod was built with MPI."""
+
+    class Options(TorchOptions):
+        """Options of backend ``horovod``."""
+
+        compression: Literal["none", "fp16"] = Field(
+            "none", description="how gradients are sent (Horovod 0.28 knows no bfloat16)"
+        )
+        reduction: Literal["average", "adasum"] = Field(
+            "average",
+            description="how gradients of ranks become one; adasum (Maleki et al. 2021) needs a Horovod built with MPI, and "
+            "2, 4, 8, ... ranks",
+        )
+        fusion_mb: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
+            "auto",
+            description="gradients that are ready at once are sent together up to this size; auto: 64, and 0 from three ranks "
+            "on, where what happens to be sent together would change the rounding from run to run",
+        )
+        cycle_ms: float = Field(1.0, gt=0, description="how often Horovod looks for gradients that are ready")
+        timeout_s: int = Field(600, ge=4, description="a collective that waits longer for a rank ends the job")
+        silence_s: int = Field(
+            60,
+            ge=1,
+            description="a host that is silent for longer ends the job; ranks wait as long for each other at the start",
+        )
+
+    rendezvous: ClassVar[str] = "horovod"
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def __enter__(self) -> Self:
+        from mtrain.backends._horovod import library
+        from mtrain.backends._torch import device
+        from mtrain.backends._torch.engine import TorchEngine
+
+        hvd = library.load()
+        library.start(hvd, self._settings(library.announced_size()))
+        from mtrain.backends._horovod.collective import HorovodCollective
+
+        collective = HorovodCollective()
+        self._check_reduction(collective.size, mpi=bool(hvd.mpi_enabled()))
+        target = device.choose(
+            self.options.device, local_rank=collective.local_rank, tf32=self.options.tf32, keep=self.options.keep_memory
+        )
+        self._entered = TorchEngine(collective, target)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        import horovod.torch as hvd
+
+        self._entered = None
+        hvd.shutdown()
+
+    def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
+        """See ``Backend.prepare``."""
+        return self.engine.prepare(build, recipe, self._wrap)
+
+    def _wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
+        from mtrain.backends._horovod.exchange import HorovodExchange
+        from mtrain.backends._torch.engine import NoExchange
+
+        if self.engine.collective.size == 1:
+            return model, NoExchange()
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        return model, HorovodExchange(
+            trained,
+            accumulate=recipe.accumulate,
+            compression=self.options.compression,
+            reduction=self.options.reduction,
+        )
+
+    def _settings(self, size: int | None) -> dict[str, str]:
+        """Horovod's variables; ``size``: None where it is not known yet."""
+        options = self.options
+        fused_mb = options.fusion_mb
+        if fused_mb == "auto":
+            fused_mb = 64.0 if size is not None and size <= 2 else 0.0
+        return {
+            "HOROVOD_FUSION_THRESHOLD": str(int(fused_mb * MIB)),
+            "HOROVOD_CYCLE_TIME": str(options.cycle_ms),
+            "HOROVOD_CACHE_CAPACITY": str(NAMES_CACHED),
+            # It warns of a rank that others wait for, and looks, once per so many seconds.
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": str(min(60, options.timeout_s // 4)),
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(options.timeout_s),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(options.silence_s),
+        }
+
+    def _check_reduction(self, size: int, *, mpi: bool) -> None:
+        if self.options.reduction != "adasum" or size == 1:
+            return
+        if not mpi:
+            raise SpecError(
+                "backend.options.reduction: adasum given, but Horovod runs over gloo; it needs a Horovod that was built with "
+                "MPI and ranks that mpirun starts: use average"
+            )
+        if size & (size - 1):
+            raise SpecError(f"backend.options.reduction: adasum given with {size} ranks; expected 2, 4, 8, ...")

@@ -1,0 +1,82 @@
+"""``mtrain config import``: a config of PaddleDetection or YOLOv5 becomes a spec."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mtrain.cli.options import JobCommand
+
+if TYPE_CHECKING:
+    from mtrain.importing.conversion import Imported
+
+
+@click.command("import", cls=JobCommand)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option(
+    "--to", metavar="OUT.yml", type=click.Path(path_type=Path), help="Write the spec here instead of printing it."
+)
+@click.option("--force", is_flag=True, help="Replace the file of --to.")
+@click.option(
+    "--cards",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Cards that PaddleDetection's batch per card and rate are meant for; 8 where it is not given.",
+)
+@click.option(
+    "-o", "--opt", "--override", "--set", "overrides", multiple=True, metavar="PATH=VALUE ...",
+    help="Set values of the spec that results, for example -o data.root=coco.",
+)  # fmt: skip
+def import_(
+    *, files: tuple[Path, ...], to: Path | None, force: bool, cards: int | None, overrides: tuple[str, ...]
+) -> None:
+    """Turn FILE, PaddleDetection's YAML or YOLOv5's model, hyp and data YAML, into a spec.
+
+    The spec goes to --to, or is printed; what became of every key of FILE is told beside it.
+    """
+    from mtrain.core.errors import UsageError
+    from mtrain.importing.conversion import convert
+
+    if to is not None:
+        _check_target(to, force=force)
+    imported = convert(files, cards=cards, overrides=overrides)
+    for line in report(imported):
+        click.echo(line, err=True)
+    if to is None:
+        click.echo(imported.text, nl=False)
+        return
+    try:
+        to.write_text(imported.text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--to {to}: cannot be written: {error.strerror}") from error
+    click.echo(f"written: {to}", err=True)
+
+
+def _check_target(to: Path, *, force: bool) -> None:
+    from mtrain.core.errors import UsageError
+
+    try:
+        exists, folder = to.exists(), to.parent.is_dir()
+    except OSError as error:
+        raise UsageError(f"--to {to}: {error.strerror}") from error
+    if exists and not force:
+        raise UsageError(f"--to {to}: exists; give --force to replace it")
+    if not folder:
+        raise UsageError(f"--to {to}: no folder {to.parent}; make it first")
+
+
+def report(imported: "Imported") -> list[str]:
+    """What became of every key, in lines for people."""
+    from mtrain.importing.book import shown
+
+    assumed = [f"{path}: {shown(given.value)} - {given.source}" for path, given in imported.assumed.items()]
+    parts = (
+        ("carried over", [f"{entry} -> {entry.remark}" for entry in imported.carried]),
+        ("assumed, as no file states it", assumed),
+        ("not carried over", [f"{entry} - {entry.remark}" for entry in imported.dropped]),
+        ("notes", imported.notes),
+    )
+    lines = [f"read: {', '.join(imported.files)}"]
+    for title, entries in parts:
+        lines += ["", f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries)]
+    return ["".join(character if character.isprintable() else "?" for character in line) for line in lines]

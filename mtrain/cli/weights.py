@@ -1,0 +1,124 @@
+"""``mtrain weights``: files of other programs in, files for other programs out, and what a file holds."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from mtrain.core.interfaces import Array
+    from mtrain.weights.models import Expected
+    from mtrain.weights.reading import Weights
+
+PATH = click.Path(path_type=Path)
+MIB = 2**20
+
+
+def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from mtrain.core import plugins
+
+    entries = [entry for entry in plugins.names("models") if entry.enabled]
+    return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(incomplete)]
+
+
+@click.group()
+def weights() -> None:
+    """Read, convert and show files of weights. Nothing that a file holds is executed."""
+
+
+@weights.command("import")
+@click.argument("file", type=PATH)
+@click.option("--model", required=True, shell_complete=_complete_model, help="The model that the weights are of.")
+@click.option("--to", "target", type=PATH, required=True, metavar="OUT.safetensors", help="Where they are written.")
+@click.option("--force", is_flag=True, help="Replace OUT.")
+def import_(file: Path, model: str, target: Path, *, force: bool) -> None:
+    """Read FILE (.pdparams, .pt, .pth, .safetensors, a checkpoint or run) and write it under the names used here."""
+    from mtrain.core.errors import CheckpointError
+    from mtrain.weights.writing import check_target
+
+    if target.suffix != ".safetensors":
+        raise CheckpointError(f"--to {target}: import writes .safetensors; for other endings: mtrain weights export")
+    check_target(target, force=force)
+    _convert(file, model, target)
+
+
+@weights.command()
+@click.argument("file", type=PATH)
+@click.option("--model", shell_complete=_complete_model, help="The model that the weights are of; a checkpoint knows.")
+@click.option(
+    "--to",
+    "target",
+    type=PATH,
+    required=True,
+    metavar="OUT",
+    help="OUT.pdparams for Paddle, OUT.pt or OUT.pth for torch.",
+)
+@click.option("--force", is_flag=True, help="Replace OUT.")
+def export(file: Path, model: str | None, target: Path, *, force: bool) -> None:
+    """Write the weights of FILE, a checkpoint or a run under the names of the original program."""
+    from mtrain.weights.writing import check_target
+
+    check_target(target, force=force)
+    _convert(file, model, target)
+
+
+@weights.command()
+@click.argument("file", type=PATH)
+def show(file: Path) -> None:
+    """List names, types and shapes as FILE has them."""
+    from mtrain.weights.reading import read
+
+    found = read(file)
+    click.echo(_described(found))
+    width = max((len(name) for name in found.arrays), default=0)
+    for name, array in found.arrays.items():
+        click.echo(f"{name:<{width}}  {array.dtype!s:<8}  {tuple(array.shape)}")
+
+
+def _convert(file: Path, model: str | None, target: Path) -> None:
+    from mtrain.core.errors import CheckpointError
+    from mtrain.weights.models import expected
+    from mtrain.weights.names import exported
+    from mtrain.weights.reading import read
+    from mtrain.weights.writing import LAYOUTS, write
+
+    found = read(file)
+    click.echo(_described(found))
+    name = model or found.model
+    if name is None:
+        raise CheckpointError(f"{file} does not say of which model it is; give --model NAME (mtrain plugins list)")
+    wanted = expected(found, name, options=found.options if name == found.model else None)
+    if wanted is None:
+        raise CheckpointError(
+            f"--model {name}: its state is not known without a framework; train with it as model.weights"
+        )
+    arrays = _fitted(found, wanted)
+    write(target, exported(arrays, wanted.published, layout=LAYOUTS[target.suffix]))
+    click.echo(f"written: {target} ({target.stat().st_size / MIB:.1f} MiB)")
+
+
+def _fitted(found: "Weights", wanted: "Expected") -> "Mapping[str, Array]":
+    """Neutral arrays in the types of the model, counters that the file does not hold as 0; what does not fit is told."""
+    import numpy as np
+
+    from mtrain.weights.models import fitted
+
+    result = fitted(found, wanted)
+    classes = f" with {wanted.classes} classes" if wanted.classes is not None else ""
+    part = f", as its `{result.prefix.rstrip('.')}`" if result.prefix else ""
+    click.echo(f"{wanted.model}{classes}: {len(result.taken)} of {len(wanted.state)} arrays taken{part}")
+    if result.counters:
+        click.echo(f"{len(result.counters)} counters that such files do not hold are 0")
+    for sentence in result.warnings():
+        click.echo(f"warning: {sentence}", err=True)
+    zeros = {name: np.zeros(wanted.state[name].shape, wanted.state[name].dtype) for name in result.counters}
+    have = {**result.taken, **zeros}
+    return {name: have[name] for name in wanted.state if name in have}
+
+
+def _described(found: "Weights") -> str:
+    size = sum(array.nbytes for array in found.arrays.values())
+    types = ", ".join(sorted({str(array.dtype) for array in found.arrays.values()}))
+    return f"{found.path}: {found.told}: {len(found.arrays)} arrays of {types}, {size / MIB:.1f} MiB"

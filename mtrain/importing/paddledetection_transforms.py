@@ -1,0 +1,42 @@
+"""How a reader of a PaddleDetection file lists its transforms, and what evaluation and training have in common."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtrain.core.yaml_lines import Path
+from mtrain.importing.book import Book
+
+MEAN_STD: Mapping[str, Any] = {
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+    "is_scale": True,
+    "norm_type": "mean_std",
+}
+"""Normalisation of the picture, which is part of mtrain's PP-YOLOE."""
+
+
+def normalisation(book: Book, at: Path) -> None:
+    """Enter a NormalizeImage, which must be the model's own."""
+    for key in book.section(at):
+        if key in MEAN_STD:
+            book.fixed((*at, key), MEAN_STD[key], what="mtrain's PP-YOLOE")
+
+
+def square(size: Any) -> int | None:
+    """The side of a square given as one number or two; None where it is none."""
+    sides: Sequence[Any] = size if isinstance(size, list) else [size]
+    whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+    return sides[0] if whole and len(sides) in (1, 2) and sides[0] == sides[-1] else None
+
+
+def transforms(book: Book, path: Path) -> list[tuple[Path, str]]:
+    """(path, name) of each transform of a reader's list of one-key mappings.
+
+    Raises: ``SpecError`` where it is no such list.
+    """
+    given = book.get(path)
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(item, dict) and len(item) == 1 for item in given):
+        raise book.refuse(path, "expected a list such as [Decode: {}, RandomFlip: {}]")
+    return [((*path, position, name), name) for position, item in enumerate(given) for name in item]

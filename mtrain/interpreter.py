@@ -1,0 +1,102 @@
+"""Whether the interpreter that will run the ranks can: its version, its mtrain, and its framework. Imports no framework."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import mtrain
+from mtrain.core import plugins
+from mtrain.core.errors import UsageError
+from mtrain.core.spec import Spec
+
+OLDEST = (3, 11)
+PATIENCE_S = 60.0
+"""A folder on a network may be slow the first time."""
+PROBE = """
+import json, sys
+from importlib.util import find_spec
+found = {"python": list(sys.version_info[:2]), "mtrain": None, "framework": find_spec(sys.argv[1]) is not None}
+if find_spec("mtrain") is not None:
+    import mtrain
+    found["mtrain"] = mtrain.__version__
+print(json.dumps(found))
+"""
+"""Runs on any Python 3, in the current folder as a rank does; looks for the framework and does not import it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an interpreter has."""
+
+    python: tuple[int, int]
+    mtrain: str | None
+    framework: bool
+
+
+def check(spec: Spec) -> None:
+    """Look at ``backend.python``, or at this process where it is not given.
+
+    Raises:
+        UsageError: ranks could not run there; the message says what to install.
+    """
+    policy = plugins.read_policy(spec.plugins)
+    name, python = spec.backend.name, spec.backend.python
+    options = plugins.options("backends", name, spec.backend.options, path="backend.options", policy=policy)
+    framework = plugins.load("backends", name, policy=policy)(options).framework
+    extra = next((e.extra for e in plugins.names("backends", policy=policy) if e.needs == framework and e.extra), None)
+    package = f"mtrain[{extra}]" if extra else framework
+    if python is None:
+        if find_spec(framework) is None:
+            raise UsageError(
+                f"backend.name: {name} runs on {framework}, which is not installed; install it with: pip install "
+                f"'{package}', or name an interpreter that has it: -o backend.python=/path/to/python"
+            )
+        return
+    found = _look(python, framework)
+    if found.python < OLDEST:
+        raise UsageError(
+            f"backend.python: {python} is Python {_dotted(found.python)}, expected {_dotted(OLDEST)} or newer; "
+            "make its environment with a newer one"
+        )
+    if found.mtrain != mtrain.__version__:
+        has = "has no mtrain" if found.mtrain is None else f"has mtrain {found.mtrain}"
+        raise UsageError(
+            f"backend.python: {python} {has}, expected {mtrain.__version__} as here; install it there with: "
+            f"{python} -m pip install '{package}=={mtrain.__version__}'"
+        )
+    if not found.framework:
+        raise UsageError(
+            f"backend.python: {python} has no {framework}, which backend {name} runs on; install it there with: "
+            f"{python} -m pip install '{package}'"
+        )
+
+
+def _look(python: str, framework: str) -> Found:
+    try:
+        done = subprocess.run(  # noqa: S603 - the interpreter that the spec names
+            [python, "-c", PROBE, framework],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
+        )
+        said = json.loads(done.stdout)
+        return Found(python=tuple(said["python"]), mtrain=said["mtrain"], framework=said["framework"])
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except subprocess.TimeoutExpired:
+        reason = f"it did not answer within {PATIENCE_S:g} s"
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
+    except (ValueError, KeyError):
+        reason = "it does not answer as Python does"
+    raise UsageError(
+        f"backend.python: {python!r} cannot be used: {reason}; give the path of the Python interpreter of the ranks, "
+        f"or leave it out to use {sys.executable}"
+    )
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

@@ -1,0 +1,51 @@
+"""Re-parameterisation: branches and their BatchNorms as one convolution, on state arrays in numpy."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mtrain.core.interfaces import Array
+
+_FIRST = ".conv1.conv.weight"
+_EPS = 1e-5
+"""Of the BatchNorms that are fused."""
+
+
+def fuse(weights: Mapping[str, Array]) -> dict[str, Array]:
+    """The state of a network with ``ppyoloe_blocks.RepConv`` as that of the network built with ``deploy``.
+
+    ``<block>.conv1`` (3x3) and ``<block>.conv2`` (1x1) with their BatchNorms become ``<block>.conv.weight`` and ``.bias``; the sums are
+    done in float64. Everything else stays as it is. Ding et al. 2021, RepVGG, section 3.3.
+    """
+    blocks = [name.removesuffix(_FIRST) for name in weights if name.endswith(_FIRST)]
+    blocks = [block for block in blocks if _sides(weights, block) == [3, 1]]
+    branches = tuple(f"{block}.{branch}." for block in blocks for branch in ("conv1", "conv2"))
+    fused: dict[str, Array] = {}
+    for name, array in weights.items():
+        if not name.startswith(branches):
+            fused[name] = array
+        elif name.endswith(_FIRST):
+            block = name.removesuffix(_FIRST)
+            kernel, bias = _branch(weights, f"{block}.conv1")
+            point, shift = _branch(weights, f"{block}.conv2")
+            kernel[:, :, 1:2, 1:2] += point
+            fused[f"{block}.conv.weight"] = kernel.astype(array.dtype)
+            fused[f"{block}.conv.bias"] = (bias + shift).astype(array.dtype)
+    return fused
+
+
+def _sides(weights: Mapping[str, Array], block: str) -> list[int]:
+    """Kernel sizes of the two convolutions of a block; [] where it is no such block."""
+    names = [f"{block}.{branch}.conv.weight" for branch in ("conv1", "conv2")]
+    return [weights[name].shape[-1] for name in names] if all(name in weights for name in names) else []
+
+
+def _branch(weights: Mapping[str, Array], name: str) -> tuple[Array, Array]:
+    """Kernel and bias in float64 of a convolution with the BatchNorm behind it."""
+    kernel = np.asarray(weights[f"{name}.conv.weight"], np.float64)
+    gamma, beta, mean, variance = (
+        np.asarray(weights[f"{name}.bn.{leaf}"], np.float64)
+        for leaf in ("weight", "bias", "running_mean", "running_var")
+    )
+    scale = gamma / np.sqrt(variance + _EPS)
+    return kernel * scale[:, None, None, None], beta - mean * scale

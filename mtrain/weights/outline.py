@@ -1,0 +1,111 @@
+"""What state a model has, found without a framework: its network is built on layers that are names and shapes alone.
+
+It happens in a process of its own, because a process binds its neutral layers once. ``python -m mtrain.weights.outline`` reads
+questions from standard input and prints answers, as JSON.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from types import ModuleType
+from typing import Any
+
+from mtrain.core.errors import UnboundError
+from mtrain.core.interfaces import Task
+from mtrain.weights.matching import Wanted
+
+_TIMEOUT_S = 120
+_IMAGE_SIZE = 640
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """One model as a job would build it."""
+
+    model: str
+    classes: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    policy: str | None = None
+    """The ``plugins.toml`` of the spec."""
+
+
+def outlines(questions: Sequence[Question]) -> list[dict[str, Wanted] | None]:
+    """State of each model: name -> shape and type; None for one whose network needs more than layers to be built."""
+    command = [sys.executable, "-m", "mtrain.weights.outline"]
+    given = json.dumps([asdict(question) for question in questions])
+    try:
+        done = subprocess.run(  # noqa: S603  # this interpreter, our own module
+            command, input=given, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+        )
+        answers = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return [None] * len(questions)
+    return [
+        None
+        if answer is None
+        else {name: Wanted(shape=tuple(shape), dtype=dtype) for name, (shape, dtype) in answer.items()}
+        for answer in answers
+    ]
+
+
+def classes_in(
+    shapes: Mapping[str, tuple[int, ...]], one: Mapping[str, Wanted], two: Mapping[str, Wanted]
+) -> int | None:
+    """The number of classes of a file, from the model's outlines for one and for two classes: sizes grow linearly with it.
+
+    None: no array of the file depends on it.
+    """
+    found: Counter[int] = Counter()
+    for name, shape in shapes.items():
+        if name in one and len(shape) == len(one[name].shape):
+            for size, first, second in zip(shape, one[name].shape, two[name].shape, strict=True):
+                if first != second and (size - first) % (second - first) == 0:
+                    found[1 + (size - first) // (second - first)] += 1
+    likely = [count for count, _ in found.most_common() if count > 0]
+    return likely[0] if likely else None
+
+
+def _answer(question: Question) -> dict[str, tuple[tuple[int, ...], str]] | None:
+    from mtrain.core import plugins
+    from mtrain.core.collective import OneRank
+
+    policy = plugins.read_policy(question.policy)
+    options = plugins.options("models", question.model, question.options, path="model.options", policy=policy)
+    plugin = plugins.load("models", question.model, policy=policy)(options)
+    names = [str(i) for i in range(question.classes)]
+    task = Task(kind=plugin.kind, class_names=names, image_size=_IMAGE_SIZE, global_batch=1)
+    network = plugin.build(task, OneRank())
+    return {name: (entry.shape, entry.dtype) for name, entry in network.state()}
+
+
+def _bind() -> None:
+    from mtrain.core import ops
+    from mtrain.core.binding import bind
+    from mtrain.weights import outline_nn
+
+    inert = ModuleType("mtrain.weights.outline_ops")
+    vars(inert).update(dict.fromkeys(ops.NAMES, _computes_nothing))
+    bind(outline_nn, inert)
+
+
+def _computes_nothing(*_: Any, **__: Any) -> Any:
+    raise UnboundError("an outline computes nothing")
+
+
+def main() -> None:
+    """Answer what standard input asks."""
+    _bind()
+    answers: list[Any] = []
+    for given in json.load(sys.stdin):
+        try:
+            answers.append(_answer(Question(**given)))
+        except Exception:  # a stranger's model may fail in any way on layers that compute nothing
+            answers.append(None)
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The neutral layers as names, shapes and types alone: enough to build a model and list its state without a framework.
+
+The same contract as ``core/nn.pyi``; nothing computes. Only a process of its own binds it: see ``outline.py``.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+from mtrain.core.interfaces import Array
+from mtrain.weights.matching import Wanted
+
+
+class Entry:
+    """A tensor that has a shape and a type; indexing and arithmetic in a constructor give another nameless one."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, *, persistent: bool = True) -> None:
+        self.wanted = Wanted(shape=tuple(shape), dtype=dtype)
+        self.persistent = persistent
+
+
+class Module:
+    """Collects entries and modules in the order in which they are assigned; own entries come first, as in state dicts."""
+
+    training = True
+
+    def __init__(self) -> None:
+        pass
+
+    def state(self, prefix: str = "") -> Iterator[tuple[str, Wanted]]:
+        """Every persistent entry by neutral name."""
+        held = list(vars(self).items())
+        yield from ((prefix + name, e.wanted) for name, e in held if isinstance(e, Entry) and e.persistent)
+        for name, module in held:
+            if isinstance(module, Module):
+                yield from module.state(f"{prefix}{name}.")
+
+
+class ModuleList(Module):
+    """See ``core/nn.pyi``."""
+
+    def __init__(self, modules: Iterable[Module]) -> None:
+        super().__init__()
+        vars(self).update({str(i): module for i, module in enumerate(modules)})
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(vars(self).values())
+
+    def __len__(self) -> int:
+        return len(vars(self))
+
+    def __getitem__(self, index: int) -> Any:
+        return list(vars(self).values())[index]
+
+
+class Sequential(ModuleList):
+    """See ``core/nn.pyi``."""
+
+    def __init__(self, *layers: Module) -> None:
+        super().__init__(layers)
+
+
+class Conv2d(Module):
+    """See ``core/nn.pyi``."""
+
+    def __init__(  # noqa: PLR0913  # the contract's signature
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,  # noqa: FBT001, FBT002
+    ) -> None:
+        super().__init__()
+        kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        self.weight = Entry((out_channels, in_channels // groups, *kernel), "float32")
+        self.bias = Entry((out_channels,), "float32") if bias else None
+
+
+class Linear(Module):
+    """See ``core/nn.pyi``."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:  # noqa: FBT001, FBT002
+        super().__init__()
+        self.weight = Entry((out_features, in_features), "float32")
+        self.bias = Entry((out_features,), "float32") if bias else None
+
+
+class BatchNorm2d(Module):
+    """See ``core/nn.pyi``."""
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, *, unbiased_variance: bool = True
+    ) -> None:
+        super().__init__()
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            setattr(self, name, Entry((num_features,), "float32"))
+        self.num_batches_tracked = Entry((), "int64")
+
+
+class LayerNorm(Module):
+    """See ``core/nn.pyi``."""
+
+    def __init__(self, normalized_shape: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = Entry((normalized_shape,), "float32")
+        self.bias = Entry((normalized_shape,), "float32")
+
+
+class Stateless(Module):
+    """A layer without state, whatever it is constructed with."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+
+GELU = Identity = MaxPool2d = ReLU = SiLU = Sigmoid = Upsample = Stateless
+no_grad = nullcontext
+
+
+def parameter(shape: tuple[int, ...], *, fill: float = 0.0) -> Entry:
+    """See ``core/nn.pyi``."""
+    return Entry(tuple(shape), "float32")
+
+
+def buffer(module: Module, name: str, array: Array, *, persistent: bool = True) -> None:
+    """See ``core/nn.pyi``."""
+    setattr(module, name, Entry(tuple(array.shape), str(array.dtype), persistent=persistent))

@@ -1,0 +1,299 @@
+"""Pickles as data: an interpreter that builds plain values and inert records, and never imports, calls or executes anything.
+
+A pickle is a program for a small stack machine whose GLOBAL and REDUCE instructions import and call whatever they name. Here a
+global becomes a ``Name``, compared with a fixed list (``vocabulary.py``) and otherwise refused; a "call" of a listed name is looked up in
+a table of own pure functions. Instructions that no writer of weights uses (those of protocols 0 and 1, INST, OBJ, EXT, ...) are refused.
+"""
+
+import pickletools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any, Protocol
+
+_SHOWN = 120
+"""Characters of a name that a message repeats."""
+
+
+class Refused(Exception):
+    """The pickle asks for something that weights do not need; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """``module.name`` as a pickle spells it. It stands for nothing."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return ascii(f"{self.module}.{self.name}")[1:-1][:_SHOWN]
+
+
+@dataclass(slots=True, eq=False)
+class Inert:
+    """What is left of an object: the name of its class and the attributes that were stored. It has no behaviour."""
+
+    kind: Name
+    state: Mapping[Any, Any] = field(default_factory=dict)
+
+
+class Buildable(Protocol):
+    """A value that a BUILD instruction completes."""
+
+    def build(self, state: object) -> None:
+        """Take the stored state. Raises ``Refused``."""
+        ...
+
+
+class Vocabulary(Protocol):
+    """Which names a pickle may mention, and what they make."""
+
+    def check(self, name: Name) -> None:
+        """Raises ``Refused`` for a name that is not listed."""
+        ...
+
+    def make(self, name: Name, arguments: tuple[Any, ...]) -> Any:
+        """The value that stands for ``name(*arguments)``. Raises ``Refused``."""
+        ...
+
+
+Persistent = Callable[[object], Any]
+"""Turns a persistent id into a value. Raises ``Refused``."""
+
+
+def load(stream: BytesIO, vocabulary: Vocabulary, *, persistent: Persistent | None = None) -> Any:
+    """The value of the pickle at the position of ``stream``, which is left behind its end.
+
+    Time and memory are proportional to the bytes read: no instruction allocates by a number that is only claimed, and none copies
+    what the memo can name again and again.
+
+    Raises:
+        Refused: it names or does what weights do not need, or is damaged.
+    """
+    machine = _Machine(vocabulary, persistent)
+    try:
+        while (operation := _next_operation(stream)) is not _STOP:
+            machine.run(operation.name, _argument(operation, stream))
+        return machine.pop()
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+        raise Refused(f"a damaged pickle ({type(error).__name__}: {str(error)[:120]})") from error
+
+
+def _next_operation(stream: BytesIO) -> pickletools.OpcodeInfo:
+    """Decoding the argument of a strange instruction may already import a codec: so only listed ones get that far."""
+    code = stream.read(1)
+    operation = _OPERATIONS.get(code.decode("latin-1"))
+    if operation is None:
+        raise Refused("a damaged pickle (an unknown instruction)" if code else "a damaged pickle (no end)")
+    if operation.name not in _KNOWN:
+        raise Refused(f"the pickle instruction {operation.name}, which files of weights do not use")
+    return operation
+
+
+def _argument(operation: pickletools.OpcodeInfo, stream: BytesIO) -> Any:
+    """Of GLOBAL module and name, read here: the library would treat a backslash as an escape, which pickles do not."""
+    if operation.name == "GLOBAL":
+        return Name(*(stream.readline().decode("ascii").removesuffix("\n") for _ in range(2)))
+    return None if operation.arg is None else operation.arg.reader(stream)
+
+
+_PUSHED = frozenset(
+    {
+        *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
+        *("BINSTRING", "SHORT_BINSTRING", "BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE"),
+        *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+    }
+)
+"""Instructions whose argument is the value."""
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_FIXED_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_KEYS = (str, float, bool, bytes, type(None))
+"""Types of dictionary keys, small whole numbers aside: hashing nested or huge ones can exhaust the stack or the time."""
+
+
+_LARGEST_KEY = 2**63
+
+
+class _Machine:
+    """The stack and the memo of one pickle."""
+
+    def __init__(self, vocabulary: Vocabulary, persistent: Persistent | None) -> None:
+        self._vocabulary = vocabulary
+        self._persistent = persistent
+        self._stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+
+    def run(self, operation: str, argument: Any) -> None:
+        """One instruction."""
+        if operation in _PUSHED:
+            self._stack.append(argument)
+        elif operation in _CONSTANTS:
+            self._stack.append(_CONSTANTS[operation])
+        elif operation in _FIXED_TUPLES:
+            self._stack.append(tuple(self._pop_many(_FIXED_TUPLES[operation])))
+        else:
+            _METHODS[operation](self, argument)
+
+    def pop(self) -> Any:
+        """The top of the stack, which must be above the last mark."""
+        if len(self._stack) <= (self._marks[-1] if self._marks else 0):
+            raise Refused("a damaged pickle (its stack is empty)")
+        return self._stack.pop()
+
+    def _pop_many(self, count: int) -> list[Any]:
+        return [self.pop() for _ in range(count)][::-1]
+
+    def _pop_mark(self) -> list[Any]:
+        start = self._marks.pop()
+        items = self._stack[start:]
+        del self._stack[start:]
+        return items
+
+    def _top(self) -> Any:
+        top = self.pop()
+        self._stack.append(top)
+        return top
+
+    # Each of the following is one instruction; its argument, where it has one, comes last.
+    def _skip(self, _: Any) -> None:
+        pass
+
+    def _mark(self, _: Any) -> None:
+        self._marks.append(len(self._stack))
+
+    def _discard(self, _: Any) -> None:
+        self.pop()
+
+    def _discard_to_mark(self, _: Any) -> None:
+        self._pop_mark()
+
+    def _tuple(self, _: Any) -> None:
+        self._stack.append(tuple(self._pop_mark()))
+
+    def _empty_list(self, _: Any) -> None:
+        self._stack.append([])
+
+    def _frozen_set(self, _: Any) -> None:
+        self._stack.append(self._pop_mark())
+
+    def _empty_dict(self, _: Any) -> None:
+        self._stack.append({})
+
+    def _add_items(self, _: Any) -> None:
+        items = self._pop_mark()
+        _append(self._top(), items)
+
+    def _append_one(self, _: Any) -> None:
+        item = self.pop()
+        _append(self._top(), [item])
+
+    def _set_item(self, _: Any) -> None:
+        pair = self._pop_many(2)
+        _set_items(self._top(), pair)
+
+    def _set_many(self, _: Any) -> None:
+        items = self._pop_mark()
+        _set_items(self._top(), items)
+
+    def _put(self, index: int) -> None:
+        self._memo[index] = self._top()
+
+    def _memoize(self, _: Any) -> None:
+        self._memo[len(self._memo)] = self._top()
+
+    def _get(self, index: int) -> None:
+        self._stack.append(self._memo[index])
+
+    def _global(self, name: Name) -> None:
+        self._vocabulary.check(name)
+        self._stack.append(name)
+
+    def _stack_global(self, _: Any) -> None:
+        module, name = self._pop_many(2)
+        if not (isinstance(module, str) and isinstance(name, str)):
+            raise Refused("a damaged pickle (a name that is no text)")
+        self._global(Name(module, name))
+
+    def _make(self, _: Any) -> None:
+        what, arguments = self._pop_many(2)
+        if not isinstance(what, Name) or not isinstance(arguments, tuple):
+            raise Refused(f"a call of {_described(what)}, which is no name of a class or function")
+        self._stack.append(self._vocabulary.make(what, arguments))
+
+    def _build(self, _: Any) -> None:
+        state = self.pop()
+        target = self._top()
+        if isinstance(target, Inert):
+            part = state[0] if isinstance(state, tuple) and state else state
+            if isinstance(part, dict):
+                target.state = part
+        elif hasattr(type(target), "build"):
+            target.build(state)
+        elif type(target) is not dict:  # an OrderedDict may carry attributes of its own, which nothing here reads
+            raise Refused(f"state for {_described(target)}")
+
+    def _persistent_id(self, _: Any) -> None:
+        identity = self.pop()
+        if self._persistent is None:
+            raise Refused("a persistent id, which this kind of file does not use")
+        self._stack.append(self._persistent(identity))
+
+
+def _described(value: object) -> str:
+    return str(value) if isinstance(value, Name) else f"a value of type {type(value).__name__}"
+
+
+def _append(target: Any, items: list[Any]) -> None:
+    if isinstance(target, list):
+        target.extend(items)
+    elif not isinstance(target, Inert):
+        raise Refused(f"items for {_described(target)}")
+
+
+def _set_items(target: Any, items: list[Any]) -> None:
+    if len(items) % 2:
+        raise Refused("a damaged pickle (a key without a value)")
+    if isinstance(target, Inert):
+        return
+    if type(target) is not dict:
+        raise Refused(f"entries for {_described(target)}")
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        if not isinstance(key, _KEYS) and not (type(key) is int and abs(key) < _LARGEST_KEY):
+            raise Refused(f"a dictionary key that is {_described(key)}")
+        target[key] = value
+
+
+_METHODS: dict[str, Callable[[_Machine, Any], None]] = {
+    "PROTO": _Machine._skip,
+    "FRAME": _Machine._skip,
+    "MARK": _Machine._mark,
+    "POP": _Machine._discard,
+    "POP_MARK": _Machine._discard_to_mark,
+    "TUPLE": _Machine._tuple,
+    "EMPTY_LIST": _Machine._empty_list,
+    "EMPTY_SET": _Machine._empty_list,
+    "FROZENSET": _Machine._frozen_set,
+    "ADDITEMS": _Machine._add_items,
+    "APPENDS": _Machine._add_items,
+    "APPEND": _Machine._append_one,
+    "EMPTY_DICT": _Machine._empty_dict,
+    "SETITEM": _Machine._set_item,
+    "SETITEMS": _Machine._set_many,
+    "BINPUT": _Machine._put,
+    "LONG_BINPUT": _Machine._put,
+    "MEMOIZE": _Machine._memoize,
+    "BINGET": _Machine._get,
+    "LONG_BINGET": _Machine._get,
+    "GLOBAL": _Machine._global,
+    "STACK_GLOBAL": _Machine._stack_global,
+    "REDUCE": _Machine._make,
+    "NEWOBJ": _Machine._make,
+    "BUILD": _Machine._build,
+    "BINPERSID": _Machine._persistent_id,
+}
+"""Sets become lists: nothing here needs their members hashed."""
+_OPERATIONS = {operation.code: operation for operation in pickletools.opcodes}
+_STOP = _OPERATIONS["."]
+_KNOWN = frozenset({_STOP.name, *_PUSHED, *_CONSTANTS, *_FIXED_TUPLES, *_METHODS})

@@ -1,0 +1,138 @@
+"""Any file of weights as named numpy arrays. The format is found from the content, not from the file's name."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from mtrain.core import checkpoint
+from mtrain.core.checkpoint_files import ARRAYS
+from mtrain.core.errors import CheckpointError
+from mtrain.core.interfaces import Array
+from mtrain.weights.arrays import widened
+from mtrain.weights.pickles import Refused, load
+from mtrain.weights.torch_files import ZIP_START, is_legacy, read_legacy, read_zip
+from mtrain.weights.trees import PARAMETER_NAMES, SLICES, joined, weights_of
+from mtrain.weights.vocabulary import WeightsVocabulary
+
+EXPECTED = "expected .safetensors, .pdparams (Paddle), .pt or .pth (torch), or a checkpoint or run folder"
+Layout = Literal["neutral", "torch", "paddle"]
+"""Whose habits of names and shapes a file may follow."""
+_PICKLE_START = b"\x80"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weights:
+    """Arrays as a file names and shapes them."""
+
+    path: Path
+    arrays: dict[str, Array]
+    """Perhaps read-only views of the file's content."""
+    layout: Layout
+    told: str
+    """What the file is, in words; which of several sets was taken."""
+    model: str | None = None
+    """``model.name`` of the run that wrote it, where the file says."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """``model.options`` of that run."""
+
+
+def read(path: Path) -> Weights:
+    """The weights at ``path``; of a checkpoint the averaged ones, of a run those of its best checkpoint, else its newest.
+
+    Raises:
+        CheckpointError: there is nothing there, it is damaged, or it is no file of weights.
+    """
+    if path.is_dir():
+        return _read_folder(path)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} does not exist; {EXPECTED}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        found = _parsed(path, content)
+    except Refused as error:
+        raise CheckpointError(f"{path}: refused, nothing of it was executed: {error}") from error
+    strange = next((name for name in found.arrays if not name.isprintable()), None)
+    if strange is not None:
+        raise CheckpointError(f"{path}: an array is called {ascii(strange)[:80]}; expected printable names")
+    return found
+
+
+def _parsed(path: Path, content: bytes) -> Weights:
+    if content.startswith(ZIP_START):
+        return _torch(path, read_zip(content))
+    if content.startswith(_PICKLE_START):
+        return _torch(path, read_legacy(content)) if is_legacy(content) else _paddle(path, content)
+    if content[8:9] == b"{":
+        return Weights(path=path, arrays=_safetensors(path, content), layout="neutral", told="safetensors")
+    raise CheckpointError(f"{path}: not a file of weights; {EXPECTED}")
+
+
+def _torch(path: Path, value: object) -> Weights:
+    leaves, told = weights_of(value)
+    arrays = {name: leaf.array() for name, leaf in leaves.items()}
+    return Weights(path=path, arrays=arrays, layout="torch", told=f"torch, {told}")
+
+
+def _paddle(path: Path, content: bytes) -> Weights:
+    value = load(BytesIO(content), WeightsVocabulary())
+    leaves, told = weights_of(value)
+    arrays = {name: _from_paddle(leaf.array()) for name, leaf in leaves.items() if name != PARAMETER_NAMES}
+    if isinstance(value, dict):
+        arrays = joined(arrays, value.get(SLICES))
+    return Weights(path=path, arrays=arrays, layout="paddle", told=f"Paddle, {told}")
+
+
+def _from_paddle(array: Array) -> Array:
+    """Paddle has no unsigned 16-bit type: its numpy arrays of that type hold the bits of bfloat16."""
+    return widened(array) if array.dtype == np.uint16 else array
+
+
+def _safetensors(path: Path, content: bytes) -> dict[str, Array]:
+    """Names lose the ``/`` that checkpoints put before them; bfloat16, which numpy lacks, becomes float32."""
+    from safetensors import SafetensorError, deserialize
+    from safetensors.numpy import _TYPES as TYPES
+
+    try:
+        entries = deserialize(content)  # type: ignore[no-untyped-call]
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors ({error})") from error
+    arrays: dict[str, Array] = {}
+    for name, entry in entries:
+        kind, shape = entry["dtype"], entry["shape"]
+        if kind != "BF16" and kind not in TYPES:
+            raise CheckpointError(f"{path}: {name}: numbers of type {kind}, which numpy does not know")
+        flat = np.frombuffer(entry["data"], np.uint16 if kind == "BF16" else TYPES[kind])
+        arrays[name.removeprefix("/")] = (widened(flat) if kind == "BF16" else flat).reshape(shape)
+    return arrays
+
+
+def _read_folder(path: Path) -> Weights:
+    folder = path if (path / ARRAYS["weights"]).is_file() or path.name.startswith(checkpoint.PREFIX) else None
+    if folder is None:
+        runs = [found for found in (path / "checkpoints", path) if checkpoint.listed(found)]
+        if not runs:
+            raise CheckpointError(f"{path}: neither a checkpoint nor a run folder with checkpoints; {EXPECTED}")
+        folder = checkpoint.best(runs[0]) or checkpoint.newest(runs[0])
+        if folder is None:
+            raise CheckpointError(
+                f"{path}: none of its checkpoints is intact; `mtrain checkpoint verify {path}` says why"
+            )
+    saved = checkpoint.load(folder)
+    part = "averaged weights" if saved.state.ema else "weights"
+    model = dict(saved.spec.get("model") or {})
+    return Weights(
+        path=folder,
+        arrays={**saved.state.weights, **saved.state.ema},
+        layout="neutral",
+        told=f"checkpoint of mtrain at update {saved.progress.update}, {part}",
+        model=model.get("name"),
+        options=model.get("options") or {},
+    )

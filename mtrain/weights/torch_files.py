@@ -1,0 +1,131 @@
+"""Files of ``torch.save``: a zip archive with one pickle and one entry of raw bytes per storage; before torch 1.6 one stream of pickles."""
+
+import struct
+import zipfile
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+from mtrain.weights.arrays import BFLOAT16, TorchStorage
+from mtrain.weights.pickles import Name, Refused, load
+from mtrain.weights.vocabulary import WeightsVocabulary
+
+ZIP_START = b"PK\x03\x04"
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+"""The value of the first pickle of the old format."""
+_LEGACY_PROTOCOL = 1001
+CODES = {
+    "Double": "<f8",
+    "Float": "<f4",
+    "Half": "<f2",
+    "BFloat16": BFLOAT16,
+    "Long": "<i8",
+    "Int": "<i4",
+    "Short": "<i2",
+    "Char": "|i1",
+    "Byte": "|u1",
+    "Bool": "|b1",
+}
+"""``torch.<key>Storage`` -> numpy's code of its numbers."""
+_SIZES = {code: 2 if code == BFLOAT16 else int(code[-1]) for code in CODES.values()}
+
+
+def read_zip(content: bytes) -> Any:
+    """What ``torch.save`` was given, tensors as ``TorchTensor``, objects as ``Inert``.
+
+    Raises:
+        Refused: it is damaged, or holds something else than weights.
+    """
+    try:
+        with zipfile.ZipFile(BytesIO(content)) as archive:
+            _check_sizes(archive, len(content))
+            names = [name for name in archive.namelist() if name == "data.pkl" or name.endswith("/data.pkl")]
+            if len(names) != 1:
+                raise Refused("a zip archive without data.pkl; expected one that torch.save wrote")
+            folder = names[0].removesuffix("data.pkl")
+            if folder + "byteorder" in archive.namelist() and archive.read(folder + "byteorder") != b"little":
+                raise Refused("numbers in big-endian order; save the file again on another machine")
+            pickle = archive.read(names[0])
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError, ValueError) as error:
+        raise Refused(f"a damaged zip archive ({error})") from error
+
+    def entry(key: str) -> Callable[[], bytes]:
+        def read() -> bytes:
+            try:
+                with zipfile.ZipFile(BytesIO(content)) as archive:
+                    return archive.read(f"{folder}data/{key}")
+            except (zipfile.BadZipFile, KeyError, OSError, EOFError, ValueError) as error:
+                raise Refused(f"a damaged zip archive (entry data/{key[:40]}: {error})") from error
+
+        return read
+
+    return load(BytesIO(pickle), WeightsVocabulary(), persistent=_Storages(entry))
+
+
+def read_legacy(content: bytes) -> Any:
+    """The same for the stream format: magic number, version, machine, value, storage keys, then the storages.
+
+    Raises:
+        Refused: it is damaged, or holds something else than weights.
+    """
+    stream, vocabulary = BytesIO(content), WeightsVocabulary()
+    start = [load(stream, vocabulary) for _ in range(3)]
+    if start[:2] != [LEGACY_MAGIC, _LEGACY_PROTOCOL]:
+        raise Refused("an unknown version of the torch format")
+    parts: dict[str, bytes] = {}
+    storages = _Storages(lambda key: lambda: parts[key])
+    value = load(stream, vocabulary, persistent=storages)
+    keys = load(stream, vocabulary)
+    if not isinstance(keys, list) or not all(isinstance(key, str) and key in storages.known for key in keys):
+        raise Refused("a damaged list of storages")
+    if set(keys) != set(storages.known):
+        raise Refused("a storage that its list does not name")
+    for key in keys:
+        head = stream.read(8)
+        storage = storages.known[key]
+        if len(head) != 8 or struct.unpack("<q", head)[0] != storage.length:
+            raise Refused("a damaged storage (another length than its pickle says)")
+        parts[key] = stream.read(storage.length * _SIZES[storage.code])
+    return value
+
+
+def is_legacy(content: bytes) -> bool:
+    """Whether the first pickle is torch's magic number."""
+    try:
+        return bool(load(BytesIO(content[:64]), WeightsVocabulary()) == LEGACY_MAGIC)
+    except Refused:
+        return False
+
+
+def _check_sizes(archive: zipfile.ZipFile, size_bytes: int) -> None:
+    """torch stores without compression: entries that promise more than the file holds would be a bomb."""
+    entries = archive.infolist()
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise Refused("a compressed zip archive; torch.save writes uncompressed ones")
+    if sum(entry.file_size for entry in entries) > size_bytes:
+        raise Refused("a damaged zip archive (its entries are larger than the file)")
+
+
+class _Storages:
+    """Persistent ids ``("storage", type, key, device, elements)`` to storages, one for each key."""
+
+    def __init__(self, entry: Callable[[str], Callable[[], bytes]]) -> None:
+        self._entry = entry
+        self.known: dict[str, TorchStorage] = {}
+
+    def __call__(self, identity: object) -> TorchStorage:
+        """The storage. Raises ``Refused``."""
+        if not isinstance(identity, tuple) or len(identity) not in (5, 6) or identity[0] != "storage":
+            raise Refused("a persistent id that is no storage of torch")
+        _, kind, key, _, length = identity[:5]
+        if not isinstance(kind, Name) or not isinstance(key, str) or type(length) is not int or length < 0:
+            raise Refused("a storage with an unknown description")
+        if len(identity) == 6 and identity[5] is not None:
+            raise Refused("a storage that is a view of another, as very old torch wrote it; save the file again")
+        code = CODES.get(kind.name.removesuffix("Storage")) if kind.module == "torch" else None
+        if code is None:
+            raise Refused(f"a storage of type {kind}")
+        storage = self.known.setdefault(key, TorchStorage(code, length, self._entry(key)))
+        if (storage.code, storage.length) != (code, length):
+            raise Refused("a storage that is described twice in different ways")
+        return storage

@@ -1,0 +1,128 @@
+"""The names that a pickle of weights may mention, and the own pure functions that stand for them. Everything else is refused."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mtrain.core.interfaces import Array
+from mtrain.weights.arrays import PickledArray, PickledDtype, TorchTensor, numeric
+from mtrain.weights.pickles import Inert, Name, Refused
+
+_NUMPY_ARRAYS = ("numpy.core.multiarray", "numpy._core.multiarray")
+_NUMPY_BUFFERS = ("numpy.core.numeric", "numpy._core.numeric")
+_BUILTINS = ("builtins", "__builtin__")
+_ENCODE = Name("_codecs", "encode")
+_INERT = re.compile(
+    r"torch\.nn\.modules\.[a-z_]+ [A-Za-z_]\w*"
+    r"|torch\.nn\.parameter (Parameter|Buffer)"
+    r"|torch (Size|device|[A-Z][A-Za-z0-9]*Storage|u?int\d+|b?float\d+|double|half|bool|complex\d+|strided|contiguous_format)"
+    r"|torch\.storage (Untyped|Typed|_Untyped|_Typed)Storage"
+    r"|models\.(yolo|common|experimental) [A-Za-z_]\w*"
+    r"|pathlib (Pure)?(Posix|Windows)?Path"
+    r"|argparse Namespace"
+    r"|numpy ndarray"
+    r"|(__builtin__|builtins) object"
+)
+"""``module name`` of classes whose objects are kept as records without behaviour: layers of torch and of YOLOv5's source."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsVocabulary:
+    """See ``pickles.Vocabulary``; one for each file."""
+
+    _texts: dict[int, tuple[str, bytes]] = field(default_factory=dict)
+    """id of a text -> the text and its bytes, so that one that is named often is encoded once."""
+
+    def check(self, name: Name) -> None:
+        """Only what is listed passes; a dotted name, which would walk through attributes, never does."""
+        if (
+            name != _ENCODE
+            and (name.module, name.name) not in _FUNCTIONS
+            and not _INERT.fullmatch(f"{name.module} {name.name}")
+        ):
+            raise Refused(f"the name {name}")
+
+    def make(self, name: Name, arguments: tuple[Any, ...]) -> Any:
+        """A value for a listed function, a record for a listed class."""
+        function = self._encoded if name == _ENCODE else _FUNCTIONS.get((name.module, name.name))
+        if function is None:
+            return Inert(name)
+        try:
+            return function(*arguments)
+        except (TypeError, ValueError, IndexError, OverflowError, MemoryError) as error:
+            raise Refused(f"{name} with arguments that it does not take ({type(error).__name__})") from error
+
+    def _encoded(self, text: object, encoding: object = "latin1") -> bytes:
+        """Python 3 writes ``bytes`` as latin-1 text under protocol 2."""
+        if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+            raise Refused("_codecs.encode of something else than latin-1 text")
+        if id(text) not in self._texts:
+            self._texts[id(text)] = (text, text.encode("latin-1"))
+        return self._texts[id(text)][1]
+
+
+def _empty_dict(*arguments: object) -> dict[Any, Any]:
+    """A dictionary whose entries follow; ``defaultdict`` names its factory, which is not needed."""
+    if any(isinstance(argument, list | tuple | dict) for argument in arguments):
+        raise Refused("collections.OrderedDict with content, as Python 2 wrote it; save the file again with Python 3")
+    return {}
+
+
+def _same(items: object = ()) -> Any:
+    """A tuple as it is; a set as the list of its members. Not copied: a pickle can name one list many times."""
+    if not isinstance(items, list | tuple):
+        raise Refused("a tuple or set of something that is no list")
+    return items
+
+
+def _bytes(*arguments: object) -> bytes:
+    """Python 3 writes an empty ``bytes`` as a call without arguments under protocol 2."""
+    if arguments:
+        raise Refused("builtins.bytes with arguments")
+    return b""
+
+
+def _dtype(text: object, *_: object) -> PickledDtype:
+    return PickledDtype(numeric(text))
+
+
+def _empty_array(*_: object) -> PickledArray:
+    """numpy makes an empty array first; BUILD brings shape, type and content."""
+    return PickledArray()
+
+
+def _scalar(dtype: object, content: object) -> Array:
+    if not isinstance(dtype, PickledDtype) or not isinstance(content, bytes):
+        raise Refused("a numpy scalar without type or content")
+    if len(content) != dtype.dtype.itemsize:
+        raise Refused("a numpy scalar of another size than its type")
+    return np.frombuffer(content, dtype.dtype).reshape(())
+
+
+def _array_from_buffer(content: object, dtype: object, shape: object, order: object = "C") -> PickledArray:
+    made = PickledArray()
+    made.build((1, shape, dtype, order == "F", content))
+    return made
+
+
+def _parameter(tensor: object, *_: object) -> Any:
+    return tensor
+
+
+_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("collections", "OrderedDict"): _empty_dict,
+    ("collections", "defaultdict"): _empty_dict,
+    ("numpy", "dtype"): _dtype,
+    ("torch._utils", "_rebuild_tensor"): TorchTensor.of,
+    ("torch._utils", "_rebuild_tensor_v2"): TorchTensor.of,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
+    **{(module, "_reconstruct"): _empty_array for module in _NUMPY_ARRAYS},
+    **{(module, "scalar"): _scalar for module in _NUMPY_ARRAYS},
+    **{(module, "_frombuffer"): _array_from_buffer for module in _NUMPY_BUFFERS},
+    **{(module, name): _same for module in _BUILTINS for name in ("set", "frozenset", "tuple")},
+    **{(module, "bytes"): _bytes for module in _BUILTINS},
+}

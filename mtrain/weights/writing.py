@@ -1,0 +1,158 @@
+"""Files of weights written with numpy alone: safetensors, ``.pdparams`` for ``paddle.load``, ``.pt`` for ``torch.load``."""
+
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+
+from mtrain.core.errors import CheckpointError
+from mtrain.core.interfaces import Array
+from mtrain.core.suggest import closest
+from mtrain.weights.reading import Layout
+from mtrain.weights.torch_files import CODES
+
+_TORCH_STORAGES = {np.dtype(code): f"{name}Storage" for name, code in CODES.items() if name != "BFloat16"}
+_ALIGNMENT_BYTES = 64
+"""Where torch lets a storage begin, so that it can be mapped into memory."""
+_ARCHIVE = "archive"
+_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def check_target(path: Path, *, force: bool) -> None:
+    """Whether ``write`` could write ``path``: asked before anything is read.
+
+    Raises:
+        CheckpointError: its ending is unknown, its folder is missing, or it exists and ``force`` is not given.
+    """
+    if path.suffix not in WRITERS:
+        best = closest(path.suffix, WRITERS) if path.suffix else None
+        meant = f"; did you mean {best}?" if best else ""
+        raise CheckpointError(f"--to {path}: unknown ending {path.suffix!r}; expected {', '.join(WRITERS)}{meant}")
+    if not path.parent.is_dir():
+        raise CheckpointError(f"--to {path}: the folder {path.parent} does not exist; make it first")
+    if path.is_dir():
+        raise CheckpointError(f"--to {path}: is a folder; give the name of a file")
+    if path.exists() and not force:
+        raise CheckpointError(f"--to {path}: exists already; give --force to replace it")
+
+
+def write(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write ``arrays`` in the format that the ending of ``path`` names, in one step: a reader sees the former file or the new one.
+
+    Raises:
+        CheckpointError: the disk refuses, or an array has a type that the format does not know.
+    """
+    content = WRITERS[path.suffix]({name: np.asarray(array, order="C") for name, array in arrays.items()})
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise CheckpointError(f"--to {path}: cannot be written: {error.strerror or error}") from error
+
+
+def safetensors_bytes(arrays: Mapping[str, Array]) -> bytes:
+    """A safetensors file."""
+    from safetensors.numpy import save
+
+    return bytes(save(dict(arrays)))
+
+
+# ------------------------------------------------------------------------------------------------- pickles, by hand
+def _text(value: str) -> bytes:
+    encoded = value.encode()
+    return b"X" + struct.pack("<I", len(encoded)) + encoded
+
+
+def _number(value: int) -> bytes:
+    if -(2**31) <= value < 2**31:
+        return b"J" + struct.pack("<i", value)
+    encoded = value.to_bytes(9, "little", signed=True)
+    return b"\x8a" + bytes([len(encoded)]) + encoded
+
+
+def _raw(value: bytes) -> bytes:
+    if len(value) < 2**32:
+        return b"B" + struct.pack("<I", len(value)) + value
+    return b"\x8e" + struct.pack("<Q", len(value)) + value
+
+
+def _tuple(*parts: bytes) -> bytes:
+    return b"(" + b"".join(parts) + b"t"
+
+
+def _global(module: str, name: str) -> bytes:
+    return f"c{module}\n{name}\n".encode()
+
+
+def _numbers(values: tuple[int, ...]) -> bytes:
+    return _tuple(*map(_number, values))
+
+
+def pdparams_bytes(arrays: Mapping[str, Array]) -> bytes:
+    """A pickle (protocol 4) of a dictionary of numpy arrays, with the module names that every numpy knows."""
+    parts = [b"\x80\x04}("]
+    for name, array in arrays.items():
+        order, code = array.dtype.newbyteorder("<").str[0], array.dtype.str[1:]
+        dtype = (
+            _global("numpy", "dtype") + _tuple(_text(code), b"\x89", b"\x88") + b"R"
+            + _tuple(_number(3), _text(order), b"N", b"N", b"N", _number(-1), _number(-1), _number(0)) + b"b"
+        )  # fmt: skip
+        empty = _tuple(_global("numpy", "ndarray"), _numbers((0,)), _raw(b"b"))
+        made = _global("numpy.core.multiarray", "_reconstruct") + empty + b"R"
+        content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        state = _tuple(_number(1), _numbers(array.shape), dtype, b"\x89", _raw(content))
+        parts.append(_text(name) + made + state + b"b")
+    return b"".join([*parts, b"u."])
+
+
+def pt_bytes(arrays: Mapping[str, Array]) -> bytes:
+    """A zip archive of an ordered dictionary of tensors, one storage each."""
+    parts = [b"\x80\x02", _global("collections", "OrderedDict"), b")R("]
+    storages = []
+    for key, (name, array) in enumerate(arrays.items()):
+        kind = _TORCH_STORAGES.get(array.dtype.newbyteorder("<"))
+        if kind is None:
+            raise CheckpointError(f"{name}: numbers of type {array.dtype} have no counterpart in torch")
+        storages.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+        identity = _tuple(_text("storage"), _global("torch", kind), _text(str(key)), _text("cpu"), _number(array.size))
+        strides = tuple(step // array.itemsize for step in array.strides)
+        hooks = _global("collections", "OrderedDict") + b")R"
+        arguments = _tuple(identity + b"Q", _number(0), _numbers(array.shape), _numbers(strides), b"\x89", hooks)
+        parts.append(_text(name) + _global("torch._utils", "_rebuild_tensor_v2") + arguments + b"R")
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        _add(archive, "data.pkl", b"".join([*parts, b"u."]))
+        _add(archive, "byteorder", b"little")
+        for key, content in enumerate(storages):
+            _add(archive, f"data/{key}", content)
+        _add(archive, "version", b"3\n")
+    return buffer.getvalue()
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    """One entry whose content begins at a multiple of ``_ALIGNMENT_BYTES``: an extra field of the right length precedes it."""
+    entry = zipfile.ZipInfo(f"{_ARCHIVE}/{name}", _ZIP_DATE)
+    start = archive.fp.tell() + 30 + len(entry.filename) + 4  # type: ignore[union-attr]  # 30: fixed part of a header
+    padding = -start % _ALIGNMENT_BYTES
+    entry.extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
+    archive.writestr(entry, content)
+
+
+WRITERS: dict[str, Callable[[Mapping[str, Array]], bytes]] = {
+    ".safetensors": safetensors_bytes,
+    ".pdparams": pdparams_bytes,
+    ".pt": pt_bytes,
+    ".pth": pt_bytes,
+}
+"""Ending -> what writes it."""
+LAYOUTS: dict[str, Layout] = {".safetensors": "neutral", ".pdparams": "paddle", ".pt": "torch", ".pth": "torch"}
+"""Ending -> whose habits of names and shapes the file follows."""

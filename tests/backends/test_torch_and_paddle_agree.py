@@ -1,0 +1,33 @@
+"""The same job learns the same on both frameworks; each runs in a process of its own."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.backends.processes import python
+from tests.contract.learn import UPDATES
+from tests.contract.training import differences
+
+TOLERANCE = 1e-9
+
+
+@pytest.mark.skipif(find_spec("paddle") is None, reason="paddle is not installed")
+@pytest.mark.parametrize("rule", ["sgd", "adam", "adamw"])
+def test_50_updates_in_float64_are_equal(tmp_path: Path, rule: str) -> None:
+    found = {}
+    for framework in ("torch", "paddle"):
+        out = tmp_path / f"{framework}.npz"
+        done = python(f"""
+            from pathlib import Path
+            from tests.contract.learn import main
+            main("{framework}", "{rule}", Path("{out}"))
+        """)
+        assert done.returncode == 0, done.stderr
+        found[framework] = dict(np.load(out))
+    gaps = differences(found["torch"], found["paddle"])
+    worst = max(gaps, key=lambda name: gaps[name])
+    print(f"{rule}: largest relative difference {gaps[worst]:.1e}, in {worst}")
+    assert len(found["torch"]["norms"]) == UPDATES
+    assert gaps[worst] <= TOLERANCE

@@ -1,0 +1,84 @@
+"""What torch's backends alone do: being started by torchrun, failing together, a rank without the compiler."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from mtrain.backends._torch.collective import LocalCollective
+from mtrain.backends._torch.syncbn import synchronize
+from mtrain.backends.ddp import DDP
+from tests.backends.processes import ROOT, python
+
+
+def test_a_job_of_one_rank_starts_without_the_compiler() -> None:
+    done = python("""
+        import sys
+        from mtrain.backends.solo import Solo
+        from mtrain.core.binding import bind
+        from mtrain.core.interfaces import Rates
+        from tests.backends.recipes import recipe, update
+        from tests.contract.convnet import build
+        with Solo(Solo.Options(device="cpu")) as backend:
+            bind(backend.nn, backend.ops)
+            model, optimizer = backend.prepare(build, recipe(ema_decay=0.9))
+            update(backend, model, optimizer, Rates(rates=(0.1, 0.1)))
+        assert "torch._dynamo" not in sys.modules
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(ValidationError, match="bucket_md"):
+        DDP.Options(bucket_md=3)  # type: ignore[call-arg]
+
+
+def test_ddp_without_a_starter_says_how_to_start_it() -> None:
+    done = python("""
+        from mtrain.backends.ddp import DDP
+        from mtrain.core.errors import LaunchError
+        try:
+            with DDP(DDP.Options(device="cpu")):
+                pass
+        except LaunchError as error:
+            print(error)
+    """)
+    assert "not started by torchrun" in done.stdout, done.stderr
+    assert "RANK" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["raises", "dies"])
+def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str) -> None:
+    failing = "raise RuntimeError('on purpose')" if kind == "raises" else "os._exit(9)"
+    script = tmp_path / "rank.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import os
+        from mtrain.backends.ddp import DDP
+        from mtrain.core.collective import barrier
+        with DDP(DDP.Options(device="cpu")) as backend:
+            barrier(backend.collective)
+            if backend.collective.rank == 1:
+                {failing}
+            barrier(backend.collective)
+    """)
+    )
+    starter = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(starter, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert ("on purpose" in done.stderr) is (kind == "raises")
+
+
+def test_synchronised_batchnorm_has_the_gradient_of_what_it_computes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(2)).double()
+    synchronize(model, LocalCollective())
+    x = torch.randn(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(model, (x,))

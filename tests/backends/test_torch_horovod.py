@@ -1,0 +1,300 @@
+"""Backend ``horovod``: real ranks under horovodrun, compared bit for bit with those of ddp under torchrun."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from mtrain.backends.horovod import Horovod
+
+ROOT = Path(__file__).parents[2]
+RANKS = Path(__file__).with_name("horovod_ranks.py")
+EQUAL_TO_DDP = (
+    "fifty_updates",
+    "adam",
+    "synced_batchnorm",
+    "frozen",
+    "channels_last",
+    "channels_last_and_missing",
+    "bf16",
+    "fp16",
+    "not_finite",
+    "missing_on_one_rank",
+    "missing_in_one_micro_batch",
+    "evaluation",
+)
+OWN = ("resumed", "collectives", "environment")
+needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
+
+
+def starter(backend: str, size: int) -> list[str]:
+    if backend == "ddp":
+        return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    slots = ["-np", str(size), "-H", f"127.0.0.1:{size}"]
+    return ["-m", "horovod.runner.launch", "--gloo", *slots, sys.executable]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(ROOT)}
+
+
+def start(backend: str, size: int, *arguments: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    """Ranks that run ``arguments``."""
+    argv = [sys.executable, *starter(backend, size), *arguments]
+    return subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout_s)
+
+
+@pytest.fixture(scope="session")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each rank of ``size`` found in a study."""
+
+    @cache
+    def run(backend: str, size: int, studies: tuple[str, ...], options: str) -> Path:
+        out = tmp_path_factory.mktemp(f"{backend}-{size}")
+        done = start(backend, size, str(RANKS), ",".join(studies), backend, str(out), options)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+        return out
+
+    def read(study: str, backend: str = "horovod", size: int = 2, **options: Any) -> list[Any]:
+        studies = (study,) if options else (*EQUAL_TO_DDP, *(OWN if backend == "horovod" else ()))
+        return json.loads((run(backend, size, studies, json.dumps(options)) / f"{study}.json").read_text())
+
+    return read
+
+
+@needs_horovod
+@pytest.mark.parametrize("study", EQUAL_TO_DDP)
+def test_two_ranks_learn_what_two_ranks_of_ddp_learn_bit_for_bit(found: Any, study: str) -> None:
+    ours, theirs = found(study), found(study, "ddp")
+    print(f"{study}: horovod {ours[0]}, ddp {theirs[0]}")
+    assert ours == theirs
+    assert study == "evaluation" or ours[0]["weights"] == ours[1]["weights"]
+
+
+@needs_horovod
+def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all(found: Any) -> None:
+    for rank in found("not_finite"):
+        assert [norm for norm in rank["norms"] if norm == "nan"] == ["nan"]
+        assert (rank["counters"]["updates"], rank["counters"]["skipped"]) == (3, 1)
+
+
+@needs_horovod
+def test_a_parameter_that_no_rank_uses_is_left_alone(found: Any) -> None:
+    """With a gradient of zeros weight decay would shrink it."""
+    assert [rank["never"] for rank in found("missing_in_one_micro_batch")] == [[1.0, 1.0, 1.0]] * 2
+
+
+@needs_horovod
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_job_goes_on_bit_for_bit_from_a_state(found: Any, size: int) -> None:
+    for rank in found("resumed", size=size):
+        assert rank["whole"] == rank["in two parts"]
+
+
+@needs_horovod
+def test_three_ranks_learn_the_same_twice(found: Any) -> None:
+    first, second = found("fifty_updates", size=3), found("fifty_updates", size=3, cycle_ms=3.0)
+    assert first == second
+
+
+@needs_horovod
+def test_how_gradients_are_sent_together_changes_nothing_on_two_ranks(found: Any) -> None:
+    assert found("fifty_updates") == found("fifty_updates", fusion_mb=0, cycle_ms=0.5)
+
+
+@needs_horovod
+def test_gradients_sent_as_fp16_are_nearly_the_same(found: Any) -> None:
+    whole, half = (
+        [float.fromhex(norm) for norm in rank["norms"]]
+        for rank in (found("frozen")[0], found("frozen", compression="fp16")[0])
+    )
+    assert half != whole
+    assert half == pytest.approx(whole, rel=2e-3)
+
+
+@needs_horovod
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_reduce_and_gather(found: Any, size: int) -> None:
+    total = size * (size + 1) / 2
+    everyone = found("collectives", size=size) if size > 1 else found("collectives", size=1, cycle_ms=2.0)
+    for rank, each in enumerate(everyone):
+        assert each == {
+            "sum": [[total, -total]],
+            "gradient": False,
+            "untouched": [[rank + 1.0, -(rank + 1.0)]],
+            "max": [size, -1],
+            "mean": [pytest.approx(total / size)],
+            "scalar": total,
+            "int": [total],
+            "strided": [[0.0, 3.0 * total], [total, 4.0 * total], [2.0 * total, 5.0 * total]],
+            "type": "float64",
+            "gathered": [[r, 1000 * r] for r in range(size)],
+            "stacked": [[r + 1.0, -(r + 1.0)] for r in range(size)],
+            "broadcast": [[[1.0, 1.0], [1.0, 1.0]], 1, [1.0, 1.0, 1.0]],
+        }
+
+
+@needs_horovod
+def test_settings_do_not_stay_in_the_environment_and_the_compiler_is_not_imported(found: Any) -> None:
+    assert found("environment") == [{"left": [], "compiler": False}] * 2
+
+
+# ------------------------------------------------------------------------------------------------------------- endings
+def rank_script(folder: Path, body: str, options: str = "") -> str:
+    script = folder / "rank.py"
+    head = f"""
+        import os, signal, sys, time
+        from mtrain.backends.horovod import Horovod
+        from mtrain.core.collective import barrier
+        from mtrain.core.errors import MtrainError
+        options = Horovod.Options(device="cpu", {options})
+        """
+    script.write_text(textwrap.dedent(head) + textwrap.dedent(body))
+    return str(script)
+
+
+@needs_horovod
+@pytest.mark.parametrize(
+    "kind", ["raise RuntimeError('on purpose')", "os._exit(9)", "os.kill(os.getpid(), signal.SIGKILL)"]
+)
+def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str) -> None:
+    body = f"""
+        with Horovod(options) as backend:
+            barrier(backend.collective)
+            if backend.collective.rank == 1:
+                {kind}
+            try:
+                barrier(backend.collective)
+            except Exception as error:
+                open({str(tmp_path / "noticed")!r}, "w").write(type(error).__name__)
+                raise
+        """
+    done = start("horovod", 2, rank_script(tmp_path, body), timeout_s=60)
+    assert done.returncode == 1
+    assert ("on purpose" in done.stderr) is ("purpose" in kind)
+    assert (tmp_path / "noticed").read_text() == "HorovodInternalError"
+
+
+@needs_horovod
+def test_a_collective_that_waits_too_long_for_a_rank_ends_the_job(tmp_path: Path) -> None:
+    body = """
+        with Horovod(options) as backend:
+            if backend.collective.rank == 1:
+                time.sleep(600)
+            barrier(backend.collective)
+        """
+    done = start("horovod", 2, rank_script(tmp_path, body, "timeout_s=4"), timeout_s=60)
+    assert done.returncode == 1
+    assert "HorovodInternalError" in done.stderr
+    assert "stalled for longer than 4 seconds" in done.stderr + done.stdout
+
+
+@needs_horovod
+def test_ranks_end_without_aborting_however_often(tmp_path: Path) -> None:
+    """Processes of a rank that end while native threads still run can crash."""
+    body = """
+        with Horovod(options) as backend:
+            barrier(backend.collective)
+        """
+    script = rank_script(tmp_path, body)
+    for _ in range(3):
+        done = start("horovod", 3, script, timeout_s=60)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in environment().items() if not name.startswith(("HOROVOD_", "OMPI_", "PMI_"))}
+    argv = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(argv, cwd=ROOT, env={**kept, **env}, capture_output=True, text=True, timeout=120)
+
+
+ENTER = """
+    from mtrain.backends.horovod import Horovod
+    from mtrain.core.errors import MtrainError
+    try:
+        with Horovod(Horovod.Options(device="cpu")):
+            pass
+    except MtrainError as error:
+        print(type(error).__name__, error.exit_code, error)
+"""
+
+
+def test_it_says_what_it_is_without_loading_a_framework() -> None:
+    done = python("""
+        import sys
+        from mtrain.backends.horovod import Horovod
+        assert (Horovod(Horovod.Options()).framework, Horovod.rendezvous) == ("torch", "horovod")
+        assert "torch" not in sys.modules and "horovod" not in sys.modules
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        ({}, "Horovod is not installed"),
+        ({"horovod/__init__.py": "", "horovod/torch.py": "print('no extension')"}, "Horovod was built without torch"),
+        (
+            {"horovod/__init__.py": "", "horovod/torch.py": "raise ImportError('undefined symbol: _ZN3c10')"},
+            "cannot be loaded",
+        ),
+        (
+            {
+                "horovod/__init__.py": "",
+                "horovod/torch.py": "def no(): return False\ninit = gloo_built = mpi_built = no",
+            },
+            "built with neither gloo nor MPI",
+        ),
+    ],
+    ids=["missing", "without torch", "for another torch", "without gloo"],
+)
+def test_a_horovod_that_cannot_be_used_is_one_error_with_the_command_that_builds_it(
+    tmp_path: Path, files: dict[str, str], what: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    hide = "import sys; sys.modules['horovod'] = None\n" if not files else ""
+    done = python(hide + textwrap.dedent(ENTER), PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert done.returncode == 0, done.stderr
+    assert "PluginError 2 backend horovod: Horovod" in done.stdout
+    assert what in done.stdout
+    assert f"`make horovod` or `scripts/build-horovod {sys.executable}`" in done.stdout
+
+
+@needs_horovod
+def test_without_a_starter_it_says_how_to_start_it() -> None:
+    """Started by torchrun, say, every rank would take itself for a job of one."""
+    done = python(ENTER)
+    assert "LaunchError 1 backend horovod was not started by horovodrun: none of HOROVOD_RANK" in done.stdout, (
+        done.stderr
+    )
+
+
+@needs_horovod
+def test_adasum_over_gloo_is_refused_before_training(tmp_path: Path) -> None:
+    body = """
+        try:
+            with Horovod(options):
+                pass
+        except MtrainError as error:
+            print(error)
+        """
+    done = start("horovod", 2, rank_script(tmp_path, body, "reduction='adasum'"), timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("adasum given, but Horovod runs over gloo") == 2
+
+
+def test_unknown_options_are_refused() -> None:
+    for wrong in ({"compression": "bf16"}, {"fusion_mb": -1}, {"cycle_ms": 0}, {"bucket_mb": 3}):
+        with pytest.raises(ValidationError, match=next(iter(wrong))):
+            Horovod.Options(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,153 @@
+"""`mtrain weights`, and a job that starts from files of other programs, through the real command line."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mtrain.cli import main
+from mtrain.weights.reading import read
+from mtrain.weights.writing import write
+from tests.weights import golden
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    write(folder / "yolov5n.pt", golden.yolov5("n"))
+    write(folder / "ppyoloe_s.pdparams", golden.ppyoloe("s"))
+    return folder
+
+
+def test_import_and_export_give_the_published_file_again(files, tmp_path, capsys):
+    neutral, back = tmp_path / "p.safetensors", tmp_path / "p.pdparams"
+    assert (
+        main(["weights", "import", str(files / "ppyoloe_s.pdparams"), "--model", "ppyoloe_s", "--to", str(neutral)])
+        == 0
+    )
+    told = capsys.readouterr()
+    assert "ppyoloe_s with 80 classes: 423 of 501 arrays taken" in told.out
+    assert "78 counters that such files do not hold are 0" in told.out
+    assert told.err == ""
+    assert main(["weights", "export", str(neutral), "--model", "ppyoloe_s", "--to", str(back)]) == 0
+    golden.equal(read(back).arrays, golden.ppyoloe("s"))
+    assert list(read(back).arrays) == list(golden.ppyoloe("s"))
+    again = tmp_path / "again.safetensors"
+    assert main(["weights", "import", str(back), "--model", "ppyoloe_s", "--to", str(again)]) == 0
+    assert again.read_bytes() == neutral.read_bytes()
+
+
+def test_show_lists_names_types_and_shapes(files, capsys):
+    assert main(["weights", "show", str(files / "yolov5n.pt")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("yolov5n.pt: torch, a state dict: 349 arrays of float32, int64, 7.2 MiB")
+    assert lines[1].split(maxsplit=2) == ["model.0.conv.weight", "float32", "(16, 3, 6, 6)"]
+    assert len(lines) == 350
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("import {files}/yolov5n.pt --model yolov5s --to {out}/w.safetensors", "349 fit yolov5n: use that model"),
+        ("import {files}/yolov5n.pt --model yolov5n --to {out}/w.pt", "import writes .safetensors"),
+        ("import {files}/yolov5n.pt --model yolov5nn --to {out}/w.safetensors", "did you mean 'yolov5n'?"),
+        ("import {files}/none.pt --model yolov5n --to {out}/w.safetensors", "none.pt does not exist"),
+        ("export {files}/yolov5n.pt --to {out}/w.pdparams", "give --model NAME"),
+        ("export {files}/yolov5n.pt --model yolov5n --to {files}/yolov5n.pt", "exists already; give --force"),
+        ("export {files}/yolov5n.pt --model yolov5n --to {out}/none/w.pt", "does not exist; make it first"),
+        ("export {files} --model yolov5n --to {out}/w.pt", "neither a checkpoint nor a run folder"),
+        ("show {files}", "neither a checkpoint nor a run folder"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(files, tmp_path, capsys, arguments, told):
+    assert main(["weights", *arguments.format(files=files, out=tmp_path).split()]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_framework_is_imported(files, tmp_path):
+    code = (
+        f"from mtrain.cli import main; assert main(['weights', 'import', {str(files / 'ppyoloe_s.pdparams')!r}, '--model', "
+        f"'ppyoloe_s', '--to', {str(tmp_path / 'w.safetensors')!r}]) == 0; import sys; "
+        "assert not {'torch', 'paddle'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
+
+
+# ------------------------------------------------------------------------------------------------------------ jobs
+def mtrain(*arguments, cwd):
+    command = [sys.executable, "-m", "mtrain", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+SIZES = ("data.image_size=64", "train.batch_size=8", "data.workers=0")
+VALUES = ("-c", "digits", "-o", "data.format=coco", "data.root=digits", *SIZES)
+JOB = ("-b", "solo", *VALUES)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("digits")
+    made = mtrain("data", "make", "digits", "digits", "--train", "8", "--val", "4", "--size", "64", cwd=folder)
+    assert made.returncode == 0, made.stderr
+    return folder
+
+
+def test_a_job_starts_from_a_published_file_says_once_what_was_left_out_and_needs_it_no_more(files, digits):
+    weights = files / "yolov5n.pt"
+    done = mtrain("train", *JOB, f"model.weights={weights}", "--name", "tuned", "--epochs", "1", cwd=digits)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = f"model.weights: {weights} (torch, a state dict): 342 of 349 arrays taken"
+    left = "model.weights: the number of classes differs, so the head keeps its start values (6 arrays): model.24.m.0.weight"
+    log = (digits / "runs/tuned/logs/rank-0.log").read_text()
+    for told in (summary, left, "taken from this job's data, not from the file (1 array): model.24.anchors"):
+        assert done.stdout.count(told) == 1
+        assert log.count(told) == 1
+    records = [json.loads(line) for line in (digits / "runs/tuned/metrics.jsonl").read_text().splitlines()]
+    assert [record["kind"] for record in records[:4]] == ["start", "note", "warning", "warning"]
+    exported = mtrain("weights", "export", "runs/tuned", "--to", "tuned.pt", cwd=digits)
+    assert exported.returncode == 0, exported.stderr
+    found = read(digits / "tuned.pt").arrays
+    assert found.keys() == golden.yolov5("n").keys()
+    assert found["model.24.m.0.bias"].shape == (45,)
+    np.testing.assert_array_equal(
+        found["model.0.bn.num_batches_tracked"], golden.yolov5("n")["model.0.bn.num_batches_tracked"] + 1
+    )
+    own = mtrain("evaluate", "--run", "runs/tuned", "-o", "model.weights=gone.pt", cwd=digits)
+    assert own.returncode == 0, own.stdout + own.stderr
+    on = mtrain("train", "--resume", "runs/tuned", "--epochs", "2", "-o", "model.weights=gone.pt", cwd=digits)
+    assert on.returncode == 0, on.stdout + on.stderr
+    assert "model.weights:" not in own.stdout + on.stdout
+    again = mtrain("evaluate", *JOB, "--weights", "tuned.pt", cwd=digits)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert again.stdout.count("349 of 349 arrays taken") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "values", "told"),
+    [
+        ("train", "model.weights={files}/ppyoloe_s.pdparams", "423 fit ppyoloe_s: use that model, or another file"),
+        ("train", "model.weights={files}/none.pdparams", "model.weights: {files}/none.pdparams does not exist"),
+        ("evaluate", "model.weights={files}/yolov5n.pt", "evaluation needs all: the number of classes differs"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_before_anything_starts(files, digits, command, values, told):
+    model = "model.name=yolov5n"
+    done = mtrain(command, *JOB, model, values.format(files=files), "--name", "refused", cwd=digits)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert told.format(files=files) in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (digits / "runs" / "refused").exists()
+
+
+def test_predict_refuses_weights_of_other_classes(files, digits):
+    names = f"data.names=[{','.join(repr(str(digit)) for digit in range(10))}]"
+    done = mtrain("predict", *VALUES, names, "--weights", str(files / "yolov5n.pt"), "digits/images", cwd=digits)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "the number of classes differs" in done.stderr
+    assert "Traceback" not in done.stderr

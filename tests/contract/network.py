@@ -1,0 +1,32 @@
+"""The network of the contract tests. Import it only where a framework is bound: ``tests.contract.convnet.build`` does."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mtrain.core import nn, ops
+from tests.contract.convnet import CLASSES
+
+
+class ConvNet(nn.Module):
+    """Two convolutions with BatchNorm, one linear head; returns losses in training and logits in evaluation."""
+
+    def __init__(self, drop: Any = None) -> None:
+        """``drop``: a native dropout layer before the head; None: none."""
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(6, momentum=0.03)
+        self.conv2 = nn.Conv2d(6, 8, 3, stride=2, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(8, momentum=0.03, unbiased_variance=False)
+        self.drop = nn.Identity() if drop is None else drop
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        x = ops.astype(batch["images"], ops.dtype(self.conv1.weight))
+        x = ops.silu(self.bn1(self.conv1(x)))
+        x = ops.silu(self.bn2(self.conv2(x)))
+        logits = self.head(self.drop(ops.mean(x, axis=(2, 3))))
+        if not self.training:
+            return {"logits": logits}
+        logits = ops.astype(logits, ops.dtype(self.head.weight))
+        entropy = ops.mean(ops.cross_entropy(logits, batch["labels"]))
+        return {"total": 5 * entropy, "entropy": ops.detach(entropy)}

@@ -1,0 +1,99 @@
+"""Torch and Paddle train the same model from the same weights on the same pictures, and go on from each other's checkpoints."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.parity import jobs
+from tests.parity.jobs import Setting, Trace
+
+MODELS = ("yolov5n", "ppyoloe_s")
+FLOAT64 = 1e-9
+"""Largest relative difference after 50 updates in float64."""
+FIRST = 1e-5
+"""In float32, of the first loss: the size of rounding."""
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    return jobs.make_data(tmp_path_factory.mktemp("parity") / "data")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("jobs")
+
+
+@pytest.fixture(scope="session")
+def trained(folder, data):
+    """Each job is run once a session."""
+    done: dict[Setting, Trace] = {}
+
+    def train(setting: Setting) -> Trace:
+        if setting not in done:
+            done[setting] = jobs.run(setting, folder, data)
+        return done[setting]
+
+    return train
+
+
+def settings(precision: str) -> list:
+    rows = []
+    for model in MODELS:
+        rows.append(Setting(model=model, backend="solo", precision=precision))
+        rows.append(Setting(model=model, backend="ddp", ranks=2, precision=precision))
+    return [pytest.param(row, id=row.name) for row in rows]
+
+
+@pytest.mark.parametrize("setting", settings("fp64"))
+def test_fifty_updates_in_float64_are_the_same(trained, setting):
+    ours, theirs = trained(setting), trained(jobs.partner(setting))
+    found = jobs.differences(ours, theirs)
+    print(f"{setting.name}: " + ", ".join(f"{part} {value:.1e}" for part, value in found.items()))
+    assert len(ours.losses) == setting.updates
+    assert max(found.values()) <= FLOAT64, found
+
+
+@pytest.mark.parametrize("setting", settings("fp32"))
+def test_in_float32_the_first_updates_differ_by_rounding_alone(trained, setting):
+    ours, theirs = trained(setting), trained(jobs.partner(setting))
+    gap = jobs.curve(ours.losses, theirs.losses)
+    print(f"{setting.name}: first loss {gap[0]:.1e}, first ten {gap[:10].max():.1e}, fifty {gap.max():.1e}")
+    assert gap[0] <= FIRST
+    assert np.isfinite(theirs.losses).all()
+
+
+def test_the_jobs_do_learn(trained):
+    """Weights that stand still would agree too."""
+    losses = trained(Setting(model="yolov5n", backend="solo", precision="fp64")).losses
+    assert losses[-5:].mean() < 0.9 * losses[:5].mean()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("writer", "reader"), [("ddp", "fleet"), ("fleet", "ddp")])
+def test_a_checkpoint_goes_on_under_the_other_backend(folder, data, trained, model, writer, reader):
+    """Ten updates under ``writer``, ten more under ``reader``: what ``writer`` alone has after twenty."""
+    whole = Setting(model=model, backend=writer, ranks=2, precision="fp64", updates=20, save_every=10)
+    uninterrupted = trained(whole)
+    continued = replace(whole, backend=reader, updates=20)
+    target = folder / f"handed-{continued.name}"
+    half = next((folder / whole.name / "checkpoints").glob("step-*10"))
+    shutil.copytree(half, target / "checkpoints" / half.name)
+    jobs.mtrain("train", *renamed(continued.arguments(folder, data), target.name), "--resume", str(target))
+    ours = jobs.trace(target)
+    assert json.loads((target / "summary.json").read_text())["backend"] == reader
+    assert len(ours.losses) == 10
+    found = jobs.differences(
+        replace(uninterrupted, losses=uninterrupted.losses[10:], norms=uninterrupted.norms[10:]), ours
+    )
+    print(f"{model}, {writer} to {reader}: " + ", ".join(f"{part} {value:.1e}" for part, value in found.items()))
+    assert max(found.values()) <= FLOAT64, found
+
+
+def renamed(arguments: list[str], name: str) -> list[str]:
+    """The arguments with another run folder."""
+    return [name if before == "--name" else word for before, word in zip(["", *arguments], arguments, strict=False)]
