@@ -8,7 +8,7 @@ export PIP_ROOT_USER_ACTION := ignore
 NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends
 PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help demo test test-all test-paddle test-paddle2 check fmt contract parity bench clean
+.PHONY: help demo horovod test test-all test-paddle test-paddle2 check fmt contract parity bench clean
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -25,6 +25,10 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-ddp
 	@$(PY) -m pip install --quiet --progress-bar off -e '.[ddp,fleet,dev]'
 	@touch $@
 
+$(VENV)/.installed-horovod: scripts/build-horovod $(VENV)/.installed-dev
+	@scripts/build-horovod $(PY)
+	@touch $@
+
 # Interpreters of other backends: one with torch alone, one with the older Paddle and no torch (backend.python names such).
 $(VENV)-torch/.installed: pyproject.toml
 	@echo "installing mtrain with torch alone into $(VENV)-torch"
@@ -35,18 +39,20 @@ $(VENV)-torch/.installed: pyproject.toml
 $(VENV)-paddle2/.installed: pyproject.toml
 	@echo "installing mtrain with Paddle 2.6 alone into $(VENV)-paddle2"
 	@test -x $(VENV)-paddle2/bin/python || scripts/make-venv $(VENV)-paddle2
-	@$(VENV)-paddle2/bin/python -m pip install --quiet --progress-bar off -e '.[dev]' 'paddlepaddle==2.6.2'
+	@$(VENV)-paddle2/bin/python -m pip install --quiet --progress-bar off -e '.[dev]' 'paddlepaddle==2.6.2' 'protobuf<7'
 	@touch $@
 
 demo: $(VENV)/.installed-ddp  ## train a small YOLOv5 on the embedded digits with two DDP processes
 	$(VENV)/bin/mtrain train -c digits --backend ddp --nproc-per-node 2
 
-test: $(VENV)/.installed-dev $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## the tests, without the slow ones
+horovod: $(VENV)/.installed-horovod  ## build Horovod for the installed torch: minutes, once; the wheel is kept
+
+test: $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## the tests, without the slow ones
 	$(PYTEST) -m "not slow"
 	$(PYTEST) -m "not slow" --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2
 
-test-all: $(VENV)/.installed-dev $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## all tests
+test-all: $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## all tests
 	$(PYTEST)
 	$(PYTEST) --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2
@@ -60,7 +66,7 @@ test-paddle2: $(VENV)-paddle2/.installed  ## the same under Paddle 2.6, without 
 parity: $(VENV)/.installed-dev  ## torch and Paddle side by side: the table of differences and docs/parity.png
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m tests.parity.report
 
-contract: $(VENV)/.installed-dev  ## two ranks learn what one rank learns
+contract: $(VENV)/.installed-horovod  ## two ranks learn what one rank learns
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/contract $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev  ## linters, types, import graph

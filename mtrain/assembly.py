@@ -13,21 +13,35 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core import binding, plugins
-from mtrain.core.errors import SpecError
-from mtrain.core.interfaces import Array, Backend, Loader, Model, Module, Optimizer, Recipe, State, Task
+from mtrain.core.errors import PluginError, SpecError
+from mtrain.core.interfaces import (
+    Array,
+    Backend,
+    JobData,
+    Loader,
+    Model,
+    Module,
+    Optimizer,
+    Recipe,
+    State,
+    Task,
+    TaskData,
+    TaskKind,
+)
 from mtrain.core.optimizer import check_frozen, make_recipe
 from mtrain.core.sampler import Padded, Shuffled, rank_share
 from mtrain.core.schedule import total_updates
 from mtrain.core.spec import Spec
 from mtrain.data import open_data
-from mtrain.data.detection import DetectionTask, PictureTask
+from mtrain.data.classification import ClassificationTask
+from mtrain.data.detection import DetectionTask
 from mtrain.data.loading import WorkerPool
 from mtrain.weights.matching import Match, match, refuse_nothing, wanted_of
 from mtrain.weights.names import published_of
 from mtrain.weights.reading import read
 
-TASKS = {"detection": DetectionTask}
-"""What a data set's ``kind`` means for the job."""
+TASKS: Mapping[str, TaskKind] = {"detection": DetectionTask, "classification": ClassificationTask}
+"""What the ``kind`` of a data set and of a model means for the job."""
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +50,7 @@ class Assembly:
     """A job put together, on one rank, inside ``with backend:``."""
 
     spec: Spec
-    data: DetectionTask | PictureTask
+    data: JobData
     pool: WorkerPool
     backend: Backend
     recipe: Recipe
@@ -88,7 +102,7 @@ class Assembly:
 @contextmanager
 def assembled(
     spec: Spec,
-    data: DetectionTask | PictureTask,
+    data: JobData,
     *,
     leave: Callable[[BaseException], None],
     details: Mapping[str, Any] | None = None,
@@ -99,10 +113,10 @@ def assembled(
 
     Args:
         spec: the resolved spec.
-        data: see ``open_task``.
+        data: see ``open_task``, or pictures to predict on.
         leave: takes an error while the backend is still entered, so before other ranks notice: see ``rank.Leaving``.
         details: of a task that was prepared before (a checkpoint's); None: from the data.
-        training: what comes from the data of this job (anchors) is kept where ``model.weights`` has it otherwise.
+        training: what comes from the data of this job is kept where ``model.weights`` has it otherwise.
         restored: the caller puts a checkpoint in, so ``model.weights`` is not asked for.
 
     Raises:
@@ -142,21 +156,42 @@ def _left_by(leave: Callable[[BaseException], None]) -> Iterator[None]:
         raise
 
 
-def open_task(spec: Spec, *, training: bool = True) -> DetectionTask:
-    """The data set of ``spec`` as a job sees it.
+def open_task(spec: Spec, *, training: bool = True) -> TaskData:
+    """The data set of ``spec`` as a job sees it. Nothing is read before it is asked for.
 
     Raises:
-        SpecError: data set and model are of different kinds.
-        UsageError: the data set cannot be opened.
+        SpecError: data set and model are of different kinds, or the kind cannot do what ``data`` says.
+        PluginError: data set or model are unknown.
     """
     opened = open_data(spec.data, policy=plugins.read_policy(spec.plugins))
     wanted = model_plugin(spec).kind
     if opened.kind != wanted:
         raise SpecError(
             f"data.format: {spec.data.format} is a data set for {opened.kind}, but model.name: {spec.model.name} is for "
-            f"{wanted}"
+            f"{wanted}; change one of them"
         )
-    return TASKS[opened.kind](spec, opened, training=training)
+    return task_kind(opened.kind)(spec, opened, training=training)
+
+
+def open_data_of(spec: Spec) -> TaskData:
+    """The data set of ``spec`` by itself, whatever the model is.
+
+    Raises:
+        UsageError: as ``open_task``.
+    """
+    opened = open_data(spec.data, policy=plugins.read_policy(spec.plugins))
+    return task_kind(opened.kind)(spec, opened)
+
+
+def task_kind(kind: str) -> TaskKind:
+    """The kind of task of a plugin.
+
+    Raises:
+        PluginError: no such kind is known.
+    """
+    if kind not in TASKS:
+        raise PluginError(f"a plugin is for tasks of the kind {kind!r}; known kinds: {', '.join(TASKS)}")
+    return TASKS[kind]
 
 
 def model_plugin(spec: Spec) -> Model:

@@ -17,13 +17,17 @@ PATIENCE_S = 60.0
 PROBE = """
 import json, sys
 from importlib.util import find_spec
-found = {"python": list(sys.version_info[:2]), "mtrain": None, "framework": find_spec(sys.argv[1]) is not None}
+found = {"python": list(sys.version_info[:2]), "mtrain": None, "backends": []}
+found["missing"] = [name for name in sys.argv[1:] if find_spec(name) is None]
 if find_spec("mtrain") is not None:
     import mtrain
     found["mtrain"] = mtrain.__version__
+if sys.version_info >= (3, 10):
+    from importlib.metadata import entry_points
+    found["backends"] = sorted({point.name for point in entry_points(group="mtrain.backends")})
 print(json.dumps(found))
 """
-"""Runs on any Python 3, in the current folder as a rank does; looks for the framework and does not import it."""
+"""Runs on any Python 3, in the current folder as a rank does; looks for what the backend needs and imports none of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,10 @@ class Found:
 
     python: tuple[int, int]
     mtrain: str | None
-    framework: bool
+    missing: tuple[str, ...]
+    """Of the modules that were asked for."""
+    backends: tuple[str, ...]
+    """Names that installed distributions provide."""
 
 
 def check(spec: Spec) -> None:
@@ -47,14 +54,20 @@ def check(spec: Spec) -> None:
     framework = plugins.load("backends", name, policy=policy)(options).framework
     extra = next((e.extra for e in plugins.names("backends", policy=policy) if e.needs == framework and e.extra), None)
     package = f"mtrain[{extra}]" if extra else framework
+    entry = plugins.find("backends", name, policy=policy)
+    library = entry.library or framework
     if python is None:
         if find_spec(framework) is None:
             raise UsageError(
                 f"backend.name: {name} runs on {framework}, which is not installed; install it with: pip install "
                 f"'{package}', or name an interpreter that has it: -o backend.python=/path/to/python"
             )
+        if find_spec(library) is None:
+            raise UsageError(
+                f"backend.name: {name} needs {library}, which is not installed; {entry.remedy(sys.executable)}"
+            )
         return
-    found = _look(python, framework)
+    found = _look(python, framework, library)
     if found.python < OLDEST:
         raise UsageError(
             f"backend.python: {python} is Python {_dotted(found.python)}, expected {_dotted(OLDEST)} or newer; "
@@ -66,24 +79,38 @@ def check(spec: Spec) -> None:
             f"backend.python: {python} {has}, expected {mtrain.__version__} as here; install it there with: "
             f"{python} -m pip install '{package}=={mtrain.__version__}'"
         )
-    if not found.framework:
+    if entry.distribution != plugins.POLICY_FILE and name not in found.backends:
+        raise UsageError(
+            f"backend.python: {python} has no backend {name!r} (known: {', '.join(found.backends) or 'none'}); "
+            f"install {entry.distribution} {entry.version} there as here"
+        )
+    if framework in found.missing:
         raise UsageError(
             f"backend.python: {python} has no {framework}, which backend {name} runs on; install it there with: "
             f"{python} -m pip install '{package}'"
         )
+    if library in found.missing:
+        raise UsageError(
+            f"backend.python: {python} has no {library}, which backend {name} needs; {entry.remedy(python)}"
+        )
 
 
-def _look(python: str, framework: str) -> Found:
+def _look(python: str, *modules: str) -> Found:
     try:
         done = subprocess.run(  # noqa: S603 - the interpreter that the spec names
-            [python, "-c", PROBE, framework],
+            [python, "-c", PROBE, *modules],
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
             check=True,
         )
         said = json.loads(done.stdout)
-        return Found(python=tuple(said["python"]), mtrain=said["mtrain"], framework=said["framework"])
+        return Found(
+            python=tuple(said["python"]),
+            mtrain=said["mtrain"],
+            missing=tuple(said["missing"]),
+            backends=tuple(said["backends"]),
+        )
     except OSError as error:
         reason = error.strerror or str(error)
     except subprocess.TimeoutExpired:

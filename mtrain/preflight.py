@@ -7,12 +7,13 @@ from mtrain.assembly import model_plugin, open_task
 from mtrain.core import placement, plugins
 from mtrain.core.cadence import check_continues
 from mtrain.core.checkpoint import progress_of
-from mtrain.core.interfaces import Progress
+from mtrain.core.errors import SpecError
+from mtrain.core.interfaces import Evaluator, Progress
 from mtrain.core.optimizer import make_recipe
 from mtrain.core.sampler import Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.core.spec import Spec
-from mtrain.data.check import verify_pictures
+from mtrain.core.suggest import hint
 from mtrain.weights.models import check_start
 
 
@@ -23,10 +24,19 @@ def _check_port(spec: Spec) -> None:
         placement.check_port(spec.cluster.master_addr or next(iter(spec.cluster.ips), placement.LOOPBACK), port)
 
 
-def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None = None) -> list[str]:
-    """Open the data, look at every picture file, and derive all numbers of the job for ``size`` ranks.
+def _check_score(spec: Spec, evaluator: Evaluator) -> None:
+    score = spec.evaluate.score
+    if score is not None and score.partition("/")[0] not in evaluator.figures:
+        raise SpecError(
+            f"evaluate.score: {score!r} given, expected a figure of this job's evaluation{hint(score, evaluator.figures)}"
+        )
 
-    ``resumed``: the checkpoint that training goes on from, or that is evaluated. Returns sentences about bad boxes and the like, to be told once.
+
+def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None = None) -> list[str]:
+    """Open the data, look at all of it that can be unreadable, and derive all numbers of the job for ``size`` ranks.
+
+    ``resumed``: the checkpoint that training goes on from, or that is evaluated. Returns sentences about what is odd
+    in the data, to be told once.
 
     Raises:
         UsageError: something does not fit; the message says what to do. Unreadable pictures are named all at once.
@@ -35,7 +45,8 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     interpreter.check(spec)
     _check_port(spec)
     task = open_task(spec, training=training)
-    verify_pictures(*task.splits())
+    task.verify()
+    _check_score(spec, task.evaluator())
     model_plugin(spec).prepare_task(task.task(), {})
     if spec.model.weights is not None and resumed is None:
         check_start(spec, classes=len(task.task().class_names), training=training)

@@ -19,14 +19,13 @@ from mtrain.assembly import Assembly, assembled, open_task
 from mtrain.core import cadence, checkpoint, config
 from mtrain.core.collective import barrier
 from mtrain.core.digest import digest
-from mtrain.core.errors import Interrupted
+from mtrain.core.errors import Interrupted, SpecError
 from mtrain.core.evaluate import evaluate, interruptible
-from mtrain.core.interfaces import Progress
+from mtrain.core.interfaces import Evaluator, Progress, TaskData
 from mtrain.core.report import Report, Reporter, SilentReporter
 from mtrain.core.runfolder import RunFolder
 from mtrain.core.schedule import Schedule, total_updates
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
-from mtrain.data.detection import DetectionTask
 
 Stop = Callable[[], bool]
 """Whether this rank was asked to end."""
@@ -80,7 +79,7 @@ def train(spec: Any, run_folder: RunFolder, resume: Path | None, *, stop: Stop, 
 class Session:
     """One rank's run of a job: what the trainer calls, and what is written beside."""
 
-    def __init__(self, job: Assembly, data: DetectionTask, run_folder: RunFolder, result: "_Result") -> None:
+    def __init__(self, job: Assembly, data: TaskData, run_folder: RunFolder, result: "_Result") -> None:
         self.job = job
         self._data = data
         self.run_folder = run_folder
@@ -175,13 +174,14 @@ class Session:
             predictions=job.plugin.predictions,
             evaluator=evaluator,
         )
-        figures["score"] = figures[job.spec.evaluate.score]
-        best = self._result.take(figures, progress)
+        figures["score"] = _score(figures, job.spec.evaluate.score)
+        best = self._result.take(figures, progress, evaluator)
         self._result.found = evaluator.partial()
         self.report.evaluation(
             figures,
             update=progress.update,
             epoch=progress.epoch,
+            headline=list(evaluator.headline),
             best=best,
             seconds=time.perf_counter() - began,
         )
@@ -223,6 +223,8 @@ class Session:
             "seconds": round(seconds, 2),
             "best": result.best,
             "last": result.last,
+            "headline": result.headline,
+            "remarks": result.remarks,
         }
         if reason == "done":
             state = job.backend.state(job.model, job.optimizer)
@@ -255,6 +257,10 @@ class _Result:
     best_score: float = float("-inf")
     best: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
+    headline: list[str] = field(default_factory=list)
+    """Which figures a person looks at first."""
+    remarks: list[str] = field(default_factory=list)
+    """About the best evaluation."""
     found: Any = None
 
     @classmethod
@@ -265,16 +271,22 @@ class _Result:
         figures = saved.meta["extra"].get("results", {})
         return cls(progress=saved.progress, best_score=saved.progress.best, **figures)
 
-    def figures(self) -> dict[str, dict[str, Any]]:
+    def figures(self) -> dict[str, Any]:
         """For the checkpoint."""
-        return {"best": dict(self.best), "last": dict(self.last)}
+        return {
+            "best": dict(self.best),
+            "last": dict(self.last),
+            "headline": list(self.headline),
+            "remarks": list(self.remarks),
+        }
 
-    def take(self, figures: Mapping[str, float], progress: Progress) -> bool:
-        """Figures of an evaluation; returns whether they are the best so far."""
+    def take(self, figures: Mapping[str, float], progress: Progress, evaluator: Evaluator) -> bool:
+        """Figures of an evaluation, and who made them; returns whether they are the best so far."""
         self.last = {"update": progress.update, "epoch": progress.epoch, **figures}
+        self.headline = list(evaluator.headline)
         best = figures["score"] > self.best_score
         if best:
-            self.best_score, self.best = figures["score"], self.last
+            self.best_score, self.best, self.remarks = figures["score"], self.last, evaluator.remarks()
         return best
 
 
@@ -301,14 +313,16 @@ def evaluate_only(spec: Any, run_folder: RunFolder, weights: Path | None, *, sto
             evaluator=evaluator,
         )
         loader.close()
-        report.evaluation(figures, update=progress.update, epoch=progress.epoch, best=False)
-        summary = {"reason": "done", "figures": figures, "weights": _text(weights)}
+        headline = list(evaluator.headline)
+        report.evaluation(figures, update=progress.update, epoch=progress.epoch, headline=headline, best=False)
+        summary: dict[str, Any] = {"reason": "done", "figures": figures, "weights": _text(weights)}
+        summary |= {"headline": headline, "remarks": evaluator.remarks()}
         report.event("end", **summary)
         report.close(summary)
 
 
 def predict_only(spec: Any, run_folder: RunFolder, weights: Path | None, *, leave: rank.Leaving) -> None:
-    """Detect objects in the pictures that ``predict.json`` of the run folder lists."""
+    """Predict on the pictures that ``predict.json`` of the run folder lists."""
     from mtrain.predicting import predict
 
     _log_to_stderr()
@@ -340,6 +354,17 @@ def _reporter(job: Assembly, run_folder: RunFolder, progress: Progress) -> Repor
 
 def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _score(figures: Mapping[str, float], wanted: str | None) -> float:
+    """The figure to maximise: ``evaluate.score``, else the evaluator's own.
+
+    Raises:
+        SpecError: there is no such figure, e.g. of a class that does not occur.
+    """
+    if wanted is not None and wanted not in figures:
+        raise SpecError(f"evaluate.score: {wanted!r} given, this evaluation has {', '.join(figures)}")
+    return figures[wanted or "score"]
 
 
 def _text(path: Path | None) -> str | None:

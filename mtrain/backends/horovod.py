@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -35,11 +35,7 @@ class Horovod(TorchBackend):
             description="how gradients of ranks become one; adasum (Maleki et al. 2021) needs a Horovod built with MPI, and "
             "2, 4, 8, ... ranks",
         )
-        fusion_mb: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
-            "auto",
-            description="gradients that are ready at once are sent together up to this size; auto: 64, and 0 from three ranks "
-            "on, where what happens to be sent together would change the rounding from run to run",
-        )
+        fusion_mb: float = Field(25.0, ge=0, description="gradients are exchanged in groups of this size")
         cycle_ms: float = Field(1.0, gt=0, description="how often Horovod looks for gradients that are ready")
         timeout_s: int = Field(600, ge=4, description="a collective that waits longer for a rank ends the job")
         silence_s: int = Field(
@@ -59,7 +55,7 @@ class Horovod(TorchBackend):
         from mtrain.backends._torch.engine import TorchEngine
 
         hvd = library.load()
-        library.start(hvd, self._settings(library.announced_size()))
+        library.start(hvd, self._settings())
         from mtrain.backends._horovod.collective import HorovodCollective
 
         collective = HorovodCollective()
@@ -92,16 +88,16 @@ class Horovod(TorchBackend):
             accumulate=recipe.accumulate,
             compression=self.options.compression,
             reduction=self.options.reduction,
+            group_bytes=self.options.fusion_mb * MIB,
         )
 
-    def _settings(self, size: int | None) -> dict[str, str]:
-        """Horovod's variables; ``size``: None where it is not known yet."""
+    def _settings(self) -> dict[str, str]:
+        """Horovod's variables."""
         options = self.options
-        fused_mb = options.fusion_mb
-        if fused_mb == "auto":
-            fused_mb = 64.0 if size is not None and size <= 2 else 0.0
         return {
-            "HOROVOD_FUSION_THRESHOLD": str(int(fused_mb * MIB)),
+            # A group is sent at once, and no two are put together.
+            "HOROVOD_FUSION_THRESHOLD": str(int(options.fusion_mb * MIB)),
+            "HOROVOD_DISABLE_GROUP_FUSION": "1",
             "HOROVOD_CYCLE_TIME": str(options.cycle_ms),
             "HOROVOD_CACHE_CAPACITY": str(NAMES_CACHED),
             # It warns of a rank that others wait for, and looks, once per so many seconds.

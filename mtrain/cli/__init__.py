@@ -21,7 +21,7 @@ COMMANDS = {
     "train": ("mtrain.cli.train:train", "Train what a spec describes (the default command)."),
     "plan": ("mtrain.cli.plan:plan", "Print what `train` would start, and start nothing."),
     "evaluate": ("mtrain.cli.evaluate:evaluate", "Score trained weights on the evaluation split."),
-    "predict": ("mtrain.cli.predict:predict", "Pictures in; pictures with boxes and COCO JSON out."),
+    "predict": ("mtrain.cli.predict:predict", "Pictures in; what is found in them, as JSON and drawn, out."),
     "config": ("mtrain.cli.config:config", "Show, explain and validate specs."),
     "plugins": ("mtrain.cli.plugins:plugins", "List backends, models, data sets and launchers."),
     "data": ("mtrain.cli.data:data", "Check a data set, or make the embedded one."),

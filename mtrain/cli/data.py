@@ -8,7 +8,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mtrain.data.sample import Annotations
+    from mtrain.core.interfaces import Remark, Table
 
 
 @click.group()
@@ -27,69 +27,42 @@ def data() -> None:
     "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("."), help="Folder of the picture grids."
 )
 def check(spec: str | None, config: str | None, overrides: tuple[str, ...], pictures: int, output: Path) -> None:
-    """Print counts, bad boxes and histograms of the data set of SPEC, and save pictures with their boxes, also augmented."""
+    """Print counts, histograms and what is wrong with the data set of SPEC, and save pictures with their labels, also augmented."""
     from rich.console import Console
 
+    from mtrain.assembly import open_data_of
     from mtrain.core.config import load
-    from mtrain.data import open_data
-    from mtrain.data.check import verify_pictures
-    from mtrain.data.draw import annotations_grid, inputs_grid, save_picture
-    from mtrain.data.source import open_sources
+    from mtrain.data.draw import save_picture
 
     loaded = load(spec or config, overrides=list(overrides))
     console = Console(soft_wrap=True)
-    opened = open_data(loaded.spec.data)
-    splits = dict(zip(("train", "val"), opened.both(), strict=True))
-    verified = verify_pictures(*splits.values())
-    console.print(f"{loaded.source}: data.format {loaded.spec.data.format}, {verified} picture files, all whole")
-    print_report(console, splits)
-    for split, annotations in splits.items():
-        file = output / f"data_check_{loaded.name}_{split}.jpg"
-        save_picture(annotations_grid(annotations, limit=pictures), file)
-        console.print(f"{split} pictures with their boxes: {file}", highlight=False)
-    settings = loaded.spec.data.model_copy(update={"cache": "none"})
-    train = open_sources(settings, splits["train"], None, seed=loaded.spec.train.seed)["train"]
-    file = output / f"data_check_{loaded.name}_augmented.jpg"
-    save_picture(inputs_grid(train, opened.class_names, limit=pictures), file)
-    console.print(f"train pictures as the network is given them: {file}", highlight=False)
+    opened = open_data_of(loaded.spec)
+    verified = opened.verify()
+    console.print(f"{loaded.source}: data.format {loaded.spec.data.format}, {verified}")
+    for part in opened.describe():
+        print_part(console, part)
+    for name, seen, picture in opened.views(limit=pictures):
+        file = output / f"data_check_{loaded.name}_{name}.jpg"
+        save_picture(picture, file)
+        console.print(f"{seen}: {file}", highlight=False)
 
 
-def print_report(console: "Console", splits: "dict[str, Annotations]") -> None:
-    """Counts per split, histograms of classes and sizes, and what is wrong with the boxes."""
-    from rich.table import Table
+def print_part(console: "Console", part: "Table | Remark") -> None:
+    """A table, or a sentence in the colour of what it says."""
+    from rich import table as rich_table
 
-    from mtrain.data.statistics import class_histogram, picture_sizes, size_histogram
+    from mtrain.core.interfaces import Remark
 
-    counts = {split: class_histogram(annotations) for split, annotations in splits.items()}
-    sizes = {split: size_histogram(annotations) for split, annotations in splits.items()}
-    table = Table("", *splits)
-    table.add_row("pictures", *(str(len(a.samples)) for a in splits.values()))
-    table.add_row("  without a box", *(str(sum(not len(s.boxes) for s in a.samples)) for a in splits.values()))
-    table.add_row("boxes", *(str(sum(c.values())) for c in counts.values()))
-    table.add_row("crowd boxes", *(str(sum(int(s.crowd.sum()) for s in a.samples)) for a in splits.values()))
-    table.add_section()
-    for size, range_ in (("small", "< 32 x 32 px"), ("medium", "between"), ("large", "> 96 x 96 px")):
-        table.add_row(f"{size} ({range_})", *(str(s[size]) for s in sizes.values()))
-    console.print(table)
-    _print_classes(console, counts)
-    for split, annotations in splits.items():
-        common = list(picture_sizes(annotations).items())
-        listing = ", ".join(f"{w} x {h}: {count}" for (w, h), count in common[:4])
-        more = f" and {len(common) - 4} other sizes" if len(common) > 4 else ""
-        console.print(f"{split} picture sizes: {listing}{more}")
-        for sentence in annotations.report() or ["no bad boxes"]:
-            console.print(f"{split}: {sentence}", style="yellow" if annotations.report() else "green")
-
-
-def _print_classes(console: "Console", counts: dict[str, dict[str, int]]) -> None:
-    from rich.table import Table
-
-    table = Table("label", "class", *(f"{split} boxes" for split in counts), "")
-    first = next(iter(counts.values()))
-    largest = max([*first.values(), 1])
-    for label, name in enumerate(first):
-        bar = "█" * round(30 * first[name] / largest)
-        table.add_row(str(label), name, *(str(split[name]) for split in counts.values()), bar)
+    if isinstance(part, Remark):
+        colours = {True: "green", False: "yellow", None: None}
+        console.print(part.text, style=colours[part.good])
+        return
+    table = rich_table.Table(*part.columns)
+    for row in part.rows:
+        if row is None:
+            table.add_section()
+        else:
+            table.add_row(*row)
     console.print(table)
 
 

@@ -1,5 +1,6 @@
 """``mtrain plugins list``."""
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -46,5 +47,7 @@ def state(entry: "Entry") -> str:
     if entry.rivals:
         return f"also in {', '.join(entry.rivals)}"
     if not entry.installed:
+        if entry.install is not None:
+            return f"needs {entry.library}: {entry.remedy(sys.executable)}"
         return f"needs {entry.needs}" + (f": pip install 'mtrain[{entry.extra}]'" if entry.extra else "")
     return "ready"

@@ -1,15 +1,18 @@
-"""``mtrain predict``: pictures in; pictures with boxes and COCO JSON out."""
+"""``mtrain predict``: pictures in; what is found in them, as JSON and drawn, out."""
 
 import dataclasses
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mtrain.cli.options import JobCommand, load_job, spec_options
+
+if TYPE_CHECKING:
+    from mtrain.core.config import Loaded
 
 
 @click.command("predict", cls=JobCommand)
@@ -26,11 +29,11 @@ from mtrain.cli.options import JobCommand, load_job, spec_options
     show_default=True,
     help="Lowest score kept.",
 )
-@click.option("--draw/--no-draw", default=True, help="Also write the pictures with their boxes.")
+@click.option("--draw/--no-draw", default=True, help="Also write the pictures with what was found.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
 @click.pass_context
 def predict(context: click.Context, /, **params: Any) -> None:
-    """Detect objects in pictures with the averaged weights of a checkpoint."""
+    """Find objects in pictures, or their classes, with the averaged weights of a checkpoint."""
     from mtrain.cli import starting
     from mtrain.core.errors import CheckpointError
     from mtrain.core.report import write_json
@@ -44,7 +47,8 @@ def predict(context: click.Context, /, **params: Any) -> None:
         )
     if params["config"] is None and not params["weights"]:
         params["config"] = starting.resumed_config(None, str(weights))
-    loaded = load_job(_on_one_rank(params))
+    alone = _on_one_rank(params, framework=_framework(load_job(params)))
+    loaded = _selecting(load_job(alone), alone)
     if not weights.is_dir() and not loaded.spec.data.names:
         raise click.UsageError(
             "--weights FILE does not say its classes; give them in label order: -o data.names=cat,dog"
@@ -58,15 +62,14 @@ def predict(context: click.Context, /, **params: Any) -> None:
         "confidence": params["confidence"],
         "draw": params["draw"],
         "class_names": names,
-        "category_ids": list(range(1, len(names) + 1)),
     }
     write_json(folder / "predict.json", request)
     where = starting.Where(run_dir=folder, checkpoint=weights)
     code = starting.run_job(dataclasses.replace(loaded), where, mode="predict", quiet=True)
     if code == 0:
         shutil.rmtree(folder)  # after a failure the message names its logs
-        click.echo(f"{len(files)} pictures: {_found(out)} objects with a score >= {params['confidence']:g}")
-        click.echo(f"boxes:     {out / 'predictions.json'}")
+        click.echo(f"{len(files)} pictures: {_found(out)} predictions with a score >= {params['confidence']:g}")
+        click.echo(f"found:     {out / 'predictions.json'}")
         if params["draw"]:
             click.echo(f"pictures:  {out}")
     context.exit(code)
@@ -93,17 +96,35 @@ def pictures(sources: Sequence[str]) -> list[Path]:
     return list(found)
 
 
-def _on_one_rank(params: dict[str, Any]) -> dict[str, Any]:
+def _framework(loaded: "Loaded") -> str:
+    """What the spec trains on, which is installed where its run was made; the other one need not be."""
+    from mtrain.core import plugins
+
+    backend, policy = loaded.spec.backend, loaded.policy
+    options = plugins.options("backends", backend.name, backend.options, path="backend.options", policy=policy)
+    framework: str = plugins.load("backends", backend.name, policy=policy)(options).framework
+    return framework
+
+
+def _on_one_rank(params: dict[str, Any], *, framework: str) -> dict[str, Any]:
     """The spec of a run, on one process without hosts, whatever it was trained on."""
     own = (
         "backend.name=solo",
-        f"backend.options={{device: {params['device']}}}",
+        f"backend.options={{device: {params['device']}, framework: {framework}}}",
         "cluster.ips=[]",
         "model.weights=null",
     )
-    kept = (f"model.options.confidence={params['confidence']}",)
     single = ("cluster.nproc_per_node=1", "train.batch_size=1", "train.accumulate=1", "cluster.log_dir=null")
-    return {**params, "overrides": (*(params["overrides"] or ()), *own, *kept, *single)}
+    return {**params, "overrides": (*(params["overrides"] or ()), *own, *single)}
+
+
+def _selecting(loaded: "Loaded", params: dict[str, Any]) -> "Loaded":
+    """``loaded``, its model told the lowest score where it selects predictions itself."""
+    from mtrain.core import plugins
+
+    if "confidence" not in plugins.load("models", loaded.spec.model.name, policy=loaded.policy).Options.model_fields:
+        return loaded
+    return load_job({**params, "overrides": (*params["overrides"], f"model.options.confidence={params['confidence']}")})
 
 
 def _found(out: Path) -> int:

@@ -1,5 +1,6 @@
 """``mtrain train``: check, plan, start, watch."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,6 @@ def evaluate_only(loaded: "Loaded", resume: str | None) -> int:
     from mtrain import preflight
     from mtrain.cli import starting
     from mtrain.core import checkpoint as store
-    from mtrain.core.report_words import detail_lines
 
     wanted = resume or (None if loaded.spec.model.weights else starting.AUTO)
     checkpoint, name = None, starting.run_name(loaded)
@@ -66,25 +66,35 @@ def evaluate_only(loaded: "Loaded", resume: str | None) -> int:
     where = starting.created(loaded, where, name=f"{name}-evaluate")
     notes = [*checked, f"evaluates {checkpoint or loaded.spec.model.weights}", f"run folder: {where.run_dir}"]
     code = starting.run_job(loaded, where, mode="evaluate", notes=notes)
-    for line in detail_lines(starting.read_summary(where.run_dir).get("figures", {})) if code == 0 else ():
+    summary = starting.read_summary(where.run_dir) if code == 0 else {}
+    for line in figure_lines(summary, summary.get("figures", {})):
         click.echo(line)
     return code
+
+
+def figure_lines(summary: Mapping[str, Any], figures: Mapping[str, Any]) -> list[str]:
+    """Figures by class, and what the evaluation remarks."""
+    from mtrain.core.report_words import class_lines
+
+    return [*class_lines(figures), *summary.get("remarks", ())]
 
 
 def closing_lines(run_dir: Path, *, done: bool) -> list[str]:
     """What a person wants to know at the end: the result, and where everything is."""
     from mtrain.cli import starting
-    from mtrain.core.report_words import detail_lines, duration, headline_figures
+    from mtrain.core.report_words import duration, headline_figures
     from mtrain.core.runfolder import RunFolder
 
     summary, run = starting.read_summary(run_dir), RunFolder(run_dir)
     lines = []
     if done and summary:
         best = summary.get("best") or summary.get("last") or {}
-        figures = "  ".join(f"{name} {value:.4f}" for name, value in headline_figures({"figures": best}).items())
+        figures = "  ".join(
+            f"{name} {value:.4f}" for name, value in headline_figures({**summary, "figures": best}).items()
+        )
         at = f" (update {best['update']})" if "update" in best else ""
         lines.append(f"done: {summary.get('updates', '?')} updates in {duration(summary.get('seconds'))}")
-        lines += [f"best evaluation: {figures}{at}", *detail_lines(best)] if figures else []
+        lines += [f"best evaluation: {figures}{at}", *figure_lines(summary, best)] if figures else []
     places = {
         "curves": run.results,
         "pictures": run.path / "val_batch.jpg",

@@ -56,12 +56,13 @@ def import_(file: Path, model: str, target: Path, *, force: bool) -> None:
     help="OUT.pdparams for Paddle, OUT.pt or OUT.pth for torch.",
 )
 @click.option("--force", is_flag=True, help="Replace OUT.")
-def export(file: Path, model: str | None, target: Path, *, force: bool) -> None:
+@click.option("--deploy", is_flag=True, help="The form for inference: branches that add up become one convolution.")
+def export(file: Path, model: str | None, target: Path, *, force: bool, deploy: bool) -> None:
     """Write the weights of FILE, a checkpoint or a run under the names of the original program."""
     from mtrain.weights.writing import check_target
 
     check_target(target, force=force)
-    _convert(file, model, target)
+    _convert(file, model, target, deploy=deploy)
 
 
 @weights.command()
@@ -77,7 +78,7 @@ def show(file: Path) -> None:
         click.echo(f"{name:<{width}}  {array.dtype!s:<8}  {tuple(array.shape)}")
 
 
-def _convert(file: Path, model: str | None, target: Path) -> None:
+def _convert(file: Path, model: str | None, target: Path, *, deploy: bool = False) -> None:
     from mtrain.core.errors import CheckpointError
     from mtrain.weights.models import expected
     from mtrain.weights.names import exported
@@ -95,6 +96,9 @@ def _convert(file: Path, model: str | None, target: Path) -> None:
             f"--model {name}: its state is not known without a framework; train with it as model.weights"
         )
     arrays = _fitted(found, wanted)
+    if deploy:
+        arrays = _fused(arrays, wanted)
+        click.echo(f"for inference: {len(arrays)} arrays")
     write(target, exported(arrays, wanted.published, layout=LAYOUTS[target.suffix]))
     click.echo(f"written: {target} ({target.stat().st_size / MIB:.1f} MiB)")
 
@@ -116,6 +120,23 @@ def _fitted(found: "Weights", wanted: "Expected") -> "Mapping[str, Array]":
     zeros = {name: np.zeros(wanted.state[name].shape, wanted.state[name].dtype) for name in result.counters}
     have = {**result.taken, **zeros}
     return {name: have[name] for name in wanted.state if name in have}
+
+
+def _fused(arrays: "Mapping[str, Array]", wanted: "Expected") -> "Mapping[str, Array]":
+    """The state as the model's own ``fused`` makes it for inference."""
+    from mtrain.core import plugins
+    from mtrain.core.errors import CheckpointError
+
+    fused = getattr(plugins.load("models", wanted.model), "fused", None)
+    if fused is None:
+        raise CheckpointError(f"--deploy: {wanted.model} has no form for inference of its own; leave the flag out")
+    missing = [name for name in wanted.state if name not in arrays]
+    if missing:
+        raise CheckpointError(
+            f"--deploy: needs every array of {wanted.model}; {len(missing)} are not in the file, such as {missing[0]}"
+        )
+    made: Mapping[str, Array] = fused(arrays)
+    return made
 
 
 def _described(found: "Weights") -> str:

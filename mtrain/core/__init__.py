@@ -1,1 +1,1 @@
-"""Backend-agnostic core: seams, spec, loop, checkpoints, plans. No framework, no backend, nothing of detection."""
+"""Backend-agnostic core: seams, spec, loop, checkpoints, plans. No framework, no backend, no kind of task."""

@@ -1,8 +1,8 @@
 """The seams of the house: what a backend, a launcher, a model and a data set promise.
 
 Read it top to bottom: values that travel (Recipe, State, Progress, Command), then what a backend supplies
-(Collective, Optimizer, Backend), then what a task supplies (Model, Dataset, Evaluator), then who starts ranks (Launcher).
-Nothing here names a backend, a framework or a kind of model.
+(Collective, Optimizer, Backend), then what a task supplies (Model, Dataset, Evaluator, and TaskKind, which ties them to a
+job), then who starts ranks (Launcher). Nothing here names a backend, a framework or a kind of task.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -239,13 +239,13 @@ class Task:
     """What a model must know of the data and the job before it is built."""
 
     kind: str
-    """"detection": a data set and a model of one job must be of the same kind."""
+    """Of the task: a data set and a model of one job must be of the same kind."""
     class_names: Sequence[str]
     image_size: int
     """Side of the square input, in pixels."""
     global_batch: int
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What one kind of task adds, e.g. anchors."""
+    """What a model adds in ``prepare_task``: figures of the data that its network is built with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,7 +262,7 @@ class Published:
     per_class: Sequence[str] = ()
     """Entries whose shape depends on the number of classes."""
     of_data: Sequence[str] = ()
-    """Entries that come from the data of a job (anchors): training keeps its own, evaluation takes the file's."""
+    """Entries that come from the data of a job: training keeps its own, evaluation takes the file's."""
 
 
 class Model(Protocol):
@@ -276,7 +276,7 @@ class Model(Protocol):
     kind: ClassVar[str]
 
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
-        """Add to the task what depends on the data (anchors); pure numpy, equal on every rank."""
+        """Add to the task what depends on the data; pure numpy, equal on every rank."""
         ...
 
     def build(self, task: Task, collective: Collective) -> Module:
@@ -299,6 +299,11 @@ class Model(Protocol):
 class Evaluator(Protocol):
     """Collects predictions of a whole evaluation set and turns them into figures."""
 
+    figures: ClassVar[Sequence[str]]
+    """Names of the figures of ``result``; those of one class are named ``<figure>/<class>``."""
+    headline: ClassVar[Sequence[str]]
+    """The few of them that get a column or a curve, the most telling first."""
+
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
         """Take one micro batch; ``batch["index"]`` says which samples."""
         ...
@@ -309,6 +314,10 @@ class Evaluator(Protocol):
 
     def result(self, partials: Sequence[Any]) -> dict[str, float]:
         """Figures from the partials of all ranks; a sample seen twice counts once. ``"score"`` is the one to maximise."""
+        ...
+
+    def remarks(self) -> list[str]:
+        """Sentences about the last result that no single figure says; may be empty."""
         ...
 
 
@@ -331,6 +340,8 @@ class Dataset(Protocol):
     """The target of one ``mtrain.datasets`` entry point, constructed as ``Dataset(options)``: reads one format."""
 
     Options: ClassVar[type[BaseModel]]
+    kind: ClassVar[str]
+    """Of the task that it serves."""
 
     def read(
         self,
@@ -341,11 +352,110 @@ class Dataset(Protocol):
         *,
         split: Literal["train", "val", "test"],
     ) -> Any:
-        """One split as ``mtrain.data.sample.Annotations``; the arguments are ``data.root``, ``data.<split>``,
-        ``data.images`` and ``data.names`` of the spec.
+        """One split, in the form of its kind, with a length and ``class_names``; the arguments are ``data.root``,
+        ``data.<split>``, ``data.images`` and ``data.names`` of the spec.
 
         Raises:
             DataError: the files are missing, unreadable or disagree with the spec.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Counts for a person to read."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str] | None]
+    """None: a line between the rows before and behind."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remark:
+    """A sentence for a person to read."""
+
+    text: str
+    good: bool | None = None
+    """False: something to look at; None: neither good nor bad."""
+
+
+class JobData(Protocol):
+    """What a job asks of its pictures, whatever is done with them."""
+
+    def task(self) -> Task:
+        """What a model must know before it is built."""
+        ...
+
+    def sources(self) -> Mapping[str, Any]:
+        """``train`` (augmented; left out where nothing is trained) and ``val``, as the loader takes them."""
+        ...
+
+    def length(self, split: str) -> int:
+        """Samples of ``train`` or ``val``."""
+        ...
+
+    def statistics(self) -> Mapping[str, Any]:
+        """What ``Model.prepare_task`` is given."""
+        ...
+
+    def evaluator(self) -> Evaluator:
+        """A fresh one over ``val``."""
+        ...
+
+
+class TaskData(JobData, Protocol):
+    """The data side of a job that trains or evaluates: a data set as one kind of task sees it."""
+
+    def verify(self) -> str:
+        """Look at everything that can be unreadable; returns in words what was looked at.
+
+        Raises:
+            DataError: some cannot be used; the first ones are named.
+        """
+        ...
+
+    def labels(self) -> dict[str, Any]:
+        """What a checkpoint remembers of the classes, for ``TaskKind.pictures``; plain values."""
+        ...
+
+    def report(self) -> list[str]:
+        """One sentence for each kind of thing that is wrong with the splits."""
+        ...
+
+    def describe(self) -> Sequence[Table | Remark]:
+        """Both splits in tables and sentences, for ``mtrain data check``."""
+        ...
+
+    def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
+        """(name, what is seen, uint8 (H, W, 3) RGB): up to ``limit`` samples of each split, and as the network is given them."""
+        ...
+
+    def draw(self, found: Any, path: Path) -> None:
+        """Truth beside predictions for some samples of ``found``, an evaluator's ``partial``."""
+        ...
+
+
+class PictureData(JobData, Protocol):
+    """The data side of prediction: pictures without labels, as ``val``."""
+
+    def write(self, found: Any, out: Path, *, confidence: float, draw: bool) -> None:
+        """What an evaluator's ``partial`` holds, as ``predictions.json`` (a list with one entry per prediction of at least
+        ``confidence``, with ``file_name`` and ``score``), and with ``draw`` each picture with what was found."""
+        ...
+
+
+class TaskKind(Protocol):
+    """A kind of task, the value of its name in ``assembly.TASKS``: constructed as ``kind(spec, opened, training=)``."""
+
+    def __call__(self, spec: Any, data: Any, *, training: bool = True) -> TaskData:
+        """``data``: what ``mtrain.data.open_data`` returns; without ``training`` only the evaluation split is read."""
+        ...
+
+    def pictures(self, spec: Any, files: Sequence[Path], labels: Mapping[str, Any]) -> PictureData:
+        """Pictures to predict on. ``labels``: a checkpoint's, see ``TaskData.labels``, or ``class_names`` alone.
+
+        Raises:
+            DataError: some cannot be read; all of them are named.
         """
         ...
 

@@ -46,7 +46,11 @@ class PluginPolicy(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict, description="defaults of the plugin's options")
     summary: str = Field(default="", description="one line for `mtrain plugins list`")
     needs: str | None = Field(default=None, description="the module that must be installed for it to run")
+    library: str | None = Field(default=None, description="a module that must be installed beside it")
     extra: str | None = Field(default=None, description="the extra of mtrain that installs it")
+    install: str | None = Field(
+        default=None, description="how to get the library where pip cannot; {python} stands for the interpreter"
+    )
 
 
 class KindPolicy(BaseModel):
@@ -88,14 +92,22 @@ class Entry:
     enabled: bool = True
     summary: str = ""
     needs: str | None = None
+    library: str | None = None
     extra: str | None = None
+    install: str | None = None
     rivals: tuple[str, ...] = ()
     """Other distributions that provide the same name: loading it is refused."""
 
     @property
     def installed(self) -> bool:
         """Whether what it needs can be found; looks, imports nothing."""
-        return self.needs is None or find_spec(self.needs) is not None
+        return all(find_spec(name) is not None for name in (self.needs, self.library) if name is not None)
+
+    def remedy(self, python: str) -> str:
+        """How ``python`` comes by the library; empty where nobody said."""
+        if self.install is not None:
+            return self.install.replace("{python}", python)
+        return f"install it with: {python} -m pip install 'mtrain[{self.extra}]'" if self.extra else ""
 
 
 def read_policy(file: str | Path | None = None) -> Policy:
@@ -213,7 +225,9 @@ def _described(entries: list[Entry], policy: Policy) -> Entry:
         enabled=policy.allows(first.kind, first.name),
         summary=said.summary,
         needs=said.needs,
+        library=said.library,
         extra=said.extra,
+        install=said.install,
         rivals=tuple(_provider(entry) for entry in others),
     )
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from mtrain.core.interfaces import Array
 from mtrain.core.report_history import History, rate_of, read_history
+from mtrain.core.report_words import headline_figures
 
 COLOURS = ("#1f6fb4", "#d9622b", "#2f9e5b", "#8a56b0", "#b8324f", "#7a7a7a")
 INK = "#333333"
@@ -25,7 +26,7 @@ def draw_results(folder: Path) -> Path | None:
     figure = Figure(figsize=(12, 7.2), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2)
-    figure.suptitle(f"{folder.resolve().name}: {_headline(history)}", fontsize=12, color=INK, x=0.012, ha="left")
+    figure.suptitle(f"{folder.resolve().name}: {_title(history)}", fontsize=12, color=INK, x=0.012, ha="left")
     _losses(axes[0, 0], history)
     _figures(axes[0, 1], history)
     _rate(axes[1, 0], history)
@@ -37,14 +38,19 @@ def draw_results(folder: Path) -> Path | None:
     return path
 
 
-def _headline(history: History) -> str:
+def _title(history: History) -> str:
     parts = [f"{max(history.updates, default=-1) + 1} updates"]
-    figures = [record.get("figures", {}) for record in history.evaluations.values()]
-    for name in ("AP", "AP50"):
-        values = [f[name] for f in figures if isinstance(f.get(name), int | float)]
-        if values:
-            parts.append(f"best {name} {max(values):.3f}")
+    for name in _headline_names(history)[:2]:
+        values = [
+            figures[name] for record in history.evaluations.values() if name in (figures := headline_figures(record))
+        ]
+        parts.append(f"best {name} {max(values):.3f}")
     return ", ".join(parts)
+
+
+def _headline_names(history: History) -> list[str]:
+    """Of the figures that records of this run put first."""
+    return list(dict.fromkeys(name for record in history.evaluations.values() for name in headline_figures(record)))
 
 
 def _losses(axes: Axes, history: History) -> None:
@@ -64,10 +70,7 @@ def _losses(axes: Axes, history: History) -> None:
 
 def _figures(axes: Axes, history: History) -> None:
     _frame(axes, "evaluation")
-    present = dict.fromkeys(name for record in history.evaluations.values() for name in record.get("figures", {}))
-    names = [name for name in ("AP50", "AP", "AP75", "AR100") if name in present] or [
-        n for n in present if "/" not in n
-    ][:4]
+    names = _headline_names(history)[:4]
     for name, colour in zip(names, _cycle(len(names)), strict=True):
         x, y = _series(history.evaluations, lambda r, n=name: r.get("figures", {}).get(n))
         axes.plot(x, y, color=colour, linewidth=1.7, marker="o", markersize=3, label=name)

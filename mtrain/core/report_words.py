@@ -78,9 +78,9 @@ def duration(seconds: float | None) -> str:
 
 
 def headline_figures(record: Record) -> dict[str, float]:
-    """The figures worth a column: not those per class or size, at most five."""
+    """The figures worth a column: those that the record's ``headline`` names, else at most five that are not of one class."""
     figures = {k: v for k, v in (record.get("figures") or {}).items() if isinstance(v, int | float)}
-    known = [name for name in ("AP", "AP50", "AP75", "AR100") if name in figures]
+    known = [name for name in record.get("headline") or () if name in figures]
     names = known or [name for name in figures if "/" not in name and name != "score"][:5]
     return {name: figures[name] for name in names}
 
@@ -110,8 +110,8 @@ def _short(value: Any) -> bool:
     return isinstance(value, int | float | str) and len(str(value)) <= 60
 
 
-def detail_lines(figures: Mapping[str, Any]) -> list[str]:
-    """Figures by class (``AP/RBC`` ...) and by size (``APs``, ``APm``, ``APl``) as one line each; none where there are none."""
+def class_lines(figures: Mapping[str, Any]) -> list[str]:
+    """Figures by class (``<figure>/<class>``), one line for each figure; none where there are none."""
     lines = []
     for kind in dict.fromkeys(name.partition("/")[0] for name in figures if "/" in name):
         parts = [
@@ -120,12 +120,4 @@ def detail_lines(figures: Mapping[str, Any]) -> list[str]:
             if name.startswith(f"{kind}/")
         ]
         lines.append(f"{kind} by class: " + "  ".join(parts))
-    sizes = {"small": "APs", "medium": "APm", "large": "APl"}
-    if all(isinstance(figures.get(name), int | float) for name in sizes.values()):
-        lines.append("AP by size: " + "  ".join(f"{size} {_or_none(figures[name])}" for size, name in sizes.items()))
     return lines
-
-
-def _or_none(figure: float) -> str:
-    """COCO's -1 says that there is nothing of this size to find."""
-    return number(figure) if figure >= 0 else "none there"

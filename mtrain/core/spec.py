@@ -31,7 +31,7 @@ def _fits_strides(side: int) -> int:
 
 
 STRIDE = 32
-"""Pixels of the input per cell of the coarsest level of a detector."""
+"""Pixels of the input per cell of a network's coarsest map."""
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0)]
@@ -141,7 +141,7 @@ _STRETCH_ONLY: dict[str, Any] = dict.fromkeys(("distort", "expand", "crop", "siz
 class DataSpec(Section):
     """Pictures and annotations. Relative paths are taken from `root`, and `root` from the current directory."""
 
-    format: str = Field(default="digits", description="a plugin of kind `datasets`: coco, voc, yolo, digits")
+    format: str = Field(default="digits", description="a plugin of kind `datasets`: see `mtrain plugins list`")
     root: str | None = Field(default=None, description="folder of the data set; null: where the plugin keeps its own")
     train: str | None = Field(
         default=None,
@@ -382,7 +382,9 @@ class EvaluateSpec(Section):
         default=None, description="samples per rank and forward pass; null: the micro batch"
     )
     at_end: bool = Field(default=True, description="score the last weights, whatever every_epochs says")
-    score: str = Field(default="AP", description="the figure to maximise, e.g. AP, AP50")
+    score: str | None = Field(
+        default=None, description="the figure to maximise, as evaluations name it; null: the task's own"
+    )
 
 
 class CheckpointSpec(Section):

@@ -2,29 +2,29 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mtrain.core.errors import DataError
 
 if TYPE_CHECKING:
     from mtrain.core import plugins
+    from mtrain.core.interfaces import Dataset
     from mtrain.core.spec import DataSpec
-    from mtrain.data.sample import Annotations
 
-__all__ = ["DetectionData", "open_data"]
+__all__ = ["OpenData", "open_data"]
 
 
-class DetectionData:
-    """The splits of a detection data set, each read when first asked for."""
+class OpenData:
+    """The splits of a data set, each read when first asked for, in the form of its kind: for detection
+    ``sample.Annotations``, for classification ``classification.LabelledPictures``."""
 
-    kind: ClassVar[str] = "detection"
-
-    def __init__(self, spec: "DataSpec", reader: Any) -> None:
+    def __init__(self, spec: "DataSpec", reader: "Dataset") -> None:
         self._spec = spec
         self._reader = reader
+        self.kind = reader.kind
 
     @cached_property
-    def train(self) -> "Annotations":
+    def train(self) -> Any:
         """The training split.
 
         Raises:
@@ -34,22 +34,22 @@ class DetectionData:
         return self._read("train", self._spec.train)
 
     @cached_property
-    def val(self) -> "Annotations":
+    def val(self) -> Any:
         """The evaluation split.
 
         Raises:
             DataError: it cannot be read, holds no picture, or has other classes than the training split.
 
         """
-        annotations = self._read("val", self._spec.val)
-        if annotations.class_names != self.train.class_names:
+        found = self._read("val", self._spec.val)
+        if found.class_names != self.train.class_names:
             raise DataError(
-                f"data.val: its classes are {', '.join(annotations.class_names)}, but those of data.train are "
+                f"data.val: its classes are {', '.join(found.class_names)}, but those of data.train are "
                 f"{', '.join(self.train.class_names)}; both splits need the same classes"
             )
-        return annotations
+        return found
 
-    def both(self) -> "list[Annotations]":
+    def both(self) -> list[Any]:
         """The training and the evaluation split.
 
         Raises:
@@ -69,18 +69,19 @@ class DetectionData:
     @property
     def class_names(self) -> tuple[str, ...]:
         """In label order."""
-        return self.train.class_names
+        names: tuple[str, ...] = self.train.class_names
+        return names
 
-    def _read(self, split: Literal["train", "val"], value: str | None) -> "Annotations":
+    def _read(self, split: Literal["train", "val"], value: str | None) -> Any:
         spec = self._spec
         root = None if spec.root is None else Path(spec.root).expanduser()
-        annotations: Annotations = self._reader.read(root, value, spec.images, spec.names, split=split)
-        if not annotations.samples:
+        found = self._reader.read(root, value, spec.images, spec.names, split=split)
+        if not len(found):
             raise DataError(f"data.{split}: the {split} split of {root} holds no picture")
-        return annotations
+        return found
 
 
-def open_data(spec: "DataSpec", *, policy: "plugins.Policy | None" = None) -> DetectionData:
+def open_data(spec: "DataSpec", *, policy: "plugins.Policy | None" = None) -> OpenData:
     """The data set that ``spec`` names, a plugin as ``policy`` allows. Nothing is read before a split is asked for.
 
     Raises:
@@ -92,4 +93,4 @@ def open_data(spec: "DataSpec", *, policy: "plugins.Policy | None" = None) -> De
 
     reader = plugins.load("datasets", spec.format, policy=policy)
     options = plugins.options("datasets", spec.format, spec.options, path="data.options", policy=policy)
-    return DetectionData(spec, reader(options))
+    return OpenData(spec, reader(options))

@@ -1,35 +1,40 @@
-"""Everything that a detection job asks of its data: sources, statistics, evaluator, pictures. It decides nothing itself."""
+"""Detection as a kind of task: what a job asks of pictures with boxes. It decides nothing itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mtrain.core.errors import DataError
-from mtrain.core.interfaces import Task
-from mtrain.data.sample import Annotations, Picture, assemble
+from mtrain.core.interfaces import Array, Remark, Table, Task
+from mtrain.data.sample import Annotations
 
 if TYPE_CHECKING:
     from mtrain.core.spec import Spec
-    from mtrain.data import DetectionData
+    from mtrain.data import OpenData
+    from mtrain.data.detection_pictures import DetectionPictures
     from mtrain.data.evaluation import CocoEvaluator
     from mtrain.data.loading import PooledSource
 
 
 class DetectionTask:
-    """The detection side of one job."""
+    """The detection side of one job: ``TaskData`` of ``core.interfaces``, and the class itself is a ``TaskKind``."""
 
-    kind: ClassVar[str] = "detection"
-
-    def __init__(self, spec: "Spec", data: "DetectionData", *, training: bool = True) -> None:
+    def __init__(self, spec: "Spec", data: "OpenData", *, training: bool = True) -> None:
         self._spec = spec
         self._data = data
         self._training = training
 
+    @classmethod
+    def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "DetectionPictures":
+        """See ``TaskKind.pictures``; ``category_ids`` of ``labels`` are 1, 2, ... where they are not given."""
+        from mtrain.data.detection_pictures import DetectionPictures, unannotated
+
+        names = labels["class_names"]
+        ids = labels.get("category_ids") or range(1, len(names) + 1)
+        return DetectionPictures(spec, unannotated(files, class_names=names, category_ids=list(ids)))
+
     def task(self) -> Task:
         """What a model must know before it is built."""
-        return _task(self._spec, self._data.class_names)
+        return describe_task(self._spec, self._data.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
         """``train`` (augmented; left out where nothing is trained) and ``val``."""
@@ -41,9 +46,12 @@ class DetectionTask:
         )
         return {str(name): source for name, source in sources.items()}
 
-    def splits(self) -> list[Annotations]:
-        """The splits that the job reads."""
-        return self._data.both() if self._training else [self._data.val]
+    def verify(self) -> str:
+        """See ``check.verify_pictures``."""
+        from mtrain.data.check import verify_pictures
+
+        splits = self._data.both() if self._training else [self._data.val]
+        return f"{verify_pictures(*splits)} picture files, all whole"
 
     def length(self, split: str) -> int:
         """Samples of ``train`` or ``val``."""
@@ -71,6 +79,24 @@ class DetectionTask:
         names = ("train", "val") if self._training else ("val",)
         return [f"data.{split}: {line}" for split in names for line in self._split(split).report()]
 
+    def describe(self) -> list[Table | Remark]:
+        """See ``description.describe``."""
+        from mtrain.data.description import describe
+
+        return describe({"train": self._data.train, "val": self._data.val})
+
+    def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
+        """Pictures of both splits with their boxes, and what becomes of training pictures."""
+        from mtrain.data.draw import annotations_grid, inputs_grid
+        from mtrain.data.source import open_sources
+
+        for split, annotations in (("train", self._data.train), ("val", self._data.val)):
+            yield split, f"{split} pictures with their boxes", annotations_grid(annotations, limit=limit)
+        settings = self._spec.data.model_copy(update={"cache": "none"})
+        source = open_sources(settings, self._data.train, None, seed=self._spec.train.seed)["train"]
+        grid = inputs_grid(source, self._data.class_names, limit=limit)
+        yield "augmented", "train pictures as the network is given them", grid
+
     def draw(self, found: Mapping[int, Any], path: Path) -> None:
         """Ground truth beside predictions for some pictures of ``found`` (boxes in pixels by sample index)."""
         from mtrain.data.draw import comparison, save_picture
@@ -78,7 +104,8 @@ class DetectionTask:
         save_picture(comparison(self._data.val, found), path)
 
     def _split(self, split: str) -> Annotations:
-        return self._data.train if split == "train" else self._data.val
+        annotations: Annotations = self._data.train if split == "train" else self._data.val
+        return annotations
 
     def _epochs(self) -> int:
         """Length of the job in epochs, the last one perhaps cut short."""
@@ -87,77 +114,8 @@ class DetectionTask:
         return train.epochs or -(-(train.updates or 1) // per_epoch)
 
 
-class PictureTask:
-    """Pictures without annotations, for prediction; the same members as ``DetectionTask``."""
-
-    kind: ClassVar[str] = "detection"
-
-    def __init__(self, spec: "Spec", pictures: Annotations) -> None:
-        self._spec = spec
-        self.pictures = pictures
-
-    def task(self) -> Task:
-        """What a model must know before it is built."""
-        return _task(self._spec, self.pictures.class_names)
-
-    def sources(self) -> "Mapping[str, PooledSource]":
-        """``val``: the pictures."""
-        from mtrain.data.source import open_sources
-
-        return {
-            str(name): source for name, source in open_sources(self._spec.data, None, self.pictures, seed=0).items()
-        }
-
-    def length(self, split: str) -> int:
-        """Pictures."""
-        return len(self.pictures)
-
-    def statistics(self) -> Mapping[str, Any]:
-        """Nothing is known of boxes."""
-        return {}
-
-    def evaluator(self) -> "CocoEvaluator":
-        """Collects predictions; there is nothing to score them by."""
-        from mtrain.data.evaluation import CocoEvaluator
-
-        return CocoEvaluator(self.pictures)
-
-
-def unannotated(files: Sequence[Path], *, class_names: Sequence[str], category_ids: Sequence[int]) -> Annotations:
-    """Pictures without boxes, in the order of their names; ``image_id`` is their place in it, from 1.
-
-    Raises:
-        DataError: some cannot be read; all of them are named.
-    """
-    from mtrain.data.header import probe
-    from mtrain.data.reading import listed
-
-    pictures, problems = [], []
-    for number, file in enumerate(sorted(files), start=1):
-        try:
-            width, height = probe(file)
-        except DataError as error:
-            problems.append(str(error))
-            continue
-        pictures.append(
-            Picture(
-                path=file,
-                file_name=str(file),
-                image_id=number,
-                width=width,
-                height=height,
-                boxes_xywh=np.zeros((0, 4)),
-                labels=np.zeros(0, np.int64),
-                crowd=np.zeros(0, np.bool_),
-                area=np.zeros(0),
-            )
-        )
-    if problems:
-        raise DataError(f"{len(problems)} of {len(files)} pictures cannot be read:\n{listed(problems)}")
-    return assemble(pictures, class_names=class_names, category_ids=category_ids)
-
-
-def _task(spec: "Spec", class_names: Sequence[str]) -> Task:
+def describe_task(spec: "Spec", class_names: Sequence[str]) -> Task:
+    """What a detector must know before it is built, but for what it finds out from statistics."""
     return Task(
         kind="detection",
         class_names=class_names,

@@ -8,7 +8,7 @@ crowds match any number of predictions and count for neither side. A figure for 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,13 @@ objects; average recall with 1, 10, 100 predictions a picture, then by size."""
 class CocoEvaluator:
     """Implements :class:`mtrain.core.interfaces.Evaluator` for detection."""
 
+    figures: ClassVar[Sequence[str]] = (*FIGURES, "score")
+    headline: ClassVar[Sequence[str]] = ("AP", "AP50", "AP75", "AR100")
+
     def __init__(self, annotations: Annotations) -> None:
         self._annotations = annotations
         self._found: dict[int, Detections] = {}
+        self._figures: dict[str, float] = {}
 
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
         """Take one micro batch. A picture seen before is left out.
@@ -53,8 +57,20 @@ class CocoEvaluator:
     def result(self, partials: Sequence[Mapping[int, Detections]]) -> dict[str, float]:
         """All of :data:`FIGURES`, ``AP/<class>`` and ``AP50/<class>`` of classes that occur, and ``score`` (= AP)."""
         results = results_json(self._annotations, merge(partials))
-        figures = _evaluate(dict(self._annotations.ground_truth), results, iou_type="bbox")
-        return {"score": figures["AP"], **figures}
+        self._figures = _evaluate(dict(self._annotations.ground_truth), results, iou_type="bbox")
+        return {"score": self._figures["AP"], **self._figures}
+
+    def remarks(self) -> list[str]:
+        """AP by the size of objects."""
+        sizes = {"small": "APs", "medium": "APm", "large": "APl"}
+        if not self._figures:
+            return []
+        return ["AP by size: " + "  ".join(f"{size} {_or_none(self._figures[name])}" for size, name in sizes.items())]
+
+
+def _or_none(figure: float) -> str:
+    """COCO's -1 says that there is nothing of this size to find."""
+    return f"{figure:.4g}" if figure >= 0 else "none there"
 
 
 def merge(partials: Sequence[Mapping[int, Detections]]) -> dict[int, Detections]:

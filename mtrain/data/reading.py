@@ -63,6 +63,16 @@ def pictures_in(folder: Path) -> list[Path]:
     return sorted(found)
 
 
+def unique_stems(files: Sequence[Path]) -> list[str]:
+    """The names of ``files`` without folder and suffix; one that came before gets its place in the list behind it."""
+    seen: set[str] = set()
+    names = []
+    for index, file in enumerate(files):
+        names.append(file.stem if file.stem not in seen else f"{file.stem}-{index}")
+        seen.add(file.stem)
+    return names
+
+
 def need_unique(ids: Iterable[object], *, where: str, what: str) -> None:
     """Refuse an id that occurs twice.
 

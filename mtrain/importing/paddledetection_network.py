@@ -49,6 +49,7 @@ SHAPE: Mapping[str, Mapping[str, Any]] = {
 STATED = ("CSPResNet.return_idx", "CSPResNet.use_large_stem", "CustomCSPPAN.out_channels", "CustomCSPPAN.spp")
 """Keys whose default in PaddleDetection is another network: they must be given."""
 HEAD_OPTIONS = {
+    "static_assigner_epoch": "static_assigner_epoch",
     "loss_weight.class": "cls",
     "loss_weight.iou": "iou",
     "loss_weight.dfl": "dfl",
@@ -58,6 +59,16 @@ HEAD_OPTIONS = {
     "nms.nms_threshold": "iou_threshold",
 }
 """Key of the head -> option of the model."""
+ALL = 100_000
+"""More candidates than PP-YOLOE has points: what -1 says in PaddleDetection."""
+HEAD_DEFAULTS: Mapping[str, Any] = {
+    "static_assigner_epoch": 4,
+    "nms.nms_top_k": ALL,
+    "nms.keep_top_k": 100,
+    "nms.score_threshold": 0.05,
+    "nms.nms_threshold": 0.5,
+}
+"""PaddleDetection's defaults of keys of the head where mtrain's option has another."""
 HEAD_FIXED: Mapping[str, Any] = {
     "use_varifocal_loss": True,
     "static_assigner.name": "ATSSAssigner",
@@ -143,9 +154,13 @@ def _head(book: Book, options: Options) -> None:
 
     if book.integer(of("static_assigner_epoch"), 0) < 0:
         options.carry(book, of("static_assigner_epoch"), "static_assigner_epoch", value=0)
-    options.carry(book, of("static_assigner_epoch"), "static_assigner_epoch")
+    for key in ("nms.nms_top_k", "nms.keep_top_k"):
+        if book.integer(of(key), ALL) == -1:
+            options.carry(book, of(key), HEAD_OPTIONS[key], value=ALL)
     for key, name in HEAD_OPTIONS.items():
         options.carry(book, of(key), name)
+        if key in HEAD_DEFAULTS and not book.has(of(key)):
+            book.assume(f"model.options.{name}", HEAD_DEFAULTS[key], "PaddleDetection's default")
     for key, value in HEAD_FIXED.items():
         book.fixed(of(key), value, what=_WHAT)
     if equal(book.get("ema_black_list"), ["proj_conv.weight"]):

@@ -12,9 +12,9 @@ FAILED_RANK = re.compile(r"^Process (\d+) exit with status code (\d+)\.$", re.MU
 START_TIMEOUT_S = 60
 """For looking at all hosts before ranks are started."""
 KEPT_SHELL = ("sh", "-c", '"$@"; exit $?', "sh")
-"""Runs the rank as a child. To end ranks horovodrun sends SIGTERM to the children of the shell that it starts, waits 5 s, and
-kills. Without this one, that shell has become the rank itself: the rank's loader processes would get the signal, and the
-rank would be frozen and killed before it has saved anything."""
+"""Runs the rank as a child of its own. To end a rank, horovodrun sends SIGTERM to the children of the shell that it started,
+waits 5 s, and kills. A shell like bash has become the rank itself by then: the rank's loader processes would get the signal,
+and the rank would be frozen and killed before it has saved anything."""
 
 
 class Horovodrun:

@@ -12,7 +12,7 @@ _EPS = 1e-5
 
 
 def fuse(weights: Mapping[str, Array]) -> dict[str, Array]:
-    """The state of a network with ``ppyoloe_blocks.RepConv`` as that of the network built with ``deploy``.
+    """The state of a network with ``ppyoloe_blocks.RepConv`` as that of the network with ``deploy``.
 
     ``<block>.conv1`` (3x3) and ``<block>.conv2`` (1x1) with their BatchNorms become ``<block>.conv.weight`` and ``.bias``; the sums are
     done in float64. Everything else stays as it is. Ding et al. 2021, RepVGG, section 3.3.

@@ -46,6 +46,8 @@ class PPYOLOEOptions(BaseModel):
     """Per picture and class, before overlaps are looked at."""
     max_detections: Annotated[int, Field(ge=1)] = 300
     """Per picture."""
+    deploy: bool = False
+    """The form for inference, where each pair of branches is one convolution: for weights of ``mtrain weights export --deploy``."""
 
 
 class PPYOLOE:
@@ -89,12 +91,8 @@ class PPYOLOE:
             raise SpecError(problems)
         return task
 
-    def build(self, task: Task, collective: Collective, *, deploy: bool = False) -> Module:
-        """The network (``models.ppyoloe_network.Network``) on the bound framework.
-
-        Args:
-            deploy: the form for inference; ``fused`` makes its state.
-        """
+    def build(self, task: Task, collective: Collective) -> Module:
+        """The network (``models.ppyoloe_network.Network``) on the bound framework."""
         from mtrain.models.ppyoloe_loss import LossSettings
         from mtrain.models.ppyoloe_network import Network
 
@@ -106,11 +104,11 @@ class PPYOLOE:
             iou=o.iou,
             dfl=o.dfl,
         )
-        return Network(depth=depth, width=width, settings=settings, collective=collective, deploy=deploy)
+        return Network(depth=depth, width=width, settings=settings, collective=collective, deploy=o.deploy)
 
     @staticmethod
     def fused(weights: Mapping[str, Array]) -> dict[str, Array]:
-        """The state ``weights`` of a network as that of the same network built with ``deploy``: see ``models.fusing``."""
+        """The state ``weights`` of a network as that of the same network with the option ``deploy``: see ``models.fusing``."""
         return fuse(weights)
 
     def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:

@@ -85,7 +85,13 @@ def check_start(spec: Spec, *, classes: int, training: bool) -> None:
     except CheckpointError as error:
         raise CheckpointError(f"model.weights: {error}") from error
     published = published_of(plugins.load("models", spec.model.name, policy=plugins.read_policy(spec.plugins)))
-    question = Question(model=spec.model.name, classes=classes, options=spec.model.options, policy=spec.plugins)
+    question = Question(
+        model=spec.model.name,
+        classes=classes,
+        image_size=spec.data.image_size,
+        options=spec.model.options,
+        policy=spec.plugins,
+    )
     state = outlines([question])[0]
     if state is None:  # a model that cannot be outlined: its ranks will say
         return

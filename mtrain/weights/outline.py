@@ -18,7 +18,6 @@ from mtrain.core.interfaces import Task
 from mtrain.weights.matching import Wanted
 
 _TIMEOUT_S = 120
-_IMAGE_SIZE = 640
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +26,8 @@ class Question:
 
     model: str
     classes: int = 1
+    image_size: int = 640
+    """In pixels; positions of a transformer depend on it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     policy: str | None = None
     """The ``plugins.toml`` of the spec."""
@@ -76,7 +77,7 @@ def _answer(question: Question) -> dict[str, tuple[tuple[int, ...], str]] | None
     options = plugins.options("models", question.model, question.options, path="model.options", policy=policy)
     plugin = plugins.load("models", question.model, policy=policy)(options)
     names = [str(i) for i in range(question.classes)]
-    task = Task(kind=plugin.kind, class_names=names, image_size=_IMAGE_SIZE, global_batch=1)
+    task = Task(kind=plugin.kind, class_names=names, image_size=question.image_size, global_batch=1)
     network = plugin.build(task, OneRank())
     return {name: (entry.shape, entry.dtype) for name, entry in network.state()}
 

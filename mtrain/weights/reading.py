@@ -59,6 +59,8 @@ def read(path: Path) -> Weights:
         found = _parsed(path, content)
     except Refused as error:
         raise CheckpointError(f"{path}: refused, nothing of it was executed: {error}") from error
+    except (ValueError, OverflowError) as error:  # shapes and lengths that no array can have
+        raise CheckpointError(f"{path}: damaged, nothing of it was executed: {error}") from error
     strange = next((name for name in found.arrays if not name.isprintable()), None)
     if strange is not None:
         raise CheckpointError(f"{path}: an array is called {ascii(strange)[:80]}; expected printable names")
@@ -111,6 +113,8 @@ def _safetensors(path: Path, content: bytes) -> dict[str, Array]:
             raise CheckpointError(f"{path}: {name}: numbers of type {kind}, which numpy does not know")
         flat = np.frombuffer(entry["data"], np.uint16 if kind == "BF16" else TYPES[kind])
         arrays[name.removeprefix("/")] = (widened(flat) if kind == "BF16" else flat).reshape(shape)
+    if len(arrays) != len(entries):
+        raise CheckpointError(f"{path}: two of its arrays have the same name, one with a `/` before it")
     return arrays
 
 

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from mtrain import interpreter
 from mtrain.backends.horovod import Horovod
+from mtrain.core.errors import UsageError
+from mtrain.core.spec import Spec
 
 ROOT = Path(__file__).parents[2]
 RANKS = Path(__file__).with_name("horovod_ranks.py")
@@ -101,6 +104,7 @@ def test_a_job_goes_on_bit_for_bit_from_a_state(found: Any, size: int) -> None:
 
 @needs_horovod
 def test_three_ranks_learn_the_same_twice(found: Any) -> None:
+    """A ring of three adds in an order that depends on what is sent together: it must not depend on time."""
     first, second = found("fifty_updates", size=3), found("fifty_updates", size=3, cycle_ms=3.0)
     assert first == second
 
@@ -269,6 +273,27 @@ def test_a_horovod_that_cannot_be_used_is_one_error_with_the_command_that_builds
     assert "PluginError 2 backend horovod: Horovod" in done.stdout
     assert what in done.stdout
     assert f"`make horovod` or `scripts/build-horovod {sys.executable}`" in done.stdout
+
+
+@pytest.mark.parametrize("python", [None, sys.executable], ids=["here", "in another interpreter"])
+def test_a_missing_library_is_told_before_anything_starts_with_the_command_that_builds_it(
+    tmp_path: Path, python: str | None
+) -> None:
+    policy = tmp_path / "plugins.toml"
+    policy.write_text(
+        textwrap.dedent("""
+        [backends.hvd]
+        module = "mtrain.backends.horovod:Horovod"
+        needs = "torch"
+        library = "no_such_library"
+        install = "build it: `scripts/build {python}`"
+    """)
+    )
+    backend = {"name": "hvd", "python": python}
+    given = {"backend": backend, "plugins": str(policy), "data": {"format": "digits"}, "model": {"name": "yolov5n"}}
+    with pytest.raises(UsageError, match="no_such_library") as error:
+        interpreter.check(Spec.model_validate(given))
+    assert str(error.value).endswith(f"; build it: `scripts/build {sys.executable}`")
 
 
 @needs_horovod

@@ -94,7 +94,6 @@ def test_the_files_here_say_what_the_published_ones_resolve_to(size):
 
 SHIPPED_DIFFERS = {
     "data.root": "ours is where we unpack COCO",
-    "data.images": "ours is stated for it; theirs are COCO's own folders, where mtrain looks anyway",
     "data.workers": "theirs is 4 a card; ours goes by the cores of the machine",
     "evaluate.batch_size": "theirs is 2 a card; ours is the micro batch",
     "report.dir": "theirs is `output`; ours is mtrain's own run folder",
@@ -232,6 +231,19 @@ def test_a_steep_schedule_that_no_single_factor_describes_is_told_and_left_out()
     assert any(entry.key.endswith("gamma") for entry in imported.dropped)
 
 
+def test_what_the_head_leaves_out_is_paddledetections_default_and_minus_one_is_all():
+    head = "PPYOLOEHead: !PPYOLOEHead {loss_weight: {class: 1.0, iou: 2.5, dfl: 0.5}}"
+    imported = convert([variant_of(ppyoloe("s"), "log_iter: 100", head)])
+    assert load(imported.text).spec.model.options == {
+        **{"static_assigner_epoch": 4, "max_candidates": 100_000, "max_detections": 100},
+        **{"confidence": 0.05, "iou_threshold": 0.5},
+    }
+    assert imported.assumed["model.options.static_assigner_epoch"].source == "PaddleDetection's default"
+    limits = "PPYOLOEHead: {nms: {nms_top_k: -1, keep_top_k: -1}}"
+    imported = convert([variant_of(ppyoloe("s"), "log_iter: 100", limits)])
+    assert load(imported.text).spec.model.options == {"max_candidates": 100_000, "max_detections": 100_000}
+
+
 def test_pictures_in_one_folder_and_a_second_data_root():
     file = variant_of(
         ppyoloe("s"),
@@ -259,7 +271,7 @@ def test_model_and_hyper_parameters_become_the_shipped_config(size):
     imported = spec_of(YOLOV5 / f"yolov5{size}.yaml", YOLOV5 / "hyp.scratch-low.yaml")
     shipped = config.load(f"yolov5{size}", environ={})
     assert set(differences(imported.values, shipped.values)) == {
-        *("data.format", "data.root", "data.train", "data.val", "data.images")
+        *("data.format", "data.root", "data.train", "data.val")
     }, "no data YAML was given"
 
 

@@ -13,7 +13,8 @@ from mtrain.cli import main
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("CUDA_VISIBLE_DEVICES", "FLAGS_START_PORT"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def plan(capsys, *arguments: str) -> str:
@@ -37,6 +38,64 @@ def test_two_hosts_get_one_torchrun_command_each_that_differs_in_the_node_rank(c
     assert [word.replace("rank=1", "rank=0") for word in second["argv"]] == first["argv"]
     assert first["env"] == second["env"]
     assert "GLOO_SOCKET_IFNAME" not in first["env"], "the name of an interface on another host is not known here"
+
+
+FLEET = ("--backend", "fleet", "--ips", "10.0.0.1,10.0.0.2", "-o", "train.batch_size=16")
+
+
+def test_two_hosts_get_one_fleetrun_command_each_with_the_devices_that_were_selected(capsys):
+    first, second = plan_json(capsys, *FLEET, "--selected_gpu", "0,1")["commands"]
+    assert (first["host"], second["host"]) == ("10.0.0.1", "10.0.0.2")
+    assert first["argv"] == [
+        *(sys.executable, "-m", "paddle.distributed.launch", "--master", "10.0.0.1:29500", "--nnodes", "2"),
+        *("--rank", "0", "--host", "10.0.0.1", "--nproc_per_node", "2", "--devices", "0,1"),
+        *("--run_mode", "collective", "--max_restart", "0", "--log_dir", "runs/yolov5n/logs/fleetrun"),
+        *(sys.executable, "-m", "mtrain.worker", "--run-dir", "runs/yolov5n"),
+    ]
+    assert [pair for pair in zip(first["argv"], second["argv"], strict=True) if len(set(pair)) > 1] == [
+        ("0", "1"),
+        ("10.0.0.1", "10.0.0.2"),
+    ]
+    assert first["env"] == second["env"]
+    assert first["env"]["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_the_first_port_comes_from_the_flag_then_from_the_environment_then_from_the_file(capsys, monkeypatch, tmp_path):
+    (tmp_path / "mine.yml").write_text("_BASE_: yolov5n\ncluster: {start_port: 5000}\n")
+
+    def port(*arguments: str) -> str:
+        assert main(["plan", "--json", "-c", "mine.yml", *FLEET, "--nproc_per_node", "2", *arguments]) == 0
+        argv = json.loads(capsys.readouterr().out)["commands"][0]["argv"]
+        return argv[argv.index("--start_port") + 1]
+
+    assert port() == "5000"
+    monkeypatch.setenv("FLAGS_START_PORT", "6170")
+    assert port() == "6170"
+    assert port("--start-port", "7000") == "7000"
+
+
+@pytest.mark.parametrize("hidden", [["--devices", "cpu"], []], ids=["asked for", "CUDA_VISIBLE_DEVICES is empty"])
+def test_ranks_on_the_cpu_see_no_device(capsys, monkeypatch, hidden):
+    if not hidden:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for backend, expected in (("ddp", ""), ("fleet", "all")):
+        (command,) = plan_json(capsys, "-b", backend, "--nproc-per-node", "2", "-o", "train.batch_size=16", *hidden)[
+            "commands"
+        ]
+        assert command["env"]["CUDA_VISIBLE_DEVICES"] == expected
+        assert "--devices" not in command["argv"]
+
+
+def test_backend_python_is_what_agent_and_ranks_run(capsys):
+    (command,) = plan_json(capsys, "-b", "fleet", "-o", "backend.python=/opt/paddle/bin/python")["commands"]
+    assert command["argv"].count("/opt/paddle/bin/python") == 2
+    assert sys.executable not in command["argv"]
+
+
+def test_fleet_is_refused_on_a_machine_that_is_none_of_the_hosts(capsys, tmp_path):
+    assert main(["-c", "yolov5n", "-b", "fleet", "--ips", "203.0.113.7,203.0.113.8", "--nproc-per-node", "1"]) == 2
+    assert "this machine is not among them" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_one_host_meets_on_loopback_at_a_free_port(capsys):

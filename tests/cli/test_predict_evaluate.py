@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,19 @@ def test_predict_takes_the_averaged_weights_as_a_plain_file(trained):
     done = mtrain("predict", *given, "--confidence", "0.0", "--out", "plain", "digits/images", cwd=trained)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((trained / "plain/predictions.json").read_text())
+
+
+@pytest.mark.skipif(find_spec("paddle") is None, reason="paddle is not installed")
+def test_predict_runs_on_the_framework_of_the_spec_and_needs_no_other(trained, monkeypatch):
+    (trained / "trap/torch").mkdir(parents=True)
+    (trained / "trap/torch/__init__.py").write_text("raise ImportError('torch is not to be imported')")
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(trained / "trap"))
+    given = ["--run", "runs/small", "--confidence", "0.0", "--no-draw", "digits/images", "--out"]
+    assert mtrain("predict", *given, "failed", cwd=trained).returncode != 0
+    paddle = ["-o", "backend.options={framework: paddle}"]
+    done = mtrain("predict", *given, "by-paddle", *paddle, cwd=trained)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((trained / "by-paddle/predictions.json").read_text())
 
 
 def test_a_class_id_of_predict_is_the_annotation_files_own(trained):

@@ -70,6 +70,44 @@ def test_wrong_use_is_one_line_and_exit_code_2(files, tmp_path, capsys, argument
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_form_for_inference_has_the_published_names_and_shapes(files, tmp_path, capsys):
+    whole = {name: np.abs(array) for name, array in golden.ppyoloe("s").items()}
+    write(tmp_path / "whole.pdparams", whole)
+    arguments = [str(tmp_path / "whole.pdparams"), "--model", "ppyoloe_s", "--deploy"]
+    assert main(["weights", "export", *arguments, "--to", str(tmp_path / "d.pdparams")]) == 0
+    assert "for inference: 391 arrays" in capsys.readouterr().out  # 335, and the counters that are left
+    found = read(tmp_path / "d.pdparams").arrays
+    expected = np.load(golden.DATA / "golden_ppyoloe" / "deploy" / "s_nc80_128x128.npz")
+    shapes = map(json.loads, expected["shapes"].tolist())
+    assert {n: list(a.shape) for n, a in found.items()} == dict(zip(expected["names"].tolist(), shapes, strict=True))
+    block = "backbone.stages.0.blocks.0.conv2"
+
+    def folded(branch):
+        gamma, beta, mean, variance = (
+            whole[f"{branch}.bn.{leaf}"] for leaf in ("weight", "bias", "_mean", "_variance")
+        )
+        scale = gamma / np.sqrt(variance + 1e-5)
+        return whole[f"{branch}.conv.weight"] * scale[:, None, None, None], beta - mean * scale
+
+    (kernel, bias), (point, shift) = folded(f"{block}.conv1"), folded(f"{block}.conv2")
+    kernel[:, :, 1, 1] += point[:, :, 0, 0]
+    np.testing.assert_allclose(found[f"{block}.conv.weight"], kernel, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[f"{block}.conv.bias"], bias + shift, rtol=1e-4, atol=1e-5)
+
+
+def test_the_form_for_inference_needs_a_model_that_has_one_and_all_its_arrays(files, tmp_path, capsys):
+    arguments = ["weights", "export", "--deploy", "--to", str(tmp_path / "d.safetensors")]
+    assert main([*arguments, str(files / "yolov5n.pt"), "--model", "yolov5n"]) == 2
+    assert "--deploy: yolov5n has no form for inference of its own" in capsys.readouterr().err
+    some = {n: a for n, a in golden.ppyoloe("s").items() if not n.endswith("conv2.conv2.bn.bias")}
+    write(tmp_path / "some.pdparams", some)
+    assert main([*arguments, str(tmp_path / "some.pdparams"), "--model", "ppyoloe_s"]) == 2
+    told = capsys.readouterr().err
+    assert "--deploy: needs every array of ppyoloe_s; " in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "d.safetensors").exists()
+
+
 def test_no_framework_is_imported(files, tmp_path):
     code = (
         f"from mtrain.cli import main; assert main(['weights', 'import', {str(files / 'ppyoloe_s.pdparams')!r}, '--model', "
@@ -126,6 +164,20 @@ def test_a_job_starts_from_a_published_file_says_once_what_was_left_out_and_need
     again = mtrain("evaluate", *JOB, "--weights", "tuned.pt", cwd=digits)
     assert again.returncode == 0, again.stdout + again.stderr
     assert again.stdout.count("349 of 349 arrays taken") == 1
+
+
+def test_the_form_for_inference_is_scored_with_the_option_that_says_so(digits):
+    job = ("-b", "solo", "-c", "ppyoloe_s_bccd", "--nproc-per-node", "1", "-o", "data.root=digits", *SIZES)
+    done = mtrain("train", *job, "--name", "deployed", "--epochs", "1", cwd=digits)
+    assert done.returncode == 0, done.stdout + done.stderr
+    exported = mtrain("weights", "export", "runs/deployed", "--deploy", "--to", "d.safetensors", cwd=digits)
+    assert exported.returncode == 0, exported.stderr
+    scored = mtrain("evaluate", *job, "model.options.deploy=true", "--weights", "d.safetensors", cwd=digits)
+    assert scored.returncode == 0, scored.stdout + scored.stderr
+    assert "391 of 391 arrays taken" in scored.stdout
+    refused = mtrain("evaluate", *job, "--weights", "d.safetensors", cwd=digits)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert "not in the file, so start values stay" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mtrain.core.placement import free_port
 from tests.contract import training
 from tests.contract.cases import EQUAL, FAULTY, SIZES, reference_of
 from tests.contract.conftest import ROOT
@@ -22,15 +24,30 @@ STARTERS = {
         "ddp": lambda size, out: (
             *("-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={size}"),
         ),
+        "horovod": lambda size, out: (
+            *("-m", "horovod.runner.launch", "--gloo", "-np", str(size), "-H", f"127.0.0.1:{size}", sys.executable),
+        ),
     },
     "paddle": {
         "fleet": lambda size, out: (
-            *("-m", "paddle.distributed.launch", "--master", "127.0.0.1:29517", "--nnodes", "1", "--rank", "0"),
+            *(
+                "-m",
+                "paddle.distributed.launch",
+                "--master",
+                f"127.0.0.1:{free_port()}",
+                "--nnodes",
+                "1",
+                "--rank",
+                "0",
+            ),
             *("--host", "127.0.0.1", "--nproc_per_node", str(size), "--log_dir", str(out / "log"), sys.executable),
         ),
     },
 }
 """How ranks of each framework's backends are started, as arguments of python that end where a script's would follow."""
+
+MODULES = {"ddp": "torch", "horovod": "horovod", "fleet": "paddle"}
+"""What each needs."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -44,6 +61,8 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, framework: Framework) -> A
 
     @cache
     def start(backend: str, size: int) -> Path:
+        if find_spec(MODULES[backend]) is None:
+            pytest.skip(f"{backend} is not installed here")
         out = tmp_path_factory.mktemp(f"{backend}-{size}")
         argv = [
             sys.executable,

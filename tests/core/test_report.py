@@ -236,11 +236,15 @@ def test_figures_of_classes_get_no_column():
     assert list(report_words.headline_figures({"figures": FIGURES})) == ["AP", "AP50"]
 
 
-def test_figures_by_class_and_by_size_get_a_line_each():
-    figures = {"AP": 0.5, "APs": -1.0, "APm": 0.2, "APl": 0.3, "AP/red cell": 0.25, "AP50/red cell": 0.75}
-    assert report_words.detail_lines(figures) == [
-        "AP by class: red cell 0.25",
-        "AP50 by class: red cell 0.75",
-        "AP by size: small none there  medium 0.2  large 0.3",
+def test_the_task_says_which_figures_come_first():
+    figures = {"loss_of_sleep": 0.4, "accuracy": 0.9, "recall": 0.8, "accuracy/cat": 0.7}
+    assert list(report_words.headline_figures({"figures": figures, "headline": ["recall", "accuracy"]})) == [
+        "recall",
+        "accuracy",
     ]
-    assert report_words.detail_lines({"accuracy": 0.9}) == []
+
+
+def test_figures_by_class_get_a_line_each():
+    figures = {"AP": 0.5, "APs": -1.0, "AP/red cell": 0.25, "AP50/red cell": 0.75}
+    assert report_words.class_lines(figures) == ["AP by class: red cell 0.25", "AP50 by class: red cell 0.75"]
+    assert report_words.class_lines({"accuracy": 0.9}) == []

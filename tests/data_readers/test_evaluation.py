@@ -139,6 +139,31 @@ def test_merging_keeps_each_picture_once_in_order() -> None:
     assert merged[4] is one
 
 
+def test_what_is_remarked_is_ap_by_size_and_where_there_is_nothing_to_find(real: Annotations) -> None:
+    evaluator = CocoEvaluator(real)
+    assert evaluator.remarks() == []
+    for batch, rows in published_batches(real, ratio=1.0, pad=0.0):
+        evaluator.add(batch, [rows])
+    figures = evaluator.result([evaluator.partial()])
+    (line,) = evaluator.remarks()
+    assert line == f"AP by size: small {figures['APs']:.4g}  medium {figures['APm']:.4g}  large {figures['APl']:.4g}"
+    assert set(CocoEvaluator.headline) <= set(CocoEvaluator.figures) <= set(figures)
+    large = read_content(
+        {
+            "images": [{"id": 1, "file_name": "a.jpg", "width": 300, "height": 300}],
+            "categories": [{"id": 1, "name": "a"}],
+            "annotations": [
+                {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 200, 200], "area": 40000, "iscrowd": 0}
+            ],
+        },
+        folder=Path("x"),
+        file=TRUTH,
+    )
+    evaluator = CocoEvaluator(large)
+    evaluator.result([evaluator.partial()])
+    assert evaluator.remarks() == ["AP by size: small none there  medium none there  large 0"]
+
+
 def test_evaluation_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     evaluate_files(TRUTH, FOUND["bbox"])
     assert capfd.readouterr() == ("", "")

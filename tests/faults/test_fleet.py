@@ -2,13 +2,14 @@
 
 import signal
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import UPDATES, Runner, family, is_worker, ranks_of, survivors
 
-pytest.importorskip("paddle.version", reason="Paddle is not installed")
+pytestmark = pytest.mark.skipif(find_spec("paddle") is None, reason="Paddle is not installed")
 
 PLUGIN = """
     from mtrain.models.yolov5 import YOLOv5n
@@ -94,6 +95,7 @@ def test_a_rank_that_raises_is_told_last_and_takes_the_others_along(runner, tmp_
     assert survivors(everybody) == []
 
 
+@pytest.mark.slow
 def test_three_ranks_go_on_bit_for_bit_from_a_checkpoint(runner):
     code, output = runner.run([*arguments(runner, "whole", ranks=3), "-o", "train.batch_size=6", "train.updates=5"])
     assert code == 0, output

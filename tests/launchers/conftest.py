@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -19,14 +20,20 @@ from mtrain.core.placement import LaunchOptions
 from mtrain.core.plan import Plan
 from mtrain.core.report_console import Quiet
 from mtrain.launchers.environment import caller, cleaned
+from mtrain.launchers.fleetrun import Fleetrun
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
 
 RANKS = Path(__file__).with_name("ranks.py")
 
 
-def make_plan(run_dir: Path, behaviour: str, *, ranks: int = 1, max_restarts: int = 0) -> Plan:
-    kind = Torchrun if ranks > 1 else Local
+STARTERS = {"torchrun": Torchrun, "fleetrun": Fleetrun}
+
+
+def make_plan(
+    run_dir: Path, behaviour: str, *, ranks: int = 1, max_restarts: int = 0, launcher_name: str = "torchrun"
+) -> Plan:
+    kind = STARTERS[launcher_name] if ranks > 1 else Local
     port = placement.free_port()
     launcher = kind(kind.Options(**LaunchOptions(python=sys.executable, master_port=port).model_dump()))
     hosts = [Host(address="127.0.0.1", slots=ranks)]
@@ -70,13 +77,23 @@ def alive_ranks(run_dir: Path) -> list[int]:
 def run_behaviour(tmp_path):
     """Runs a behaviour to its end in this process."""
 
-    def run(behaviour: str, *, ranks: int = 1, max_restarts: int = 0, failure_s: float = 1.0) -> Result:
+    def run(
+        behaviour: str,
+        *,
+        ranks: int = 1,
+        max_restarts: int = 0,
+        failure_s: float = 1.0,
+        launcher_name: str = "torchrun",
+    ) -> Result:
         result = Result(tmp_path)
-        plan = make_plan(tmp_path, behaviour, ranks=ranks, max_restarts=max_restarts)
+        planned = partial(
+            make_plan, tmp_path, behaviour, ranks=ranks, max_restarts=max_restarts, launcher_name=launcher_name
+        )
+        plan = planned()
         job = Job(
             display=Quiet(result.shown),
             environ=cleaned(caller()),
-            replan=lambda checkpoint: make_plan(tmp_path, behaviour, ranks=ranks, max_restarts=max_restarts),
+            replan=lambda checkpoint: planned(),
             patience=Patience(poll_s=0.05, failure_s=failure_s, leftover_s=0.5),
             stream=result.told,
         )
@@ -92,7 +109,7 @@ def starter(tmp_path):
     """Starts a behaviour under a starter of its own, which can be signalled; kills what is left at the end."""
     started = []
 
-    def start(behaviour: str, *, ranks: int = 1) -> "subprocess.Popen[str]":
+    def start(behaviour: str, *, ranks: int = 1, launcher_name: str = "torchrun") -> "subprocess.Popen[str]":
         script = textwrap.dedent(
             f"""
             import importlib.util, sys
@@ -104,7 +121,7 @@ def starter(tmp_path):
             spec = importlib.util.spec_from_file_location("faults", {str(Path(__file__))!r})
             faults = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(faults)
-            plan = faults.make_plan(Path({str(tmp_path)!r}), {behaviour!r}, ranks={ranks})
+            plan = faults.make_plan(Path({str(tmp_path)!r}), {behaviour!r}, ranks={ranks}, launcher_name={launcher_name!r})
             job = Job(display=Quiet(sys.stdout), environ=cleaned(caller()), patience=Patience(poll_s=0.05, leftover_s=1.0))
             sys.exit(launch.run(plan, job))
             """

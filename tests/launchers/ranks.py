@@ -11,10 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+from mtrain import rank
 from mtrain.core.errors import DataError, Interrupted
 from mtrain.core.runfolder import RunFolder, write_failure
 
-RANK = int(os.environ.get("RANK", "0"))
+RANK = rank.number(os.environ)
 BEHAVIOUR = sys.argv[1]
 RUN = RunFolder(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
 ASKED = []

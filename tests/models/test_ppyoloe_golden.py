@@ -441,7 +441,7 @@ def test_the_form_for_inference_sees_the_same(framework, classes):
     assert_rows_close(names, summary_of(kept, names), expected["summary"], EXACT)
     for key in (key for key in expected if key.startswith("full.")):
         assert_close(kept[key.removeprefix("full.")], expected[key], EXACT, key)
-    network = framework.to(plugin("s").build(task(classes), OneRank(), deploy=True), "float64")
+    network = framework.to(plugin("s", deploy=True).build(task(classes), OneRank()), "float64")
     assert list(framework.state(network)) == list(weights)
     framework.load(network, weights)
     network.eval()

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import io
+import json
 import pickle
 import struct
 import subprocess
@@ -265,6 +266,52 @@ def zipped(entries, compression=zipfile.ZIP_STORED):
     return buffer.getvalue()
 
 
+def tensor(length, shape, strides):
+    """A state dict of one tensor of doubles as torch pickles it, claimed to be of any size."""
+
+    def numbers(*values):
+        sizes = [(value.bit_length() + 8) // 8 for value in values]
+        pairs = zip(values, sizes, strict=True)
+        return b"".join(b"\x8b" + struct.pack("<i", n) + value.to_bytes(n, "little") for value, n in pairs)
+
+    storage = b"(X\x07\0\0\0storagectorch\nDoubleStorage\nX\x01\0\0\x000X\x03\0\0\0cpu" + numbers(length) + b"tQ"
+    arguments = b"(" + storage + numbers(0) + b"(" + numbers(*shape) + b"t(" + numbers(*strides) + b"t\x89Nt"
+    return b"\x80\x02}(X\x01\0\0\0actorch._utils\n_rebuild_tensor_v2\n" + arguments + b"Ru."
+
+
+def torch_file(length, shape, strides, content=bytes(8)):
+    return zipped({"a/data.pkl": tensor(length, shape, strides), "a/data/0": content})
+
+
+def legacy_file(length):
+    start = [pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {})]
+    listed = pickle.dumps(["0"], 2) + struct.pack("<q", length) + bytes(8)
+    return b"".join([*start, tensor(length, (1,), (1,)), listed])
+
+
+def safetensors_file(shape, *, size, names=("a",)):
+    entries = {
+        n: {"dtype": "F32", "shape": shape, "data_offsets": [i * size, (i + 1) * size]} for i, n in enumerate(names)
+    }
+    header = json.dumps(entries).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(size * len(names))
+
+
+def slices_of_nothing(shape):
+    entry = {"OriginShape": shape, "slices": ["a@@.0"]}
+    return pickle.dumps({"a@@.0": np.zeros(0, np.float32), "UnpackBigParamInfor@@": {"a": entry}}, protocol=2)
+
+
+def test_the_tensors_of_the_bad_files_are_sound_but_for_their_sizes(tmp_path):
+    (tmp_path / "w.pt").write_bytes(torch_file(1, (1,), (1,), struct.pack("<d", 2.5)))
+    golden.equal(read(tmp_path / "w.pt").arrays, {"a": np.array([2.5])})
+    (tmp_path / "w.pt").write_bytes(legacy_file(1))
+    golden.equal(read(tmp_path / "w.pt").arrays, {"a": np.array([0.0])})
+    (tmp_path / "w.pt").write_bytes(safetensors_file([1], size=4))
+    golden.equal(read(tmp_path / "w.pt").arrays, {"a": np.zeros(1, np.float32)})
+
+
+HUGE = 2**61
 BAD = {
     "text": (b"weights: yes", "not a file of weights"),
     "nothing": (b"", "not a file of weights"),
@@ -278,6 +325,14 @@ BAD = {
     "an optimizer": (pickle.dumps({"LR_Scheduler": {"last_lr": 0.1}}), "it holds: 'LR_Scheduler'"),
     "a hidden name": (pickle.dumps({"\x1b[2J": np.zeros(1)}), "expected printable names"),
     "objects in an array": (pickle.dumps({"a": np.array([None, {}])}), "refused"),
+    "a length of 6000 digits": (torch_file(10**6000, (1,), (1,)), "damaged"),
+    "an endless stride": (torch_file(1, (1,), (HUGE,)), "damaged"),
+    "nothing, but large": (torch_file(1, (0, HUGE, HUGE), (1, 1, 1)), "damaged"),
+    "more than can be addressed": (legacy_file(2**62), "damaged"),
+    "slices of nothing": (slices_of_nothing((0, HUGE, HUGE)), "damaged"),
+    "safetensors of nothing": (safetensors_file([0, HUGE, HUGE], size=0), "damaged"),
+    "70 axes": (safetensors_file([1] * 70, size=4), "damaged"),
+    "one name twice": (safetensors_file([1], size=4, names=("a", "/a")), "the same name"),
 }
 
 

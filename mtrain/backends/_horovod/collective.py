@@ -1,6 +1,7 @@
 """``TorchCollective`` over Horovod."""
 
 import pickle
+import time
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+PAUSE_S = 1e-4
+"""Between two looks at whether a call has ended."""
 
 
 class HorovodCollective:
@@ -28,7 +31,7 @@ class HorovodCollective:
         """See ``Collective.all_reduce``. What lies on the host is reduced there."""
         on_host = isinstance(x, np.ndarray)
         reduced = torch.from_numpy(x.copy()) if on_host else _packed(x).clone()
-        hvd.allreduce_(reduced, name=_name(op, reduced), op=hvd.Max if op == "max" else hvd.Sum)
+        wait(hvd.allreduce_async_(reduced, name=_name(op, reduced), op=hvd.Max if op == "max" else hvd.Sum))
         if op == "mean":
             reduced /= self.size
         return reduced.numpy() if on_host else reduced
@@ -36,14 +39,13 @@ class HorovodCollective:
     def all_gather(self, value: T) -> list[T]:
         """See ``Collective.all_gather``."""
         mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = hvd.allgather(torch.tensor([len(mine)]), name="mtrain.objects.sizes").tolist()
-        everyone = hvd.allgather(mine, name="mtrain.objects").split(sizes)
+        sizes = wait(hvd.allgather_async(torch.tensor([len(mine)]), name="mtrain.objects.sizes")).tolist()
+        everyone = wait(hvd.allgather_async(mine, name="mtrain.objects")).split(sizes)
         return [pickle.loads(part.numpy().tobytes()) for part in everyone]  # noqa: S301  from ranks of this job
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
         """``x`` of all ranks, stacked along a new first axis."""
-        gathered: Tensor = hvd.allgather(_packed(x).unsqueeze(0), name=_name("gather", x))
-        return gathered
+        return wait(hvd.allgather_async(_packed(x).unsqueeze(0), name=_name("gather", x)))
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of rank 0: one message per dtype."""
@@ -59,6 +61,17 @@ class HorovodCollective:
 
     def close(self) -> None:
         """Nothing to let go of: the backend ends Horovod."""
+
+
+def wait(handle: int) -> Tensor:
+    """The result of a call that was begun.
+
+    ``hvd.synchronize`` alone waits without sleeping, and takes the core from Horovod's own thread where ranks share cores.
+    """
+    while not hvd.poll(handle):
+        time.sleep(PAUSE_S)
+    result: Tensor = hvd.synchronize(handle)
+    return result
 
 
 def _packed(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Gradients averaged by ``hvd.DistributedOptimizer``: an all-reduce each, begun while the last backward pass still runs."""
+"""Gradients averaged by ``hvd.DistributedOptimizer``, in groups, begun while the last backward pass still runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -8,27 +8,39 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
+from mtrain.backends._horovod.collective import wait
+
 Compression = Literal["none", "fp16"]
 Reduction = Literal["average", "adasum"]
 
 
 class HorovodExchange:
-    """``Exchange``: Horovod's hooks count the micro batches, and send each gradient after the last one."""
+    """``Exchange``: Horovod's hooks count the micro batches, and send a group of gradients when it is complete.
+
+    Left to itself Horovod would send together what happens to be ready. A ring adds the ranks' gradients in an order that
+    depends on where they lie in a message: from three ranks on, two runs of one job would be rounded differently.
+    """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], *, accumulate: int, compression: Compression, reduction: Reduction
+        self,
+        parameters: Mapping[str, Tensor],
+        *,
+        accumulate: int,
+        compression: Compression,
+        reduction: Reduction,
+        group_bytes: float,
     ) -> None:
         self._parameters = list(parameters.values())
+        average = reduction == "average"
         self._distributed = hvd.DistributedOptimizer(
             _Shell([{"params": self._parameters}]),
             named_parameters=list(parameters.items()),
-            compression=_Half if compression == "fp16" else _Whole,
+            compression=_sender(compression, share=1 / hvd.size() if average else 1.0),
             backward_passes_per_step=accumulate,
-            op=hvd.Average,
-            # Divided by the number of ranks before they are added, as DDP does: equal rounding, and fp16 overflows later.
-            gradient_predivide_factor=float(hvd.size()),
+            op=hvd.Sum,
+            groups=groups(self._parameters, group_bytes) if average else None,
         )
-        if reduction == "adasum":
+        if not average:
             # Asked for Adasum, Horovod returns an optimizer that combines steps instead of gradients; the update rule is ours.
             self._distributed.op = hvd.Adasum
 
@@ -42,15 +54,33 @@ class HorovodExchange:
         One that only some ranks have is averaged with zeros; one that no rank has stays absent, as in a job of one rank.
         """
         present = torch.tensor([float(p.grad is not None) for p in self._parameters])
-        told = hvd.allreduce_async_(present, name="mtrain.present", op=hvd.Max)
-        for parameter in self._parameters:
-            if parameter.grad is None:  # Horovod's own zeros would lie in another memory format
-                parameter.grad = torch.zeros_like(parameter)
+        self._complete()
+        wait(hvd.allreduce_async_(present, name="mtrain.present", op=hvd.Max))
         self._distributed.synchronize()
-        hvd.synchronize(told)
         for parameter, anywhere in zip(self._parameters, present.tolist(), strict=True):
             if not anywhere:
                 parameter.grad = None
+
+    def _complete(self) -> None:
+        """Let Horovod see as many backward passes of every parameter as it counts on; the missing ones add zero."""
+        missing = self._distributed._allreduce_delay
+        for parameter in self._parameters:
+            for _ in range(missing[parameter]):
+                parameter.backward(torch.zeros_like(parameter))
+
+
+def groups(parameters: Sequence[Tensor], most_bytes: float) -> list[list[Tensor]]:
+    """Parameters in the order of backward passes, the last one first, in groups of ``most_bytes`` and of one type each."""
+    found: list[list[Tensor]] = []
+    filled = 0
+    for parameter in reversed(parameters):
+        size = parameter.numel() * parameter.element_size()
+        if not found or filled + size > most_bytes or found[-1][0].dtype != parameter.dtype:
+            found.append([])
+            filled = 0
+        found[-1].append(parameter)
+        filled += size
+    return found
 
 
 class _Shell:
@@ -63,34 +93,27 @@ class _Shell:
         self.param_groups = param_groups
 
 
-class _Whole:
-    """Gradients as they are, as Horovod takes them: contiguous, whichever memory format they have."""
+def _sender(compression: Compression, *, share: float) -> type[Any]:
+    """Horovod's ``Compressor``: what is sent of a gradient, and how it comes back.
 
-    @staticmethod
-    def compress(gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """The same memory, and the gradient."""
-        return _memory(gradient), gradient
+    A gradient is sent as the memory it has, since Horovod takes contiguous tensors only. It is multiplied by ``share``
+    before it is sent, as DDP does: equal rounding, and sums in float16 that overflow later.
+    """
+    half = compression == "fp16"
 
-    @staticmethod
-    def decompress(exchanged: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient: it was exchanged in place."""
-        del exchanged
-        return gradient
+    class Sender:
+        @staticmethod
+        def compress(gradient: Tensor) -> tuple[Tensor, Tensor]:
+            memory = _memory(gradient).mul_(share)
+            return (memory.to(torch.float16) if half else memory), gradient
 
+        @staticmethod
+        def decompress(exchanged: Tensor, gradient: Tensor) -> Tensor:
+            if half:
+                _memory(gradient).copy_(exchanged)
+            return gradient
 
-class _Half:
-    """Gradients sent as float16."""
-
-    @staticmethod
-    def compress(gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """A copy in half precision, and the gradient."""
-        return _memory(gradient).to(torch.float16), gradient
-
-    @staticmethod
-    def decompress(exchanged: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient, overwritten with what was exchanged."""
-        _memory(gradient).copy_(exchanged)
-        return gradient
+    return Sender
 
 
 def _memory(x: Tensor) -> Tensor:

@@ -60,12 +60,6 @@ def start(hvd: ModuleType, settings: Mapping[str, str]) -> None:
             ) from error
 
 
-def announced_size() -> int | None:
-    """Number of ranks as horovodrun tells it; None where something else started them."""
-    size = os.environ.get("HOROVOD_SIZE", "")
-    return int(size) if size.isdigit() else None
-
-
 @contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
     """``settings`` in the environment of this process while inside."""

@@ -115,7 +115,7 @@ class PaddleOptimizer:
             self._scaler.bad()
         for group in self._groups:
             for parameter in group.parameters.tensors.values():
-                parameter.clear_gradient(set_to_zero=False)
+                parameter.clear_gradient(False)  # noqa: FBT003  # by keyword it is ignored, and zeros count as a gradient
         self._seed_next()
         return norm
 

@@ -76,7 +76,7 @@ class TorchOptimizer:
         taken = [[i for i, p in enumerate(group) if p.grad is not None] for group in self._parameters]
         grads = [[_grad(group[i]) for i in places] for group, places in zip(self._parameters, taken, strict=True)]
         flat = [grad for group in grads for grad in group]
-        norm = global_norm(flat) / self._scaler.scale
+        norm = self._norm(flat) / self._scaler.scale
         if math.isfinite(norm):
             self._scale_(flat, norm)
             self._apply(taken, grads, rates)
@@ -89,6 +89,10 @@ class TorchOptimizer:
                 parameter.grad = None
         self._seed_next()
         return norm
+
+    def _norm(self, grads: list[Tensor]) -> float:
+        """Global L2 norm of the gradients, before clipping and with the loss scale in."""
+        return global_norm(grads)
 
     def _scale_(self, grads: list[Tensor], norm: float) -> None:
         """Clip and take the loss scale out, in one pass; none where there is nothing to do."""

@@ -1,0 +1,167 @@
+"""Classification as a kind of task: one class a picture. What a job asks of such a data set; it decides nothing itself."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.core.errors import SpecError
+from mtrain.core.interfaces import Array, Remark, Table, Task
+
+if TYPE_CHECKING:
+    from mtrain.core.spec import AugmentSpec, Spec
+    from mtrain.data import OpenData
+    from mtrain.data.classification_evaluation import ClassEvaluator
+    from mtrain.data.classification_pictures import ClassPictures
+    from mtrain.data.loading import PooledSource
+
+_NOT_DONE: Mapping[str, Any] = {"mosaic": 0.0, "mixup": 0.0} | dict.fromkeys(("distort", "expand", "crop", "sizes"))
+"""Keys of ``data.augment`` that only make sense with boxes or that no one needs here yet, and how each is off."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelledPictures:
+    """One split, held in memory: for sets of small pictures."""
+
+    pictures: NDArray[np.uint8]
+    """(N, H, W, 3) RGB."""
+    labels: NDArray[np.int64]
+    """(N,) class index, 0 .. number of classes - 1."""
+    class_names: tuple[str, ...]
+    origins: Sequence[str]
+    """Of each picture, in words or as its file: for messages and captions."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def histogram(self) -> dict[str, int]:
+        """Pictures per class, in label order; classes without any included."""
+        counts = np.bincount(self.labels, minlength=len(self.class_names))
+        return {name: int(count) for name, count in zip(self.class_names, counts, strict=True)}
+
+    def report(self) -> list[str]:
+        """One sentence if classes have no picture."""
+        empty = [name for name, count in self.histogram().items() if not count]
+        return [f"classes without a picture: {', '.join(empty)}"] if empty else []
+
+
+class ClassificationTask:
+    """The classification side of one job: ``TaskData`` of ``core.interfaces``, and the class itself is a ``TaskKind``."""
+
+    def __init__(self, spec: "Spec", data: "OpenData", *, training: bool = True) -> None:
+        """Raises ``SpecError`` for augmentation that classification does not have."""
+        _check_augmentation(spec.data.augment)
+        self._spec = spec
+        self._data = data
+        self._training = training
+
+    @classmethod
+    def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "ClassPictures":
+        """See ``TaskKind.pictures``."""
+        from mtrain.data.classification_pictures import ClassPictures, unlabelled
+
+        return ClassPictures(spec, unlabelled(files, spec.data, class_names=labels["class_names"]))
+
+    def task(self) -> Task:
+        """What a model must know before it is built."""
+        return describe_task(self._spec, self._data.class_names)
+
+    def sources(self) -> "Mapping[str, PooledSource]":
+        """``train`` (augmented; left out where nothing is trained) and ``val``."""
+        from mtrain.data.classification_source import ClassificationSource
+
+        data, seed = self._spec.data, self._spec.train.seed
+        val = ClassificationSource(self._data.val, side=data.image_size, resize=data.resize)
+        if not self._training:
+            return {"val": val}
+        train = ClassificationSource(
+            self._data.train, side=data.image_size, resize=data.resize, augment=data.augment, seed=seed
+        )
+        return {"train": train, "val": val}
+
+    def verify(self) -> str:
+        """Reading a split has looked at every picture already."""
+        return f"{sum(map(len, self._splits().values()))} pictures, all read"
+
+    def length(self, split: str) -> int:
+        """Samples of ``train`` or ``val``."""
+        return len(self._data.train if split == "train" else self._data.val)
+
+    def statistics(self) -> Mapping[str, Any]:
+        """``class_count`` and ``pictures`` of the training split."""
+        return {"class_count": len(self._data.class_names), "pictures": len(self._data.train)}
+
+    def evaluator(self) -> "ClassEvaluator":
+        """A fresh one over the evaluation split."""
+        from mtrain.data.classification_evaluation import ClassEvaluator
+
+        return ClassEvaluator(self._data.val)
+
+    def labels(self) -> dict[str, Any]:
+        """The class names."""
+        return {"class_names": list(self._data.class_names)}
+
+    def report(self) -> list[str]:
+        """Classes without a picture."""
+        return [f"data.{name}: {line}" for name, split in self._splits().items() for line in split.report()]
+
+    def describe(self) -> list[Table | Remark]:
+        """Pictures per split and class."""
+        from mtrain.data.description import class_table
+
+        splits, side = self._splits(), self._spec.data.image_size
+        totals = Table(columns=("", *splits), rows=[("pictures", *(str(len(split)) for split in splits.values()))])
+        parts: list[Table | Remark] = [totals]
+        parts.append(class_table({name: split.histogram() for name, split in splits.items()}, unit="pictures"))
+        for name, split in splits.items():
+            height, width = split.pictures.shape[1:3]
+            text = f"{name} pictures: {width} x {height} px, given to the network as {side} x {side}"
+            parts.append(Remark(text=text))
+            problems = split.report()
+            parts += [Remark(text=f"{name}: {line}", good=not problems) for line in problems or ["every class occurs"]]
+        return parts
+
+    def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
+        """Pictures of the splits with their classes, and what becomes of training pictures."""
+        from mtrain.data.classification_draw import inputs_grid, labelled_grid
+
+        for name, split in self._splits().items():
+            yield name, f"{name} pictures with their classes", labelled_grid(split, limit=limit)
+        inputs = inputs_grid(self.sources()["train"], self._data.train, limit=limit)
+        yield "augmented", "train pictures as the network is given them", inputs
+
+    def draw(self, found: Mapping[int, Any], path: Path) -> None:
+        """Pictures with the class that was given and the one that was predicted, mistakes first."""
+        from mtrain.data.classification_draw import comparison
+        from mtrain.data.draw import save_picture
+
+        save_picture(comparison(self._data.val, found), path)
+
+    def _splits(self) -> dict[str, LabelledPictures]:
+        if not self._training:
+            return {"val": self._data.val}
+        return dict(zip(("train", "val"), self._data.both(), strict=True))
+
+
+def describe_task(spec: "Spec", class_names: Sequence[str]) -> Task:
+    """What a classifier must know before it is built."""
+    return Task(
+        kind="classification",
+        class_names=class_names,
+        image_size=spec.data.image_size,
+        global_batch=spec.train.batch_size,
+    )
+
+
+def _check_augmentation(spec: "AugmentSpec") -> None:
+    problems = [
+        f"data.augment.{name}: given {getattr(spec, name)}, which a classification job does not have; set it to "
+        f"{'null' if off is None else f'{off:g}'}"
+        for name, off in _NOT_DONE.items()
+        if getattr(spec, name) != off
+    ]
+    if problems:
+        raise SpecError(problems)

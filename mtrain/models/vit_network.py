@@ -1,0 +1,141 @@
+"""The vision transformer's network on the bound framework. Import it only where a framework is bound.
+
+Architecture: Dosovitskiy et al. 2021 (arXiv 2010.11929), equations 1 to 4: patches through one linear map, learned positions, blocks
+that normalise first, GELU.
+Shape letters: B batch, S side of the picture in pixels, P side of a patch in pixels, G patches along a side, N patches (and the token),
+D width, M heads, K width of a head, C classes.
+"""
+
+from dataclasses import dataclass
+
+from mtrain.core import nn, ops
+from mtrain.core.interfaces import Batch, Tensor
+
+_EPS = 1e-6
+"""Of the norms."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """Sizes of a network."""
+
+    patch: int
+    """Pixels."""
+    patches: int
+    width: int
+    depth: int
+    heads: int
+    hidden: int
+    class_count: int
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2).
+
+    Queries, keys and values have no bias: that of the keys changes nothing, since softmax does not see it, so its gradient is rounding
+    noise, which Adam would turn into steps that differ between frameworks.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        """Shape kept."""
+        batch, count, width = ops.shape(x_BND)
+        split_BN3MK = ops.reshape(self.qkv(x_BND), (batch, count, 3, self.heads, width // self.heads))
+        qkv_3BMNK = ops.permute_dims(split_BN3MK, (2, 0, 3, 1, 4))
+        mixed_BMNK = ops.scaled_dot_product_attention(qkv_3BMNK[0], qkv_3BMNK[1], qkv_3BMNK[2])
+        return self.out(ops.reshape(ops.permute_dims(mixed_BMNK, (0, 2, 1, 3)), (batch, count, width)))
+
+
+class Perceptron(nn.Module):
+    """Two linear maps with GELU between them."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, hidden)
+        self.outer = nn.Linear(hidden, width)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        """Shape kept."""
+        return self.outer(ops.gelu(self.inner(x_BND)))
+
+
+class Block(nn.Module):
+    """Attention, then a perceptron, each behind a norm and beside a shortcut: equations 2 and 3."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(shape.width, eps=_EPS)
+        self.attention = Attention(shape.width, shape.heads)
+        self.norm2 = nn.LayerNorm(shape.width, eps=_EPS)
+        self.perceptron = Perceptron(shape.width, shape.hidden)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        """Shape kept."""
+        x_BND = x_BND + self.attention(self.norm1(x_BND))
+        return x_BND + self.perceptron(self.norm2(x_BND))
+
+
+class Network(nn.Module):
+    """The classifier with its loss: in training losses, in evaluation ``probabilities`` (B, C).
+
+    Args:
+        with_token: classify an additional class token instead of the mean over the patches.
+        label_smoothing: see ``ops.cross_entropy``.
+    """
+
+    positions: Tensor
+    token: Tensor
+
+    def __init__(self, shape: Shape, *, with_token: bool, label_smoothing: float) -> None:
+        super().__init__()
+        self.patch, self.with_token, self.label_smoothing = shape.patch, with_token, label_smoothing
+        if with_token:
+            self.token = nn.parameter((1, 1, shape.width))
+        self.positions = nn.parameter((1, shape.patches + with_token, shape.width))
+        self.embedding = nn.Linear(3 * shape.patch**2, shape.width)
+        self.blocks = nn.ModuleList([Block(shape) for _ in range(shape.depth)])
+        self.norm = nn.LayerNorm(shape.width, eps=_EPS)
+        self.head = nn.Linear(shape.width, shape.class_count)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """``total``, the mean cross entropy over the micro batch, in training; ``probabilities`` in evaluation.
+
+        Args:
+            batch: ``images`` uint8 (B, S, S, 3) RGB; in training ``labels`` int64 (B,).
+        """
+        logits_BC = self.logits(self.patches(batch["images"]))
+        if not self.training:
+            return {"probabilities": ops.softmax(logits_BC, 1)}
+        losses_B = ops.cross_entropy(logits_BC, batch["labels"], label_smoothing=self.label_smoothing)
+        return {"total": ops.mean(losses_B)}
+
+    def patches(self, images_BSS3: Tensor) -> Tensor:
+        """uint8 (B, S, S, 3) cut into (B, N, 3 * P * P) from -1 to 1, in the type of the weights; patches row by row, pixels too."""
+        x_BSS3 = ops.astype(images_BSS3, "float32") * (2 / 255) - 1
+        batch, height, width, channels = ops.shape(x_BSS3)
+        side = self.patch
+        rows, columns = height // side, width // side
+        cut_BGPGP3 = ops.reshape(x_BSS3, (batch, rows, side, columns, side, channels))
+        x_BGGPP3 = ops.permute_dims(cut_BGPGP3, (0, 1, 3, 2, 4, 5))
+        x_BNE = ops.reshape(x_BGGPP3, (batch, rows * columns, side * side * channels))
+        return ops.astype(x_BNE, ops.dtype(self.positions))
+
+    def logits(self, patches_BNE: Tensor) -> Tensor:
+        """Of the classes, (B, C) in float32 or float64."""
+        x_BND = self.embedding(patches_BNE)
+        if self.with_token:
+            batch, _, width = ops.shape(x_BND)
+            token_B1D = ops.broadcast_to(ops.astype(self.token, ops.dtype(x_BND)), (batch, 1, width))
+            x_BND = ops.concat((token_B1D, x_BND), axis=1)
+        x_BND = x_BND + ops.astype(self.positions, ops.dtype(x_BND))
+        for block in self.blocks:
+            x_BND = block(x_BND)
+        x_BND = self.norm(x_BND)
+        pooled_BD = x_BND[:, 0] if self.with_token else ops.mean(x_BND, axis=1)
+        logits_BC = self.head(pooled_BD)
+        return logits_BC if ops.dtype(logits_BC) == "float64" else ops.astype(logits_BC, "float32")

@@ -1,0 +1,202 @@
+"""What fleet adds to the Paddle engine: values over sockets of its own, its place among the ranks, its options."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtrain.backends._paddle import place
+from mtrain.backends._paddle.channel import Channel, PeerLost
+from mtrain.backends.fleet import Fleet
+from mtrain.core import placement, plugins
+from mtrain.core.errors import LaunchError, SpecError
+
+ROOT = Path(__file__).parents[2]
+LATE_S = 33
+"""gloo waits for 30 s."""
+
+
+def as_ranks(size: int, work: Callable[[Channel, int], Any], *, timeout_s: float = 20.0) -> list[Any]:
+    """``work(channel, rank)`` on as many threads, each one rank; what it returns or raises, by rank."""
+    address = ("127.0.0.1", placement.free_port())
+    found: list[Any] = [None] * size
+
+    def one(rank: int) -> None:
+        try:
+            channel = Channel(rank, size, address=address, timeout_s=timeout_s)
+            try:
+                found[rank] = work(channel, rank)
+            finally:
+                channel.close()
+        except Exception as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+class TestChannel:
+    """Threads of this process are as good as ranks to it."""
+
+    def test_gathers_values_of_any_size_in_the_order_of_ranks(self):
+        def work(channel: Channel, rank: int) -> list[Any]:
+            time.sleep(0.05 * (3 - rank))
+            return [channel.all_gather({"rank": rank, "many": "x" * 10 ** (2 * rank)}) for _ in range(2)]
+
+        expected = [{"rank": rank, "many": "x" * 10 ** (2 * rank)} for rank in range(4)]
+        assert as_ranks(4, work) == [[expected, expected]] * 4
+
+    def test_names_a_rank_that_has_gone(self):
+        def work(channel: Channel, rank: int) -> object:
+            return None if rank == 1 else channel.all_gather(rank)
+
+        zero, _, two = as_ranks(3, work)
+        assert isinstance(zero, PeerLost)
+        assert str(zero) == "rank 1 has ended; its log says why"
+        assert str(two) == "rank 0 has ended; its log says why"
+
+    def test_gives_up_on_a_rank_that_does_not_come_in_time(self):
+        def work(channel: Channel, rank: int) -> object:
+            if rank == 1:
+                time.sleep(2)
+            return channel.all_gather(rank)
+
+        zero, _ = as_ranks(2, work, timeout_s=0.3)
+        assert "rank 1 did not come to a collective within 0.3 s (backend.options.timeout_s)" in str(zero)
+
+    def test_says_which_ranks_never_came(self):
+        address = ("127.0.0.1", placement.free_port())
+        with pytest.raises(PeerLost, match=r"ranks 1, 2 did not come to 127.0.0.1"):
+            Channel(0, 3, address=address, timeout_s=0.2)
+        with pytest.raises(PeerLost, match=r"rank 0 was not reached at 127.0.0.1"):
+            Channel(1, 3, address=address, timeout_s=0.2)
+
+    def test_sends_strangers_away(self):
+        address = ("127.0.0.1", placement.free_port())
+        found: list[Any] = []
+        zero = threading.Thread(
+            target=lambda: found.append(Channel(0, 2, address=address, timeout_s=20).all_gather("zero"))
+        )
+        zero.start()
+        for word in (b"GET / HTTP/1.0\r\n\r\n", b"\x00\x00\x00\x04spam", b"\x7f\xff\xff\xff"):
+            with socket.socket() as stranger:
+                while stranger.connect_ex(address):
+                    time.sleep(0.01)
+                stranger.sendall(word)
+        assert Channel(1, 2, address=address, timeout_s=20).all_gather("one") == ["zero", "one"]
+        zero.join()
+        assert found == [["zero", "one"]]
+
+    def test_says_that_its_port_is_taken(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LaunchError, match="--start-port"):
+            Channel(0, 2, address=taken.getsockname()[:2], timeout_s=1)
+
+
+def test_a_rank_finds_its_place_in_what_the_launcher_says():
+    said = {
+        "PADDLE_TRAINER_ID": "3",
+        "PADDLE_LOCAL_RANK": "1",
+        "PADDLE_TRAINERS_NUM": "4",
+        "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:7000,10.0.0.1:7001,10.0.0.2:7000,10.0.0.2:7001",
+    }
+    assert place.of_this_rank(said) == place.Place(rank=3, local_rank=1, size=4, first=("10.0.0.1", 7000))
+
+
+def test_a_process_that_no_launcher_started_is_told_how_to(monkeypatch):
+    for name in place.NEEDED:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        LaunchError, match=r"not started by Paddle's launcher: PADDLE_TRAINER_ID, .* not set; use `mtrain"
+    ):
+        Fleet(Fleet.Options(device="cpu")).__enter__()
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_sharding_is_refused_before_anything_starts(stage):
+    with pytest.raises(SpecError, match=f"backend.options.sharding_stage: .*stage {stage} cuts up the moments"):
+        plugins.options("backends", "fleet", {"sharding_stage": stage}, path="backend.options")
+
+
+SCRIPT = """
+import sys, time
+import numpy as np
+from mtrain.backends.fleet import Fleet
+from mtrain.core.binding import bind
+from mtrain.core.interfaces import State
+from tests.contract import training
+from tests.contract.convnet import build
+from tests.contract.training import Case
+
+with Fleet(Fleet.Options(device="cpu", **eval(sys.argv[2]))) as backend:
+    bind(backend.nn, backend.ops)
+    c, case = backend.collective, Case(accumulate=2)
+    model, optimizer = backend.prepare(build, case.recipe(c.size))
+    backend.restore(model, optimizer, State(weights=training.start_weights()))
+    batches = backend.batches(training.micro_batches(case, rank=c.rank, size=c.size))
+    for update in range(2):
+        if c.rank == 0:
+            time.sleep(float(sys.argv[1]))
+        for i in range(2):
+            with optimizer.micro_batch(last=i == 1):
+                optimizer.backward(model(next(batches))["total"])
+        print("norm", repr(optimizer.step(training.rates(update))), flush=True)
+    if c.rank == 1:
+        time.sleep(float(sys.argv[1]))
+    backend.state(model, optimizer)
+    assert c.all_reduce(np.array([c.rank + 1.0]), "sum").tolist() == [3.0]
+"""
+
+
+def two_ranks(folder: Path, *arguments: str) -> list[str]:
+    """The norms that rank 0 of two printed."""
+    (folder / "job.py").write_text(SCRIPT)
+    starter = (
+        *("-m", "paddle.distributed.launch", "--master", "127.0.0.1:29519", "--nnodes", "1", "--rank", "0"),
+        *("--host", "127.0.0.1", "--nproc_per_node", "2", "--log_dir", str(folder / "log")),
+    )
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    argv = [sys.executable, *starter, sys.executable, str(folder / "job.py"), *arguments]
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
+    log = (folder / "log" / "workerlog.0").read_text()
+    assert done.returncode == 0, log + (folder / "log" / "workerlog.1").read_text()
+    return [line for line in log.splitlines() if line.startswith("norm ")]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return two_ranks(tmp_path_factory.mktemp("plain"), "0", "{}")
+
+
+@pytest.mark.slow
+def test_ranks_wait_for_one_that_is_later_than_gloo_allows(tmp_path, plain):
+    assert two_ranks(tmp_path, str(LATE_S), "{}") == plain
+
+
+def test_a_second_run_gives_the_same_bits(tmp_path, plain):
+    assert len(plain) == 2
+    assert two_ranks(tmp_path, "0", "{}") == plain
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fuse": False}, {"bucket_mb": 1, "last_bucket_mb": 0.1}, {"find_unused_parameters": True}],
+    ids=lambda options: next(iter(options)),
+)
+def test_how_gradients_are_bundled_changes_nothing_on_two_ranks(tmp_path, plain, options):
+    assert two_ranks(tmp_path, "0", repr(options)) == plain

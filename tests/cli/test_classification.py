@@ -1,0 +1,152 @@
+"""A classification job through the real command line: it trains, is scored, predicts, and the same on every stack."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtrain.data.classification_digits import DigitsClasses
+from mtrain.data.decode import decode
+from mtrain.data.draw import save_picture
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+QUICK = ["data.workers=1", "train.batch_size=96", "optimizer.rate=0.004", "report.tensorboard=false"]
+
+
+def mtrain(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mtrain", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+
+
+def overrides(*values: str) -> list[str]:
+    return [word for value in values for word in ("-o", value)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``runs/small``, six epochs on one rank, and ``digits/``, five pictures of the evaluation split."""
+    folder = tmp_path_factory.mktemp("classified")
+    done = mtrain(
+        "-c", "vit_digits", "--backend", "solo", "--name", "small", "--epochs", "6", *overrides(*QUICK), cwd=folder
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "stdout.txt").write_text(done.stdout)
+    val = DigitsClasses().read(None, None, None, None, split="val")
+    for index in range(5):
+        save_picture(val.pictures[index], folder / "digits" / f"{index}.png")
+    return folder
+
+
+def summary_of(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+def losses_of(run: Path) -> list[float]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record["losses"]["total"] for record in records if record["kind"] == "update"]
+
+
+def test_a_few_epochs_already_tell_digits_apart(trained):
+    summary = summary_of(trained / "runs/small")
+    assert summary["best"]["score"] == summary["best"]["accuracy"] > 0.6
+    assert summary["headline"] == ["accuracy", "balanced_accuracy"]
+    assert len([name for name in summary["best"] if name.startswith("accuracy/")]) == 10
+    assert decode(trained / "runs/small/val_batch.jpg").size > 0
+    assert (trained / "runs/small/results.png").is_file()
+
+
+def test_the_console_speaks_of_accuracy_classes_and_mistakes(trained):
+    told = (trained / "stdout.txt").read_text()
+    for text in ("evaluation: accuracy 0.", "best evaluation: accuracy 0.", "accuracy by class: 0 ", "mistakes: "):
+        assert text in told
+    assert " AP" not in told
+
+
+def test_evaluate_repeats_the_figures_of_the_best_checkpoint(trained):
+    done = mtrain("evaluate", "--run", "runs/small", cwd=trained)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "accuracy by class: 0 " in done.stdout
+    figures, best = summary_of(trained / "runs/small-evaluate")["figures"], summary_of(trained / "runs/small")["best"]
+    assert {name: best[name] for name in figures} == figures
+
+
+def test_a_plain_file_of_weights_is_scored_too_its_positions_included(trained):
+    weights = sorted((trained / "runs/small/checkpoints").glob("*/ema.safetensors"))[-1]
+    given = ["-c", "vit_digits", "--backend", "solo", "--weights", str(weights), "--name", "plain"]
+    done = mtrain("evaluate", *given, *overrides(*QUICK), cwd=trained)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = summary_of(trained / "runs/small")["last"]
+    assert summary_of(trained / "runs/plain-evaluate")["figures"]["accuracy"] == last["accuracy"]
+
+
+def test_predict_names_the_digits_of_picture_files(trained):
+    done = mtrain("predict", "--run", "runs/small", "--confidence", "0", "--out", "out", "digits", cwd=trained)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 pictures: 5 predictions with a score >= 0" in done.stdout
+    rows = json.loads((trained / "out/predictions.json").read_text())
+    assert [Path(row["file_name"]).stem for row in rows] == list("01234")
+    assert all(row["class"] == str(row["label"]) and 0.1 <= row["score"] <= 1 for row in rows)
+    given = DigitsClasses().read(None, None, None, None, split="val").labels[:5]
+    assert sum(row["label"] == label for row, label in zip(rows, given, strict=True)) >= 3
+    assert len(list((trained / "out").glob("*.jpg"))) == 5
+
+
+def test_plan_prints_the_job_as_for_any_other(trained):
+    done = mtrain("plan", "-c", "vit_digits", cwd=trained)
+    assert done.returncode == 0, done.stderr
+    assert "64 = 2 ranks x 32 (micro batch) x 1 (accumulate)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (["data.format=digits"], "digits is a data set for detection, but model.name: vit is for classification"),
+        (["evaluate.score=AP"], "evaluate.score: 'AP' given, expected a figure of this job's evaluation; known: accuracy"),
+        (["evaluate.score=acuracy"], "did you mean 'accuracy'?"),
+        (["data.augment.mosaic=0.5"], "data.augment.mosaic: given 0.5, which a classification job does not have"),
+        (["data.image_size=9"], "use 8"),
+        (["data.root=somewhere"], "digits_classes comes with scikit-learn"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_with_a_remedy(trained, values, told):
+    done = mtrain("-c", "vit_digits", "-b", "solo", "--name", "refused", *overrides(*QUICK, *values), cwd=trained)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (trained / "runs" / "refused").exists()
+
+
+def test_a_detector_is_refused_for_a_classification_data_set(trained):
+    values = ["data.format=digits_classes", "data.image_size=64"]
+    done = mtrain("-c", "digits", "-b", "solo", "--name", "refused", *overrides(*values), cwd=trained)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "digits_classes is a data set for classification, but model.name: yolov5n is for detection" in done.stderr
+
+
+STACKS = {
+    "solo-torch": ["-b", "solo"],
+    "solo-paddle": ["-b", "solo", "-o", "backend.options.framework=paddle"],
+    "ddp-2": ["-b", "ddp", "--nproc-per-node", "2"],
+    "fleet-2": ["-b", "fleet", "--nproc-per-node", "2"],
+}
+
+
+def test_every_stack_trains_alike(trained):
+    """Twelve updates in float64 with augmentation, AdamW, decay groups, clipping and EMA."""
+    values = [*QUICK, "train.epochs=null", "train.updates=12", "train.precision=fp64", "evaluate.every_epochs=null"]
+    values += ["schedule.warmup=null", "checkpoint.every_epochs=null"]
+    losses, accuracies = {}, {}
+    for name, stack in STACKS.items():
+        done = mtrain("-c", "vit_digits", *stack, "--name", name, *overrides(*values), cwd=trained)
+        assert done.returncode == 0, done.stdout + done.stderr
+        losses[name] = losses_of(trained / "runs" / name)
+        accuracies[name] = summary_of(trained / "runs" / name)["last"]["accuracy"]
+    assert len(losses["solo-torch"]) == 12
+    assert losses["solo-torch"][-1] < losses["solo-torch"][0]
+    for name in STACKS:
+        np.testing.assert_allclose(losses[name], losses["solo-torch"], rtol=1e-9, err_msg=name)
+    assert len(set(accuracies.values())) == 1

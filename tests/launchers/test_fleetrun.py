@@ -1,0 +1,163 @@
+"""Jobs through Paddle's own starter: its commands, and ranks that end, fail, hang, are killed and are asked to end."""
+
+import os
+import signal
+import time
+from importlib.util import find_spec
+
+import psutil
+import pytest
+
+from mtrain.core.errors import SpecError
+from mtrain.core.interfaces import Host
+from mtrain.launchers.fleetrun import Fleetrun
+
+WORKER = ("-m", "mtrain.worker", "--run-dir", "/runs/a b")
+TWO = [Host(address="10.0.0.1", slots=2), Host(address="10.0.0.2", slots=2)]
+needs_paddle = pytest.mark.skipif(find_spec("paddle") is None, reason="Paddle is not installed")
+through_fleetrun = {"ranks": 2, "launcher_name": "fleetrun"}
+
+
+# ------------------------------------------------------------------------------------------------------- its commands
+def launcher(**options: object) -> Fleetrun:
+    return Fleetrun(Fleetrun.Options(python="/opt/python", **options))
+
+
+def test_every_flag_is_given_and_nothing_is_left_to_the_name_of_the_host():
+    first, second = launcher(master_addr="10.0.0.1", master_port=31000, devices=(2, 3)).plan(WORKER, TWO, 2)
+    assert list(first.argv) == [
+        *("/opt/python", "-m", "paddle.distributed.launch", "--master", "10.0.0.1:31000", "--nnodes", "2"),
+        *("--rank", "0", "--host", "10.0.0.1", "--nproc_per_node", "2", "--devices", "2,3"),
+        *("--run_mode", "collective", "--max_restart", "0", "--log_dir", "/runs/a b/logs/fleetrun"),
+        *("/opt/python", *WORKER),
+    ]
+    differing = [pair for pair in zip(first.argv, second.argv, strict=True) if len(set(pair)) > 1]
+    assert differing == [("0", "1"), ("10.0.0.1", "10.0.0.2")]
+    # Paddle counts --devices among those that this variable lists.
+    assert first.env["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+def test_the_first_port_is_given_in_the_way_that_this_form_of_the_launcher_obeys():
+    (command,) = launcher(start_port=6170).plan(WORKER, [Host(address="127.0.0.1", slots=3)], 3)
+    assert "--start_port 6170" in " ".join(command.argv)
+    assert command.env["PORT_RANGE"] == "6170:6173"
+    (command,) = launcher().plan(WORKER, [Host(address="127.0.0.1", slots=3)], 3)
+    assert "PORT_RANGE" not in command.env
+
+
+def test_ranks_on_the_cpu_get_no_devices():
+    (command,) = launcher(devices=()).plan(WORKER, [Host(address="127.0.0.1", slots=2)], 2)
+    assert "--devices" not in command.argv
+    assert command.env["CUDA_VISIBLE_DEVICES"] == "all", "an empty one is a device to Paddle"
+
+
+@pytest.mark.parametrize("address", ["fe80::1", "node7"])
+def test_a_host_that_paddle_would_mistake_is_refused(address):
+    with pytest.raises(SpecError, match=f"cluster.ips: '{address}' given, .* give its IPv4 address"):
+        launcher(master_addr="10.0.0.1").plan(WORKER, [TWO[0], Host(address=address)], 1)
+
+
+def test_fewer_devices_than_ranks_are_refused():
+    with pytest.raises(SpecError, match=r"cluster.devices: \[0\] given for 2 ranks"):
+        launcher(devices=(0,)).plan(WORKER, [Host(address="127.0.0.1", slots=2)], 2)
+
+
+def test_the_failed_rank_is_read_from_what_paddle_prints_and_counted_over_all_hosts():
+    log = (
+        "LAUNCH INFO 2026-01-02 03:04:05,678 nproc_per_node: 2\n"
+        "LAUNCH INFO 2026-01-02 03:04:05,678 rank: 1\n"
+        "LAUNCH ERROR 2026-01-02 03:04:06,789 Container failed !!!\n"
+        "Container rank 1 status failed cmd ['/opt/python', '-m', 'mtrain.worker'] code -9 log /runs/a/workerlog.1\n"
+    )
+    assert launcher().deaths(log, 1) == [(3, -9)]
+    assert launcher().deaths(log.replace("rank: 1", "rank: 0"), 1) == [(1, -9)]
+    assert launcher().deaths("", 1) == []
+
+
+# ------------------------------------------------------------------------------------------------------- real processes
+@needs_paddle
+def test_two_ranks_that_end_well_give_0(run_behaviour, tmp_path):
+    assert run_behaviour("succeed", **through_fleetrun).code == 0
+    assert (tmp_path / "logs" / "fleetrun" / "workerlog.1").exists()
+
+
+@needs_paddle
+def test_the_first_failing_rank_is_told_last_and_a_rank_that_hangs_is_ended(run_behaviour):
+    result = run_behaviour("rank_1_raises_and_0_hangs", **through_fleetrun)
+    assert result.code == 1
+    told = result.told.getvalue()
+    assert told.startswith("rank 1 on ")
+    assert told.rstrip().endswith("ValueError: the seventh picture is upside down")
+
+
+@needs_paddle
+def test_paddles_own_restarts_are_off_and_ours_are_made(run_behaviour, tmp_path):
+    result = run_behaviour("fail_the_first_time", max_restarts=1, **through_fleetrun)
+    assert result.code == 0
+    assert len(list((tmp_path / "failures").glob("earlier-*"))) == 1
+    assert (tmp_path / "logs" / "starter.log").read_text().count("Run Pod") == 2
+
+
+@needs_paddle
+def test_stale_variables_of_the_shell_reach_neither_the_agent_nor_a_rank(run_behaviour, tmp_path, monkeypatch):
+    stale = {
+        "PADDLE_START_PORT": "7",
+        "PADDLE_NNODES": "5",
+        "PADDLE_MAX_RESTART": "9",
+        "PADDLE_MASTER": "203.0.113.1:7",
+        "PADDLE_ELASTIC_LEVEL": "1",
+        "POD_IP": "203.0.113.1",
+        "FLAGS_START_PORT": "7",
+        "PORT_RANGE": "7:8",
+        "DISTRIBUTED_TRAINER_ENDPOINTS": "203.0.113.1:7,203.0.113.2:7",
+    }
+    for name, value in stale.items():
+        monkeypatch.setenv(name, value)
+    assert run_behaviour("show_environment", **through_fleetrun).code == 0
+    seen = dict(line.split("=", 1) for line in (tmp_path / "environment.txt").read_text().splitlines() if "=" in line)
+    assert not {name for name, value in stale.items() if seen.get(name) == value}
+    assert (seen["PADDLE_TRAINERS_NUM"], seen["PADDLE_NNODES"]) == ("2", "1")
+
+
+@needs_paddle
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_request_to_end_lets_every_rank_save(starter, tmp_path, alive_ranks, number, code):
+    process = starter("save_when_asked", **through_fleetrun)
+    process.send_signal(number)
+    shown, told = process.communicate(timeout=60)
+    assert process.returncode == code, told
+    assert "saving and ending" in shown
+    assert "state saved; go on with --resume" in told
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
+    assert alive_ranks() == []
+
+
+@needs_paddle
+def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, alive_ranks):
+    process = starter("ignore_requests", **through_fleetrun)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert alive_ranks() == []
+
+
+@needs_paddle
+def test_an_agent_that_is_killed_leaves_no_ranks(starter, alive_ranks):
+    process = starter("ignore_requests", **through_fleetrun)
+    agents = [c for c in psutil.Process(process.pid).children() if "paddle.distributed.launch" in c.cmdline()]
+    os.kill(agents[0].pid, signal.SIGKILL)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "the starter of the ranks ended with signal 9 (SIGKILL)" in told
+    assert alive_ranks() == []
+
+
+@needs_paddle
+def test_a_starter_that_is_killed_takes_its_ranks_along(starter, tmp_path, alive_ranks, wait_for):
+    process = starter("save_when_asked", **through_fleetrun)
+    process.kill()
+    wait_for(lambda: alive_ranks() == [], timeout_s=30)
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
