@@ -41,12 +41,20 @@ def trained(folder, data):
     return train
 
 
+FAST = {("yolov5n", "ddp", "fp64"), ("yolov5n", "solo", "fp32")}
+"""Model, backend and precision of the jobs that run every time; the others take minutes."""
+
+
 def settings(precision: str) -> list:
-    rows = []
-    for model in MODELS:
-        rows.append(Setting(model=model, backend="solo", precision=precision))
-        rows.append(Setting(model=model, backend="ddp", ranks=2, precision=precision))
-    return [pytest.param(row, id=row.name) for row in rows]
+    rows = [
+        Setting(model=model, backend=backend, ranks=ranks, precision=precision)
+        for model in MODELS
+        for backend, ranks in (("solo", 1), ("ddp", 2))
+    ]
+    return [
+        pytest.param(row, id=row.name, marks=() if (row.model, row.backend, precision) in FAST else (pytest.mark.slow,))
+        for row in rows
+    ]
 
 
 @pytest.mark.parametrize("setting", settings("fp64"))
@@ -67,14 +75,22 @@ def test_in_float32_the_first_updates_differ_by_rounding_alone(trained, setting)
     assert np.isfinite(theirs.losses).all()
 
 
-def test_the_jobs_do_learn(trained):
-    """Weights that stand still would agree too."""
-    losses = trained(Setting(model="yolov5n", backend="solo", precision="fp64")).losses
-    assert losses[-5:].mean() < 0.9 * losses[:5].mean()
+def test_the_weights_do_move(trained):
+    """Weights that stand still would agree too: these leave their own average behind by far more than the bound."""
+    arrays = trained(Setting(model="yolov5n", backend="ddp", ranks=2, precision="fp64")).arrays
+    gaps = [jobs.relative(average, arrays["weights"][name]) for name, average in arrays["ema"].items()]
+    assert np.median(gaps) > 1e5 * FLOAT64
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("writer", "reader"), [("ddp", "fleet"), ("fleet", "ddp")])
+@pytest.mark.parametrize(
+    ("model", "writer", "reader"),
+    [
+        ("yolov5n", "ddp", "fleet"),
+        ("ppyoloe_s", "fleet", "ddp"),
+        pytest.param("yolov5n", "fleet", "ddp", marks=pytest.mark.slow),
+        pytest.param("ppyoloe_s", "ddp", "fleet", marks=pytest.mark.slow),
+    ],
+)
 def test_a_checkpoint_goes_on_under_the_other_backend(folder, data, trained, model, writer, reader):
     """Ten updates under ``writer``, ten more under ``reader``: what ``writer`` alone has after twenty."""
     whole = Setting(model=model, backend=writer, ranks=2, precision="fp64", updates=20, save_every=10)
