@@ -1,5 +1,6 @@
 """How the pictures of a split become network inputs: augmented or for evaluation, letterboxed or stretched."""
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -75,8 +76,7 @@ class StretchTraining:
 
     def __init__(self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int) -> None:
         self.largest = max(spec.sizes or [side])
-        smallest_crop = 1.0 if spec.crop is None else spec.crop.scaling[0]
-        self.pictures = Pictures(samples, AtLeast(round(self.largest / max(smallest_crop, 0.1))))
+        self.pictures = Pictures(samples, AtLeast(round(self.largest / max(_narrowest(spec), 0.1))))
         self._spec = spec
         self._image_size = side
         self._seed = seed
@@ -94,6 +94,14 @@ class StretchTraining:
 
     def _shared(self, epoch: int, update: int) -> tuple[int, int]:
         return shared_by_update(self._spec, image_size=self._image_size, key=(self._seed, epoch, update))
+
+
+def _narrowest(spec: AugmentSpec) -> float:
+    """The shorter side of the smallest crop, as a share of the picture's."""
+    if spec.crop is None:
+        return 1.0
+    flattest, steepest = spec.crop.aspect_ratio
+    return spec.crop.scaling[0] * math.sqrt(min(flattest, 1 / max(steepest, 1.0)))
 
 
 class LetterboxEvaluation:

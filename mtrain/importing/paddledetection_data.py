@@ -20,8 +20,8 @@ READER: Mapping[str, Any] = {"shuffle": True, "drop_last": True, "use_shared_mem
 """What mtrain's loader always does in training."""
 EVAL_SIZES = ("eval_size", "eval_height", "eval_width", "PPYOLOEHead.eval_size", "PPYOLOEHead.eval_input_size")
 """Keys that repeat the side of EvalReader's Resize."""
-CUBIC = 2
-"""OpenCV's number."""
+LINEAR, CUBIC = 1, 2
+"""OpenCV's numbers; linear is PaddleDetection's default."""
 _TRAIN, _EVAL = "TrainDataset", "EvalDataset"
 
 
@@ -177,6 +177,8 @@ def _resize(book: Book, at: Path) -> None:
         book.note("data.resize: stretch, although EvalReader keeps the ratio")
     book.same((*at, "keep_ratio"), "data.resize: stretch")
     book.fixed((*at, "interp"), CUBIC, what="mtrain's evaluation of stretched pictures")
+    if not equal(book.get((*at, "interp"), LINEAR), CUBIC):
+        book.note("evaluation and prediction resize by cubic interpolation in mtrain, by another in EvalReader")
 
 
 def _test_reader(book: Book) -> None:

@@ -53,7 +53,7 @@ class Fleetrun:
                 f"cluster.devices: {list(self.options.devices)} given for {ranks_per_host} ranks, and Paddle's launcher gives "
                 "each rank one of its own; give as many, or fewer ranks"
             )
-        env = self._environment(ranks_per_host)
+        env = self._environment(hosts, ranks_per_host)
         return [
             Command(
                 host=host.address,
@@ -63,8 +63,10 @@ class Fleetrun:
             for node, host in enumerate(hosts)
         ]
 
-    def _environment(self, ranks: int) -> dict[str, str]:
+    def _environment(self, hosts: Sequence[Host], ranks: int) -> dict[str, str]:
         """With ``--master`` Paddle takes the ports of the ranks, and one more, out of ``PORT_RANGE``, not ``--start_port``.
+
+        Several agents meet over HTTP, which a proxy of the caller's would take for ever to reach.
 
         An empty ``CUDA_VISIBLE_DEVICES`` is one device to it, named "", and it finds none for the second rank. "all" makes it
         look for itself, and is no device to CUDA.
@@ -72,6 +74,9 @@ class Fleetrun:
         env = rank_environment(self.options)
         if self.options.devices == ():
             env["CUDA_VISIBLE_DEVICES"] = "all"
+        if len(hosts) > 1:
+            addresses = (self.options.master_addr, *(host.address for host in hosts))
+            env["no_proxy"] = ",".join(dict.fromkeys(addresses))
         if self.options.start_port is not None:
             env["PORT_RANGE"] = f"{self.options.start_port}:{self.options.start_port + ranks}"
         return env

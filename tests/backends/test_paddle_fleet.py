@@ -162,7 +162,16 @@ def two_ranks(folder: Path, *arguments: str) -> list[str]:
     """The norms that rank 0 of two printed."""
     (folder / "job.py").write_text(SCRIPT)
     starter = (
-        *("-m", "paddle.distributed.launch", "--master", "127.0.0.1:29519", "--nnodes", "1", "--rank", "0"),
+        *(
+            "-m",
+            "paddle.distributed.launch",
+            "--master",
+            f"127.0.0.1:{placement.free_port()}",
+            "--nnodes",
+            "1",
+            "--rank",
+            "0",
+        ),
         *("--host", "127.0.0.1", "--nproc_per_node", "2", "--log_dir", str(folder / "log")),
     )
     env = {

@@ -138,6 +138,26 @@ def test_a_group_that_takes_nothing_and_a_parameter_without_gradient_are_left_al
     assert all(np.array_equal(state.weights[name], x) for name, x in other.weights.items())
 
 
+@pytest.mark.parametrize("rule", ["sgd", "adamw"])
+def test_a_parameter_that_an_update_left_out_is_left_alone_in_it(backend: Any, framework: Framework, rule: str) -> None:
+    model, optimizer = backend.prepare(build, recipe(rule))
+    used = next(backend.batches([BATCH]))
+
+    def step(*, everything: bool) -> State:
+        with optimizer.micro_batch(last=True):
+            loss = model(used)["total"] if everything else framework.ops.sum(model.head.bias * model.head.bias)
+            optimizer.backward(loss)
+        optimizer.step(RATES)
+        return backend.state(model, optimizer)
+
+    before = step(everything=True)
+    after = step(everything=False)
+    assert not np.array_equal(before.weights["head.bias"], after.weights["head.bias"])
+    others = [name for group in optimizer.groups for name in group if name != "head.bias"]
+    assert all(np.array_equal(before.weights[name], after.weights[name]) for name in others)
+    assert all(np.array_equal(x, after.moments[name]) for name, x in before.moments.items() if "head.bias" not in name)
+
+
 def test_accumulated_micro_batches_are_one_batch(backend: Any, framework: Framework) -> None:
     frozen = ["bn.*weight"]  # statistics of a micro batch are not those of the batch
     states, start = [], start_weights()

@@ -235,13 +235,23 @@ def test_what_the_head_leaves_out_is_paddledetections_default_and_minus_one_is_a
     head = "PPYOLOEHead: !PPYOLOEHead {loss_weight: {class: 1.0, iou: 2.5, dfl: 0.5}}"
     imported = convert([variant_of(ppyoloe("s"), "log_iter: 100", head)])
     assert load(imported.text).spec.model.options == {
-        **{"static_assigner_epoch": 4, "max_candidates": 100_000, "max_detections": 100},
-        **{"confidence": 0.05, "iou_threshold": 0.5},
+        "static_assigner_epoch": 4,
+        "max_candidates": 100_000,
+        "max_detections": 100,
+        "confidence": 0.05,
+        "iou_threshold": 0.5,
     }
     assert imported.assumed["model.options.static_assigner_epoch"].source == "PaddleDetection's default"
     limits = "PPYOLOEHead: {nms: {nms_top_k: -1, keep_top_k: -1}}"
     imported = convert([variant_of(ppyoloe("s"), "log_iter: 100", limits)])
     assert load(imported.text).spec.model.options == {"max_candidates": 100_000, "max_detections": 100_000}
+
+
+@pytest.mark.parametrize(("resize", "told"), [("{interp: 2, target_size: 640}", 0), ("{target_size: 640}", 1)])
+def test_another_interpolation_in_evaluation_is_noted_stated_or_not(resize, told):
+    reader = f"EvalReader: {{batch_size: 2, sample_transforms: [Decode: {{}}, Resize: {resize}]}}"
+    imported = convert([variant_of(ppyoloe("s"), "log_iter: 100", reader)])
+    assert sum("cubic interpolation" in note for note in imported.notes) == told
 
 
 def test_pictures_in_one_folder_and_a_second_data_root():

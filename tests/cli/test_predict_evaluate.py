@@ -71,10 +71,13 @@ def test_predict_writes_coco_json_and_pictures(trained):
 def test_predict_takes_the_averaged_weights_as_a_plain_file(trained):
     weights = next((trained / "runs/small/checkpoints").glob("*/ema.safetensors"))
     names = f"data.names=[{','.join(repr(str(digit)) for digit in range(10))}]"
-    given = ["-c", "runs/small/spec.yml", "--weights", str(weights), "-o", names]
-    done = mtrain("predict", *given, "--confidence", "0.0", "--out", "plain", "digits/images", cwd=trained)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((trained / "plain/predictions.json").read_text())
+    for number, spec in enumerate((["-c", "runs/small/spec.yml"], ["--run", "runs/small"])):
+        given = [*spec, "--weights", str(weights), "-o", names]
+        done = mtrain("predict", *given, "--confidence", "0.0", "--out", f"plain{number}", "digits/images", cwd=trained)
+        assert done.returncode == 0, done.stdout + done.stderr
+    first, second = ((trained / f"plain{number}/predictions.json").read_bytes() for number in (0, 1))
+    assert json.loads(first)
+    assert first == second
 
 
 @pytest.mark.skipif(find_spec("paddle") is None, reason="paddle is not installed")

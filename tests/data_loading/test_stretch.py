@@ -20,6 +20,7 @@ from mtrain.data.sample import Annotations, Picture, assemble
 from mtrain.data.sizing import AtLeast, Stretched
 from mtrain.data.source import DetectionSource, open_sources
 from mtrain.data.stretch import METHODS, Stretcher, Window, centres_inside, cropped, expanded, shared_by_update
+from mtrain.data.views import StretchTraining
 from tests.data.golden_ppyoloe.rules import photo
 from tests.data_loading.rectangles import corners, ink
 
@@ -353,6 +354,16 @@ def test_pictures_for_crops_are_only_reduced_where_no_crop_loses_pixels() -> Non
         assemble([], class_names=("a",), category_ids=(1,)), image_size=640, resize="stretch", augment=OFFICIAL
     )
     assert source.array.shape == (160, 160, 3)
+
+
+def test_a_large_picture_keeps_the_pixels_of_its_narrowest_crop(tmp_path: Path) -> None:
+    annotations = one(tmp_path, np.zeros((700, 700, 3), np.uint8), np.array([[10.0, 10, 600, 600]]))
+    for crop, kept in ((None, 88), (CropSpec(scaling=[0.5, 1.0], aspect_ratio=[1.0, 1.0]), 175)):
+        view = StretchTraining(annotations.samples, AugmentSpec(**PLAIN, crop=crop), side=64, seed=0)
+        assert view.pictures.load(0).shape[0] == kept
+    # Half of the area's root at an aspect of 4 is a quarter of the width: 64 pixels of 256.
+    narrow = AugmentSpec(**PLAIN, crop=CropSpec(scaling=[0.5, 1.0], aspect_ratio=[0.25, 4.0]))
+    assert StretchTraining(annotations.samples, narrow, side=64, seed=0).pictures.load(0).shape[0] == 350
 
 
 def test_a_large_jpeg_keeps_its_boxes_when_it_is_decoded_smaller(tmp_path: Path) -> None:

@@ -37,6 +37,13 @@ def test_every_flag_is_given_and_nothing_is_left_to_the_name_of_the_host():
     assert first.env["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
+def test_agents_of_several_hosts_meet_without_the_callers_proxy():
+    first, _ = launcher(master_addr="10.0.0.9").plan(WORKER, TWO, 2)
+    assert first.env["no_proxy"] == "10.0.0.9,10.0.0.1,10.0.0.2"
+    (alone,) = launcher().plan(WORKER, [Host(address="127.0.0.1", slots=2)], 2)
+    assert "no_proxy" not in alone.env
+
+
 def test_the_first_port_is_given_in_the_way_that_this_form_of_the_launcher_obeys():
     (command,) = launcher(start_port=6170).plan(WORKER, [Host(address="127.0.0.1", slots=3)], 3)
     assert "--start_port 6170" in " ".join(command.argv)
