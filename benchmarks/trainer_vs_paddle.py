@@ -69,8 +69,9 @@ def run(options: argparse.Namespace) -> int:
                 started = time.perf_counter()
                 loop.updates(options.updates)
                 times[name].append((time.perf_counter() - started) / options.updates * 1000)
+        gap = ours.difference(peer)  # collective: every rank
         if backend.collective.rank == 0:
-            report(times, options.json, gap=ours.difference(peer))
+            report(times, options.json, gap=gap)
     return 0
 
 
