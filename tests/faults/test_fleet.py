@@ -47,7 +47,7 @@ def rank_numbered(number: int, process):
     return next(rank for rank in ranks_of(process) if rank.environ().get("PADDLE_TRAINER_ID") == str(number))
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_rank_is_named_and_the_job_goes_on_later_to_the_same_bits(runner, undisturbed, number):
     process = runner.start(arguments(runner, "killed"))
     runner.wait_for_update("killed", 3, process)
@@ -66,7 +66,9 @@ def test_a_killed_rank_is_named_and_the_job_goes_on_later_to_the_same_bits(runne
 
 
 @pytest.mark.parametrize(
-    ("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"]
+    ("number", "expected"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+    ids=["SIGTERM", "Ctrl-C"],
 )
 def test_a_job_that_is_asked_to_end_saves_and_goes_on_later_to_the_same_bits(runner, undisturbed, number, expected):
     process = runner.start(arguments(runner, "asked"))

@@ -45,9 +45,9 @@ FAST = {("yolov5n", "ddp", "fp64"), ("yolov5n", "solo", "fp32")}
 """Model, backend and precision of the jobs that run every time; the others take minutes."""
 
 
-def settings(precision: str) -> list:
+def settings(precision: str, updates: int = 50) -> list:
     rows = [
-        Setting(model=model, backend=backend, ranks=ranks, precision=precision)
+        Setting(model=model, backend=backend, ranks=ranks, precision=precision, updates=updates)
         for model in MODELS
         for backend, ranks in (("solo", 1), ("ddp", 2))
     ]
@@ -66,11 +66,11 @@ def test_fifty_updates_in_float64_are_the_same(trained, setting):
     assert max(found.values()) <= FLOAT64, found
 
 
-@pytest.mark.parametrize("setting", settings("fp32"))
+@pytest.mark.parametrize("setting", settings("fp32", updates=12))
 def test_in_float32_the_first_updates_differ_by_rounding_alone(trained, setting):
     ours, theirs = trained(setting), trained(jobs.partner(setting))
     gap = jobs.curve(ours.losses, theirs.losses)
-    print(f"{setting.name}: first loss {gap[0]:.1e}, first ten {gap[:10].max():.1e}, fifty {gap.max():.1e}")
+    print(f"{setting.name}: first loss {gap[0]:.1e}, first ten {gap[:10].max():.1e}, last {gap[-1]:.1e}")
     assert gap[0] <= FIRST
     assert np.isfinite(theirs.losses).all()
 
