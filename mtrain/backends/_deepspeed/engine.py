@@ -1,0 +1,190 @@
+"""The torch engine over DeepSpeed: models are built, saved and restored in parts."""
+
+import gc
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from mtrain.backends._deepspeed.layout import use_channels_last
+from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
+from mtrain.backends._deepspeed.parts import Parts
+from mtrain.backends._deepspeed.settings import Sharding, settings
+from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
+from mtrain.backends._torch import state
+from mtrain.backends._torch.collective import TorchCollective
+from mtrain.backends._torch.engine import TorchEngine, Wrap, alone, channels_last
+from mtrain.backends._torch.optimizer import TorchOptimizer
+from mtrain.core import matching
+from mtrain.core.errors import SpecError
+from mtrain.core.interfaces import Array, Recipe, State
+
+
+class ZeroEngine(TorchEngine):
+    """One rank of a job on DeepSpeed. The model that it returns is the one that was built, with DeepSpeed's hooks."""
+
+    def __init__(self, collective: TorchCollective, target: torch.device, sharding: Sharding) -> None:
+        super().__init__(collective, target)
+        self._sharding = sharding
+        self._engines: list[tuple[Any, ZeroExchange]] = []
+
+    @override
+    def prepare(
+        self, build: Callable[[], nn.Module], recipe: Recipe, wrap: Wrap = alone
+    ) -> tuple[nn.Module, TorchOptimizer]:
+        if recipe.compile and self._sharding.stage == 3:
+            raise SpecError(
+                "train.compile: true given with backend.options.stage 3; use stage 0, 1 or 2, or compile false"
+            )
+        torch.manual_seed(recipe.seed)
+        config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.device.type == "cuda")
+        model = self._placed(build, recipe, config)
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not trained:
+            raise SpecError(f"train.freeze: {list(recipe.frozen)} leaves no parameter to train; freeze fewer")
+        double = recipe.precision == "fp64"
+        with _float64() if double else nullcontext():
+            engine = engine_of(model, list(trained.values()), config)
+        if recipe.channels_last and self._sharding.stage == 0:
+            # Behind DeepSpeed's first broadcast, which takes contiguous weights only.
+            channels_last(model)
+        model.train()
+        zero = self._zero(engine, model)
+        parts = Parts(zero.parts, self.collective, bucket=config["zero_optimization"]["reduce_bucket_size"])
+        exchange = ZeroExchange(engine, zero, trained, self.collective, self._sharding.reduction)
+        self._engines.append((engine, exchange))
+        optimizer = ZeroOptimizer(
+            model, recipe, exchange=exchange, zero=zero, parts=parts, collective=self.collective, device=self.device
+        )
+        if recipe.compile:
+            model.compile()
+        self._recipe = recipe
+        return model, optimizer
+
+    def _placed(self, build: Callable[[], nn.Module], recipe: Recipe, config: dict[str, Any]) -> nn.Module:
+        import deepspeed
+
+        # Float64 is cut after it was built: DeepSpeed builds float32.
+        cut = self._sharding.stage == 3 and recipe.precision != "fp64"
+        with deepspeed.zero.Init(config_dict_or_path=config) if cut else nullcontext():
+            model = build()
+        model = self._place(model, replace(recipe, channels_last=False))
+        if recipe.channels_last and self._sharding.stage > 0:
+            use_channels_last(model)
+        if not cut:
+            state.check_equal_start(model, self.collective)
+        return model
+
+    def _zero(self, engine: Any, model: nn.Module) -> Zero:
+        rank, size = self.collective.rank, self.collective.size
+        if self._sharding.stage == 0:
+            return WholeWeights()
+        if self._sharding.stage == 3:
+            return SplitWeights(engine.optimizer, model, rank, size)
+        return SplitStates(engine.optimizer, {id(p): name for name, p in model.named_parameters()}, rank, size)
+
+    @override
+    def state(self, model: nn.Module, optimizer: TorchOptimizer) -> State:
+        assert isinstance(optimizer, ZeroOptimizer)
+        parts, ema = optimizer.parts, optimizer.ema()
+        self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if _is_buffer(model, name))])
+        held = {name: parts[name].held if name in parts else x for name, x in model.state_dict().items()}
+        moments = optimizer.moments()
+        return State(
+            weights=self._arrays(held, parts),
+            ema=self._arrays(ema, parts),
+            moments={
+                f"{moment}/{name}": array
+                for moment in dict.fromkeys(key.partition("/")[0] for key in moments)
+                for name, array in self._arrays(_of_moment(moments, moment), parts).items()
+            },
+            counters=optimizer.counters(),
+        )
+
+    def _arrays(self, held: Mapping[str, Tensor], parts: Parts) -> dict[str, Array]:
+        """Whole arrays, in the order of ``held``."""
+        split = {name: tensor for name, tensor in held.items() if name in parts}
+        found = {name: state.to_numpy(whole) for name, whole in parts.whole(split, self.device)}
+        return {name: found[name] if name in found else state.to_numpy(tensor) for name, tensor in held.items()}
+
+    @override
+    def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
+        assert isinstance(optimizer, ZeroOptimizer)
+        parts, zero = optimizer.parts, optimizer.zero
+        if saved.weights:
+            if self.collective.size > 1:
+                # Ranks take parts of what they are given: a difference would be mixed in, and could not be seen afterwards.
+                ordered = {name: np.ascontiguousarray(saved.weights[name]) for name in sorted(saved.weights)}
+                matching.check_equal_start(self.collective, matching.fingerprint(ordered))
+            zero.release()
+            held = {name: parts[name].held if name in parts else x for name, x in model.state_dict().items()}
+            self._fill(held, parts, saved.weights, what="weights")
+            zero.publish()
+        if saved.ema and optimizer.ema():
+            self._fill(optimizer.ema(), parts, saved.ema, what="averaged weights")
+        else:
+            optimizer.restart_ema()
+        if saved.moments:
+            moments = optimizer.moments()
+            names = {key: key.partition("/")[2] for key in moments}
+            self._fill(moments, parts, saved.moments, what="optimizer moments", names=names)
+        if saved.counters:
+            optimizer.set_counters(saved.counters)
+
+    @torch.no_grad()
+    def _fill(
+        self,
+        targets: Mapping[str, Tensor],
+        parts: Parts,
+        values: Mapping[str, Array],
+        *,
+        what: str,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        """Copy whole ``values`` into ``targets``, of which those in ``parts`` are parts; ``names``: of a target's array.
+
+        Raises:
+            CheckpointError: names or shapes differ.
+        """
+        of = {key: key if names is None else names[key] for key in targets}
+        shapes = {key: parts[of[key]].shape if of[key] in parts else tuple(x.shape) for key, x in targets.items()}
+        matching.check_fit(shapes, values, what=what)
+        for key, target in targets.items():
+            whole = torch.from_numpy(np.array(values[key]))
+            target.copy_(parts.cut(of[key], whole) if of[key] in parts else whole)
+
+    def release(self) -> None:
+        """Let go of DeepSpeed's engines and of the process groups that they hold. No training afterwards."""
+        for engine, exchange in self._engines:
+            exchange.abandon()
+            parameters = [*engine.module.parameters()]
+            zero = engine.optimizer
+            engine.destroy()
+            for holder in (getattr(zero, "parameter_offload", None), zero, engine):
+                if holder is not None:
+                    vars(holder).clear()
+            for parameter in parameters:
+                vars(parameter).clear()
+        self._engines.clear()
+        # Hooks and engines refer to each other: a group that waits for the collector keeps its threads.
+        gc.collect()
+
+
+def _float64() -> Any:
+    from mtrain.backends._deepspeed.double import engines_in_float64
+
+    return engines_in_float64()
+
+
+def _is_buffer(model: nn.Module, name: str) -> bool:
+    return name not in {parameter for parameter, _ in model.named_parameters()}
+
+
+def _of_moment(moments: Mapping[str, Tensor], moment: str) -> dict[str, Tensor]:
+    """Tensors of one kind, by name of the parameter."""
+    return {key.partition("/")[2]: x for key, x in moments.items() if key.startswith(f"{moment}/")}

@@ -1,0 +1,120 @@
+"""Many ranks through DeepSpeed's ZeRO: optimizer state, gradients and weights split over ranks; gloo on CPU, NCCL on CUDA."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from mtrain.backends._deepspeed.settings import Sharding, check_extra
+from mtrain.backends._torch.backend import TorchBackend, TorchOptions
+from mtrain.core.errors import LaunchError
+
+if TYPE_CHECKING:
+    from mtrain.backends._deepspeed.engine import ZeroEngine
+
+
+class DeepSpeed(TorchBackend):
+    """``core.interfaces.Backend`` over DeepSpeed; started by torchrun or anything that sets its variables."""
+
+    class Options(TorchOptions):
+        """Options of backend ``deepspeed``."""
+
+        stage: Literal[0, 1, 2, 3] = Field(
+            1,
+            description="what is split over ranks: 0 nothing, 1 moments, averages and float32 weights of the optimizer, "
+            "2 gradients too (with reduction micro_batch), 3 the model's weights too",
+        )
+        offload: bool = Field(default=False, description="the split optimizer state is in host memory; stage 1, 2 or 3")
+        bucket_mb: float = Field(25.0, gt=0, description="arrays are exchanged in buckets of this size")
+        reduction: Literal["update", "micro_batch"] = Field(
+            "update",
+            description="update: gradients are summed over ranks once per update, with the rounding of ddp; micro_batch: in "
+            "every backward pass, so that stages 2 and 3 keep only parts of them",
+        )
+        config: dict[str, Any] = Field(
+            default_factory=dict, description="further keys of DeepSpeed's JSON, those that change no training"
+        )
+        timeout_s: float = Field(600.0, gt=0, description="a collective that waits longer ends the job")
+
+        @field_validator("config")
+        @classmethod
+        def _known_keys(cls, config: dict[str, Any]) -> dict[str, Any]:
+            check_extra(config)
+            return config
+
+        @model_validator(mode="after")
+        def _something_to_offload(self) -> Self:
+            if self.offload and self.stage == 0:
+                raise ValueError("offload: true given with stage 0, which splits nothing; use stage 1, 2 or 3")
+            return self
+
+    rendezvous: ClassVar[str] = "torch"
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def __enter__(self) -> Self:
+        # As in backend ddp: imported after the group is made, it would keep the group alive.
+        import torch.distributed.nn.functional  # noqa: F401
+        from torch import distributed as dist
+
+        from mtrain.backends._deepspeed import library
+        from mtrain.backends._torch import device
+
+        options = self.options
+        local_rank = dist.get_node_local_rank(fallback_rank=0)
+        target = device.choose(options.device, local_rank=local_rank, tf32=options.tf32, keep=options.keep_memory)
+        library.load(target.type)
+        on_cuda = target.type == "cuda"
+        timeout = timedelta(seconds=options.timeout_s)
+        try:
+            dist.init_process_group("nccl" if on_cuda else "gloo", init_method="env://", timeout=timeout)
+        except ValueError as error:
+            raise LaunchError(
+                f"backend deepspeed was not started by torchrun: {error}; use `mtrain -c SPEC --backend deepspeed`, or "
+                "`torchrun -m mtrain.worker`"
+            ) from error
+        library.start(backend="nccl" if on_cuda else "gloo", timeout=timeout)
+        self._entered = self._engine(local_rank, timeout)
+        return self
+
+    def _engine(self, local_rank: int, timeout: timedelta) -> ZeroEngine:
+        import torch
+        from torch import distributed as dist
+
+        from mtrain.backends._deepspeed.engine import ZeroEngine
+        from mtrain.backends._torch.collective import DistributedCollective
+
+        on_cuda = dist.get_backend() == "nccl"
+        target = torch.device("cuda", local_rank) if on_cuda else torch.device("cpu")
+        host_group = dist.new_group(backend="gloo", timeout=timeout) if on_cuda else None
+        options = self.options
+        sharding = Sharding(
+            stage=options.stage,
+            offload=options.offload,
+            bucket_mb=options.bucket_mb,
+            reduction=options.reduction,
+            extra=options.config,
+        )
+        return ZeroEngine(DistributedCollective(local_rank=local_rank, host_group=host_group), target, sharding)
+
+    def __exit__(self, *error: object) -> None:
+        from torch import distributed as dist
+
+        from mtrain.backends._deepspeed import library
+
+        if self._entered is not None:
+            entered: Any = self._entered
+            entered.release()
+            entered.collective.close()
+        self._entered = None
+        library.stop()
+        if not dist.is_initialized():
+            return
+        if error and error[0] is not None and dist.get_backend() == "nccl":
+            # Peers may never answer: give kernels in flight up instead of waiting for them.
+            dist.distributed_c10d._abort_process_group()
+            return
+        dist.destroy_process_group()

@@ -1,0 +1,126 @@
+"""What one rank of the DeepSpeed tests runs: ``deepspeed_ranks STUDIES BACKEND OUT OPTIONS``, started by torchrun.
+
+The studies of ``horovod_ranks`` and those of this file; what one returns on every rank comes to OUT/<study>.json as a list
+ordered by rank. Arrays go there as digests: equality is asked for bit by bit.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mtrain.backends.ddp import DDP
+from mtrain.backends.deepspeed import DeepSpeed
+from mtrain.core.interfaces import Rates, State
+from tests.backends import horovod_ranks as shared
+from tests.backends.horovod_ranks import Whole, batches, recipe, told
+
+
+def convnet(backend: Any) -> Any:
+    """The network of the contract tests in float32: 50 updates, accumulation, clipping, an average."""
+    from mtrain.core.binding import bind
+    from tests.contract import training
+    from tests.contract.convnet import build
+    from tests.contract.training import Case
+
+    bind(backend.nn, backend.ops)
+    case, c = Case(batchnorm="synced", accumulate=2), backend.collective
+    fields = {name: getattr(case.recipe(c.size), name) for name in case.recipe(c.size).__dataclass_fields__}
+    model, optimizer = backend.prepare(build, type(case.recipe(c.size))(**{**fields, "precision": "fp32"}))
+    start = {
+        name: x.astype(np.float32 if x.dtype == np.float64 else x.dtype) for name, x in training.start_weights().items()
+    }
+    backend.restore(model, optimizer, State(weights=start))
+    loader = backend.batches(training.micro_batches(case, rank=c.rank, size=c.size, updates=50))
+    norms = []
+    for update in range(50):
+        for i in range(2):
+            with optimizer.micro_batch(last=i == 1):
+                optimizer.backward(model(next(loader))["total"])
+        norms.append(optimizer.step(training.rates(update % 20)))
+    return told(backend.state(model, optimizer), norms)
+
+
+def yolov5n(backend: Any, updates: int = 50, **fields: Any) -> Any:
+    """YOLOv5n on squares of 64 pixels, channels last, two micro batches per update."""
+    from mtrain.core.binding import bind
+    from mtrain.core.interfaces import Task
+    from mtrain.models.yolov5 import YOLOv5n
+
+    bind(backend.nn, backend.ops)
+    torch.set_num_threads(1)
+    plugin = YOLOv5n(YOLOv5n.Options())
+    task = Task(kind="detection", class_names=("a", "b", "c"), image_size=64, global_batch=8 * backend.collective.size)
+    task = plugin.prepare_task(task, {"boxes_wh_px": np.full((8, 2), 20.0)})
+    chosen = recipe(clip_norm=10.0, channels_last=True, **fields)
+    model, optimizer = backend.prepare(lambda: plugin.build(task, backend.collective), chosen)
+    weights = backend.state(model, optimizer).weights
+    shapes = {name: tuple(array.shape) for name, array in weights.items()}
+    backend.restore(model, optimizer, State(weights=plugin.initial(shapes, task, seed=0)))
+    norms = []
+    for update in range(updates):
+        for part, batch in enumerate(backend.batches(pictures(backend, update))):
+            with optimizer.micro_batch(last=part == 1):
+                optimizer.backward(model(batch)["total"])
+        norms.append(optimizer.step(Rates(rates=(0.01, 0.01), momentum=0.9)))
+    return told(backend.state(model, optimizer), norms)
+
+
+def pictures(backend: Any, update: int) -> list[dict[str, np.ndarray]]:
+    """Two micro batches of this rank: four pictures of noise with eight boxes."""
+    found = []
+    for part in range(2):
+        rng = np.random.default_rng([update, part, backend.collective.rank])
+        places, sizes = rng.uniform(0.2, 0.8, (8, 2)), rng.uniform(0.1, 0.4, (8, 2))
+        rows = (rng.integers(0, 4, (8, 1)), rng.integers(0, 3, (8, 1)), places, sizes)
+        images = rng.integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
+        found.append({"images": images, "targets": np.concatenate(rows, axis=1).astype(np.float32)})
+    return found
+
+
+def exchanged(backend: Any) -> Any:
+    """Six updates; and three, the state through another stage and back, three more."""
+    chosen = recipe()
+    found = {}
+    own = backend.engine._sharding
+    for through in (None, 0, 1, 3):
+        model, optimizer = backend.prepare(Whole, chosen)
+        loader = backend.batches(batches(backend, updates=6, accumulate=2))
+        for update in range(6):
+            if update == 3 and through is not None:
+                saved = backend.state(model, optimizer)
+                for stage in (through, own.stage):
+                    backend.engine._sharding = replace(own, stage=stage)
+                    model, optimizer = backend.prepare(Whole, chosen)
+                    backend.restore(model, optimizer, saved)
+                    saved = backend.state(model, optimizer)
+            for part in range(2):
+                with optimizer.micro_batch(last=part == 1):
+                    optimizer.backward(model(next(loader))["total"])
+            optimizer.step(Rates(rates=(0.1, 0.05)))
+        name = "straight" if through is None else f"through stage {through}"
+        found[name] = told(backend.state(model, optimizer), [])
+    return found
+
+
+def main(studies: str, name: str, out: Path, **options: Any) -> None:
+    torch.set_num_threads(1)
+    kinds: dict[str, Any] = {"ddp": DDP, "deepspeed": DeepSpeed}
+    extra = {"find_unused_parameters": True, "static_graph": False} if name == "ddp" else {}
+    with kinds[name](kinds[name].Options(device="cpu", **extra, **options)) as backend:
+        for study in studies.split(","):
+            run = globals().get(study) or getattr(shared, study)
+            everyone = backend.collective.all_gather(run(backend))
+            if backend.collective.rank == 0:
+                (out / f"{study}.json").write_text(json.dumps(everyone))
+        rank = backend.collective.rank
+    threads = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
+    (out / f"threads-{rank}.json").write_text(json.dumps(threads))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), **json.loads(sys.argv[4]))

@@ -1,0 +1,305 @@
+"""Backend ``deepspeed``: real ranks under torchrun, at every stage of ZeRO compared bit for bit with those of ddp."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from mtrain.backends._deepspeed.layout import channels_last
+from mtrain.backends._deepspeed.library import attributes
+from mtrain.backends._deepspeed.parts import Part, spans_of
+from mtrain.backends._deepspeed.rules import ShardRule, vector_width
+from mtrain.backends._deepspeed.settings import Sharding, settings
+from mtrain.backends._torch import rules
+from mtrain.backends._torch.engine import channels_last as lay_channels_last
+from mtrain.backends.deepspeed import DeepSpeed
+from tests.backends.processes import ROOT, python
+from tests.backends.recipes import recipe
+
+EQUAL_TO_DDP = (
+    "convnet",
+    "yolov5n",
+    "fifty_updates",
+    "adam",
+    "synced_batchnorm",
+    "frozen",
+    "channels_last",
+    "bf16",
+    "fp16",
+    "not_finite",
+    "missing_in_one_micro_batch",
+    "evaluation",
+)
+MISSING = ("missing_on_one_rank", "channels_last_and_missing")
+"""Not in stage 3, where every rank must pass through the same layers."""
+STAGES = (0, 1, 2, 3)
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install 'mtrain[deepspeed]'"
+)
+
+
+def start(size: int, *arguments: str, timeout_s: float = 400) -> subprocess.CompletedProcess[str]:
+    """Ranks that run ``arguments``."""
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", *arguments]
+    one_thread = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "GLOO_SOCKET_IFNAME": "lo"}
+    env = {**os.environ, **one_thread, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s)
+
+
+@pytest.fixture(scope="session")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each rank of ``size`` found in a study; all studies of a stage in one start."""
+
+    @cache
+    def run(backend: str, size: int, studies: tuple[str, ...], options: str) -> Path:
+        out = tmp_path_factory.mktemp(f"{backend}-{size}")
+        ranks = ("-m", "tests.backends.deepspeed_ranks")
+        done = start(size, *ranks, ",".join(studies), backend, str(out), options)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+        return out
+
+    def read(study: str, backend: str = "deepspeed", size: int = 2, file: str = "", **options: Any) -> list[Any]:
+        everything = size == 2 and set(options) <= {"stage"}
+        studies: tuple[str, ...] = (study,)
+        if everything:
+            missing = MISSING if options.get("stage") != 3 else ()
+            studies = (*EQUAL_TO_DDP, *missing, *(("resumed", "exchanged") if backend == "deepspeed" else ()))
+        return json.loads((run(backend, size, studies, json.dumps(options)) / f"{file or study}.json").read_text())
+
+    return read
+
+
+@needs_deepspeed
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", STAGES)
+class TestEveryStage:
+    @pytest.mark.parametrize("study", [*EQUAL_TO_DDP, *MISSING])
+    def test_learns_what_ddp_learns_bit_for_bit(self, found: Any, study: str, stage: int) -> None:
+        if study in MISSING and stage == 3:
+            pytest.skip("in stage 3 every rank must pass through the same layers")
+        ours, theirs = found(study, stage=stage), found(study, "ddp")
+        print(f"{study}, stage {stage}: {ours[0]}")
+        assert ours == theirs
+
+    def test_goes_on_bit_for_bit_from_a_state(self, found: Any, stage: int) -> None:
+        for rank in found("resumed", stage=stage):
+            assert rank["whole"] == rank["in two parts"]
+
+    def test_goes_on_from_a_state_of_every_other_stage(self, found: Any, stage: int) -> None:
+        for rank in found("exchanged", stage=stage):
+            assert rank["straight"] == rank["through stage 0"] == rank["through stage 1"] == rank["through stage 3"]
+
+    def test_offloaded_states_learn_the_same(self, found: Any, stage: int) -> None:
+        if stage:
+            assert found("fifty_updates", stage=stage, offload=True) == found("fifty_updates", "ddp")
+
+    def test_three_ranks_go_on_bit_for_bit(self, found: Any, stage: int) -> None:
+        for rank in found("resumed", size=3, stage=stage):
+            assert rank["whole"] == rank["in two parts"]
+
+    def test_a_job_of_one_rank_learns_what_ddp_learns(self, found: Any, stage: int) -> None:
+        ours = found("fifty_updates", size=1, stage=stage)
+        assert ours == found("fifty_updates", "ddp", size=1)
+
+    def test_leaves_no_thread_behind(self, found: Any, stage: int) -> None:
+        threads = found("fifty_updates", size=1, file="threads-0", stage=stage)
+        assert [name for name in threads if "gloo" in name] == []
+
+
+@needs_deepspeed
+def test_reducing_in_every_micro_batch_is_rounded_differently_but_hardly(found: Any) -> None:
+    ours, theirs = (
+        [float.fromhex(norm) for norm in rank["norms"]]
+        for rank in (found("adam", stage=2, reduction="micro_batch")[0], found("adam", stage=2, bucket_mb=1.0)[0])
+    )
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+# --------------------------------------------------------------------------------------------------------- rules on parts
+@pytest.mark.parametrize("rule", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("shape", [(1003,), (7,), (6, 3, 3, 3), (5, 6, 1, 1)])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize("cut", [0.0, 0.31, 0.5, 1.0])
+def test_parts_are_rounded_as_the_whole_is(rule: str, shape: tuple[int, ...], last: bool, cut: float) -> None:
+    """The fused kernels round the end of an array differently: it must be the end of the whole."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    options = {"weight_decay": 0.01, "momentum": 0.9, "nesterov": 1.0}
+    start = torch.randn(shape, generator=generator)
+    length = start.numel()
+    model = torch.nn.ParameterList([torch.nn.Parameter(start.clone())])
+    if last:
+        lay_channels_last(model)
+    whole = model[0].detach()
+    expected = rules.make(rule, [whole], options)
+    held = start.clone().view(-1)
+    spans = spans_of(length, [0, int(cut * length), length])
+    parts = [Part(shape, spans, held[first:end]) for first, end in spans]
+    shards = [ShardRule(rule, [part], rank, options, channels_last=last) for rank, part in enumerate(parts)]
+    for _ in range(3):
+        grad = torch.randn(shape, generator=generator)
+        expected.apply(
+            [0],
+            [grad.to(memory_format=torch.channels_last) if last and len(shape) == 4 else grad],
+            rate=0.1,
+            momentum=None,
+        )
+        for (first, end), shard in zip(spans, shards, strict=True):
+            shard.apply([0], [grad.view(-1)[first:end].clone()], rate=0.1, momentum=None)
+    assert torch.equal(held.view(shape), whole)
+    for name, (moment,) in expected.moments.items():
+        assert torch.equal(torch.cat([shard.moments[name][0] for shard in shards]).view(shape), moment)
+
+
+def test_a_register_holds_a_power_of_two() -> None:
+    assert vector_width("sgd", torch.zeros(1)) in (1, 2, 4, 8, 16, 32)
+
+
+def test_a_weight_channels_last_has_the_strides_of_the_engine() -> None:
+    for shape in ((6, 3, 3, 3), (8, 6, 1, 1), (16, 3, 6, 6)):
+        model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(shape))])
+        ours = channels_last(model[0].detach().clone())
+        lay_channels_last(model)
+        assert ours.stride() == model[0].stride()
+        assert torch.equal(ours, model[0])
+
+
+def test_what_a_layer_returns_may_have_slots() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Returned:
+        scores: int
+        boxes: int
+
+    assert attributes(Returned(1, 2)) == {"scores": 1, "boxes": 2}
+    assert attributes(SimpleNamespace(scores=1)) == {"scores": 1}
+
+
+def test_parts_cover_an_array() -> None:
+    assert spans_of(10, [0, 4, 8, 12]) == ((0, 4), (4, 8), (8, 10))
+    assert spans_of(10, [-20, -8, 4, 16]) == ((0, 0), (0, 4), (4, 10))
+
+
+# --------------------------------------------------------------------------------------------------------------- settings
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"gradient_clipping": 1.0}, "gradient_clipping: mtrain writes this key; use train.clip_norm"),
+        (
+            {"zero_optimization": {"stage": 2}},
+            "zero_optimization.stage: mtrain writes this key; use backend.options.stage",
+        ),
+        ({"zero_optimisation": {}}, "did you mean 'zero_optimization'?"),
+        ({"zero_optimization": {"overlap_com": True}}, "did you mean 'overlap_comm'?"),
+        ({"zero_optimization": 3}, "given 3, expected a mapping"),
+    ],
+)
+def test_keys_that_would_be_ignored_or_change_training_are_refused(config: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        DeepSpeed.Options(config=config)
+    assert sentence in str(raised.value)
+
+
+def test_nothing_to_offload_is_refused() -> None:
+    with pytest.raises(ValidationError, match="offload: true given with stage 0"):
+        DeepSpeed.Options(stage=0, offload=True)
+
+
+def test_further_keys_are_laid_over_what_mtrain_writes() -> None:
+    extra = {"wall_clock_breakdown": True, "zero_optimization": {"overlap_comm": True}}
+    sharding = Sharding(stage=2, offload=False, bucket_mb=1.0, reduction="update", extra=extra)
+    written = settings(recipe(clip_norm=1.0), sharding, size=2, pin_memory=False)
+    assert written["wall_clock_breakdown"]
+    assert written["zero_optimization"]["overlap_comm"]
+    assert written["zero_optimization"]["stage"] == 2
+    assert written["gradient_clipping"] == 0.0
+
+
+# ----------------------------------------------------------------------------------------------------- errors and endings
+ENTER = """
+    import sys
+    sys.modules.update(HIDDEN)
+    from mtrain.backends.deepspeed import DeepSpeed
+    from mtrain.core.errors import MtrainError
+    try:
+        with DeepSpeed(DeepSpeed.Options(device="cpu")):
+            pass
+    except MtrainError as error:
+        print(type(error).__name__, error.exit_code, error)
+"""
+
+
+def test_it_says_what_it_is_without_loading_a_framework() -> None:
+    done = python("""
+        import sys
+        from mtrain.backends.deepspeed import DeepSpeed
+        assert (DeepSpeed(DeepSpeed.Options()).framework, DeepSpeed.rendezvous) == ("torch", "torch")
+        assert "torch" not in sys.modules and "deepspeed" not in sys.modules
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_deepspeed_there_is_one_error_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    hide = "import importlib.util as u; found = u.find_spec\n"
+    hide += "u.find_spec = lambda name, *a: None if name == 'deepspeed' else found(name, *a)\n"
+    done = python(hide + textwrap.dedent(ENTER.replace("HIDDEN", "{}")))
+    assert done.stdout.strip() == (
+        "PluginError 2 backend deepspeed: DeepSpeed is not installed here; install it with: pip install 'mtrain[deepspeed]'"
+    ), done.stderr
+
+
+@needs_deepspeed
+def test_without_a_starter_it_says_how_to_start_it() -> None:
+    done = python("import warnings; warnings.simplefilter('ignore')\n" + textwrap.dedent(ENTER.replace("HIDDEN", "{}")))
+    assert done.stdout.startswith("LaunchError 1 backend deepspeed was not started by torchrun"), done.stderr
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("kind", ["raises", "dies"])
+def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str) -> None:
+    failing = "raise RuntimeError('on purpose')" if kind == "raises" else "os._exit(9)"
+    script = tmp_path / "rank.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import os
+        from mtrain.backends.deepspeed import DeepSpeed
+        from tests.backends.horovod_ranks import Whole, recipe, train
+        from mtrain.core.collective import barrier
+        with DeepSpeed(DeepSpeed.Options(device="cpu", stage=3)) as backend:
+            train(backend, updates=1)
+            model, optimizer = backend.prepare(Whole, recipe())
+            with optimizer.micro_batch(last=False):
+                if backend.collective.rank == 1:
+                    {failing}
+            barrier(backend.collective)
+    """)
+    )
+    done = start(2, str(script), timeout_s=120)
+    assert done.returncode == 1
+    assert ("on purpose" in done.stderr) is (kind == "raises")
+    assert "Exception ignored" not in done.stderr
+
+
+@needs_deepspeed
+def test_ranks_end_without_a_word(tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(
+        textwrap.dedent("""
+        from mtrain.backends.deepspeed import DeepSpeed
+        from tests.backends.horovod_ranks import train
+        with DeepSpeed(DeepSpeed.Options(device="cpu", stage=3)) as backend:
+            train(backend, updates=2)
+    """)
+    )
+    done = start(3, str(script), timeout_s=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
