@@ -10,7 +10,7 @@ NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends
 OLDER    = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py
 PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help demo horovod test test-all test-paddle test-paddle2 check fmt contract parity bench clean
+.PHONY: help demo horovod test test-all test-paddle test-paddle2 check fmt contract parity checkpoint-matrix bench clean debian
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -24,7 +24,7 @@ $(VENV)/.installed-ddp: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-ddp
 	@echo "installing what tests and linters need into $(VENV)"
-	@$(PY) -m pip install --quiet --progress-bar off -e '.[ddp,fleet,dev]'
+	@$(PY) -m pip install --quiet --progress-bar off -e '.[ddp,deepspeed,fleet,dev]'
 	@touch $@
 
 $(VENV)/.installed-horovod: scripts/build-horovod $(VENV)/.installed-dev
@@ -47,14 +47,17 @@ $(VENV)-paddle2/.installed: pyproject.toml
 demo: $(VENV)/.installed-ddp  ## train a small YOLOv5 on the embedded digits with two DDP processes
 	$(VENV)/bin/mtrain train -c digits --backend ddp --nproc-per-node 2
 
+debian:
+	@scripts/debian-packages openssh-server openssh-client iproute2
+
 horovod: $(VENV)/.installed-horovod  ## build Horovod for the installed torch: minutes, once; the wheel is kept
 
-test: $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## the tests, without the slow ones
+test: debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## the tests, without the slow ones
 	$(PYTEST) -m "not slow"
 	$(PYTEST) -m "not slow" --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2
 
-test-all: $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## all tests
+test-all: debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## all tests
 	$(PYTEST)
 	$(PYTEST) --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2
@@ -67,6 +70,9 @@ test-paddle2: $(VENV)-paddle2/.installed  ## nearly the same under Paddle 2.6, w
 
 parity: $(VENV)/.installed-dev  ## torch and Paddle side by side: the table of differences and docs/parity.png
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m tests.parity.report
+
+checkpoint-matrix: $(VENV)/.installed-horovod  ## save under every backend, resume under every other: a table
+	OMP_NUM_THREADS=1 $(PY) -m tests.parity.matrix
 
 contract: $(VENV)/.installed-horovod  ## two ranks learn what one rank learns
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/contract $(PYTEST_ARGS)
@@ -81,8 +87,17 @@ fmt: $(VENV)/.installed-dev  ## format the code
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: $(VENV)/.installed-dev  ## the benchmark table: ratios against named peers
-	$(PY) -m benchmarks
+# The peers of the benchmarks stay out of the environment of the tests.
+$(VENV)-bench/.installed: pyproject.toml scripts/build-horovod
+	@echo "installing mtrain, Accelerate and Lightning Fabric into $(VENV)-bench"
+	@test -x $(VENV)-bench/bin/python || scripts/make-venv $(VENV)-bench
+	@$(VENV)-bench/bin/python -m pip install --quiet --progress-bar off -e '.[ddp]'
+	@$(VENV)-bench/bin/python -m pip install --quiet --progress-bar off -e '.[ddp,deepspeed,fleet,bench]'
+	@scripts/build-horovod $(VENV)-bench/bin/python
+	@touch $@
+
+bench: $(VENV)-bench/.installed  ## the benchmark table: ratios against named peers
+	$(VENV)-bench/bin/python -m benchmarks
 
 clean:     ## remove the environment and caches; run folders stay
-	rm -rf $(VENV) $(VENV)-torch $(VENV)-paddle2 build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torch $(VENV)-paddle2 $(VENV)-bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -86,7 +86,7 @@ def main() -> int:
         annotations, what = pictures(Path(folder))
         # Our workers are forked before torch is imported, as in a job.
         pools = {name: loader(annotations, cache=name) for name in ("none", "ram")}
-        from benchmarks.loader_peer import data_loader
+        from benchmarks.peers.loader import data_loader
 
         peer = data_loader(annotations.samples, SIDE, AugmentSpec(), batch=BATCH, count=BATCH * BATCHES)
         times: dict[str, list[float]] = {"none": [], "ram": [], "peer": []}

@@ -1,4 +1,6 @@
-"""What a good programmer writes without mtrain: one file, torchrun, DDP, a torch DataLoader. Trains YOLOv5n on a COCO file.
+"""What a good programmer writes without mtrain: one file, DDP, a torch DataLoader. Trains YOLOv5n on a COCO file.
+
+``--library``: torch alone (started by torchrun), Accelerate (``accelerate launch``) or Lightning Fabric (``fabric run``).
 
 The network and its loss are mtrain's, so that only the training code differs. It writes the time of its first update to ``--first``.
 """
@@ -61,9 +63,8 @@ def main():
     parser.add_argument("--side", type=int, default=320)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--first", type=Path, required=True)
+    parser.add_argument("--library", choices=LIBRARIES, default="torch")
     given = parser.parse_args()
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     binding.bind(nn, ops)
     from mtrain.models.yolov5 import YOLOv5n
@@ -75,20 +76,71 @@ def main():
         image_size=given.side,
         global_batch=given.batch,
     )
-    model = DistributedDataParallel(YOLOv5n().build(task))
+    LIBRARIES[given.library](given, data, YOLOv5n().build(task).train())
+
+
+def with_torch(given, data, model):
+    """torchrun, ``DistributedSampler``, DDP."""
+    dist.init_process_group("gloo")
     sampler = DistributedSampler(data, seed=0)
-    loader = DataLoader(data, given.batch // size, sampler=sampler, num_workers=1, collate_fn=collate, drop_last=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.937, nesterov=True, weight_decay=5e-4)
-    model.train()
-    for batch in loader:
+    model = DistributedDataParallel(model)
+    optimizer = sgd(model)
+    for batch in loader_of(given, data, sampler=sampler, size=dist.get_world_size()):
         loss = model(batch)["total"]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
         optimizer.step()
         optimizer.zero_grad()
-        float(loss.detach())
-        break
-    if rank == 0:
+        finish(given, loss)
+
+
+def with_accelerate(given, data, model):
+    """The loop of Accelerate's documentation."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    loader = loader_of(given, data, shuffle=True, size=accelerator.num_processes)
+    model, optimizer, loader = accelerator.prepare(model, sgd(model), loader)
+    for batch in loader:
+        loss = model(batch)["total"]
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 10.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        finish(given, loss)
+
+
+def with_fabric(given, data, model):
+    """The loop of Fabric's documentation."""
+    from lightning_fabric import Fabric
+
+    fabric = Fabric()  # `fabric run` has said on what
+    model, optimizer = fabric.setup(model, sgd(model))
+    loader = fabric.setup_dataloaders(loader_of(given, data, shuffle=True, size=fabric.world_size))
+    for batch in loader:
+        loss = model(batch)["total"]
+        fabric.backward(loss)
+        fabric.clip_gradients(model, optimizer, max_norm=10.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        finish(given, loss)
+
+
+LIBRARIES = {"torch": with_torch, "accelerate": with_accelerate, "fabric": with_fabric}
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.937, nesterov=True, weight_decay=5e-4)
+
+
+def loader_of(given, data, *, size, **options):
+    return DataLoader(data, given.batch // size, num_workers=1, collate_fn=collate, drop_last=True, **options)
+
+
+def finish(given, loss):
+    """After the first update."""
+    float(loss.detach())
+    if dist.get_rank() == 0:
         given.first.write_text(str(time.time()))
     dist.barrier()
     dist.destroy_process_group()
