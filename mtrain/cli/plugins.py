@@ -1,9 +1,12 @@
-"""``mtrain plugins list``."""
+"""``mtrain plugins list`` and ``mtrain plugins test``."""
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from mtrain.cli.options import JobCommand
 
 if TYPE_CHECKING:
     from mtrain.core.plugins import Entry
@@ -13,7 +16,7 @@ KIND_NAMES = ("backends", "models", "datasets", "launchers")
 
 @click.group()
 def plugins() -> None:
-    """List backends, models, data sets and launchers."""
+    """List backends, models, data sets and launchers; test a backend."""
 
 
 @plugins.command("list")
@@ -51,3 +54,59 @@ def state(entry: "Entry") -> str:
             return f"needs {entry.library}: {entry.remedy(sys.executable)}"
         return f"needs {entry.needs}" + (f": pip install 'mtrain[{entry.extra}]'" if entry.extra else "")
     return "ready"
+
+
+@plugins.command("test", cls=JobCommand)
+@click.argument("name")
+@click.option(
+    "--ranks", type=click.IntRange(min=1), help="Ranks of its jobs, on this machine: 1, 2, 3, 4 or 6.  [default: 2]"
+)
+@click.option("--only", multiple=True, metavar="ID", help="Only checks whose id begins so; can be repeated.")
+@click.option(
+    "-o",
+    "--opt",
+    "--override",
+    "overrides",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="A value of the spec, such as backend.options.timeout_s=60.",
+)
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found there."
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep logs in this folder.  [default: a temporary one]",
+)
+@click.option("--limit", type=click.FloatRange(min=1), default=120.0, show_default=True, help="Seconds for one check.")
+def test_plugin(name: str, **given: Any) -> int:
+    """Prove that backend NAME trains as every other one does: real jobs, compared with solo on the same framework.
+
+    Exit code 0: every check passed; 1: some failed; 2: it could not be tested.
+    """
+    import json
+    import shutil
+    import tempfile
+
+    from mtrain.launchers import environment
+    from mtrain.testing import kit, words
+
+    wanted = kit.Wanted(
+        backend=name,
+        ranks=given["ranks"],
+        overrides=given["overrides"],
+        only=given["only"],
+        limit_s=given["limit"],
+        environ=environment.cleaned(environment.caller()),
+        python=sys.executable,
+        say=lambda text: click.echo(text, err=True),
+    )
+    folder = given["out"] or Path(tempfile.mkdtemp(prefix=f"mtrain-test-{name}-"))
+    found = kit.run(wanted, folder)
+    if given["json_file"] is not None:
+        given["json_file"].write_text(json.dumps(found.as_json(), indent=2) + "\n", encoding="utf-8")
+    click.echo(words.report(found))
+    if found.passed and given["out"] is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0 if found.passed else 1

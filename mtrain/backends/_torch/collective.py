@@ -9,6 +9,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from mtrain.core.interfaces import Collective
+from mtrain.core.values import packed, unpacked
 
 T = TypeVar("T")
 
@@ -64,9 +65,15 @@ class DistributedCollective:
 
     def all_gather(self, value: T) -> list[T]:
         """See ``Collective.all_gather``."""
-        everyone: list[Any] = [None] * self.size
-        dist.all_gather_object(everyone, value, group=self._host_group)
-        return everyone
+        mine = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(mine)]), group=self._host_group)
+        lengths = [int(size) for size in sizes]
+        padded = mine.new_zeros(max(lengths))
+        padded[: len(mine)] = mine
+        everyone = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(everyone, padded, group=self._host_group)
+        return [unpacked(part[:length].numpy().tobytes()) for part, length in zip(everyone, lengths, strict=True)]
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
         """``x`` of all ranks, stacked along a new first axis."""

@@ -55,9 +55,12 @@ class TorchEngine:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SpecError(f"train.freeze: {list(recipe.frozen)} leaves no parameter to train; freeze fewer")
         called, exchange = wrap(model, recipe)
-        optimizer = TorchOptimizer(model, recipe, exchange=exchange, collective=self.collective, device=self.device)
         self._recipe = recipe
-        return called, optimizer
+        return called, self.optimizer(model, recipe, exchange)
+
+    def optimizer(self, model: nn.Module, recipe: Recipe, exchange: Exchange) -> TorchOptimizer:
+        """The optimizer of a model behind ``wrap``; engines whose ranks hold parts of arrays have one of their own."""
+        return TorchOptimizer(model, recipe, exchange=exchange, collective=self.collective, device=self.device)
 
     def _place(self, model: nn.Module, recipe: Recipe) -> nn.Module:
         for name, parameter in model.named_parameters():

@@ -1,5 +1,9 @@
 """DistributedDataParallel whose gradients add up in the same order from the first update on."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +23,17 @@ class RehearsedDDP(DistributedDataParallel):
     """
 
     _settled = False
+
+    def __init__(self, *inputs: Any, **kwargs: Any) -> None:
+        with _without_compiler():
+            super().__init__(*inputs, **kwargs)
+
+    @override
+    @contextmanager
+    def _inside_ddp_forward(self) -> Iterator[None]:
+        """Tells the compiler which module runs; where no compiler is loaded, asking for it would load it."""
+        with super()._inside_ddp_forward() if _compiler_is_loaded() else nullcontext():
+            yield
 
     @override
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -54,6 +69,28 @@ class RehearsedDDP(DistributedDataParallel):
         with torch.no_grad():
             for buffer, before in zip(self.module.buffers(), buffers, strict=True):
                 buffer.copy_(before)
+
+
+def _compiler_is_loaded() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """DDP asks the compiler for one setting, and importing the compiler takes as long as importing torch.
+
+    While inside, that question is answered with its default. Nothing happens where the compiler is loaded already.
+    """
+    if _compiler_is_loaded():
+        yield
+        return
+    answer = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
+    torch.__dict__["_dynamo"] = answer
+    try:
+        yield
+    finally:
+        if torch.__dict__.get("_dynamo") is answer:
+            del torch.__dict__["_dynamo"]
 
 
 def clear_gradients(model: nn.Module) -> None:

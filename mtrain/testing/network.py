@@ -1,10 +1,11 @@
-"""The network of the contract tests. Import it only where a framework is bound: ``tests.contract.convnet.build`` does."""
+"""The network of the conformance kit. Import it only where a framework is bound: ``mtrain.testing.convnet.build`` does."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from mtrain.core import nn, ops
-from tests.contract.convnet import CLASSES
+from mtrain.core.interfaces import Tensor
+from mtrain.testing.convnet import CLASSES
 
 
 class ConvNet(nn.Module):
@@ -13,14 +14,15 @@ class ConvNet(nn.Module):
     def __init__(self, drop: Any = None) -> None:
         """``drop``: a native dropout layer before the head; None: none."""
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 6, 3, padding=1, bias=False)
+        self.conv1: Any = nn.Conv2d(3, 6, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(6, momentum=0.03)
         self.conv2 = nn.Conv2d(6, 8, 3, stride=2, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(8, momentum=0.03, unbiased_variance=False)
         self.drop = nn.Identity() if drop is None else drop
-        self.head = nn.Linear(8, CLASSES)
+        self.head: Any = nn.Linear(8, CLASSES)
 
-    def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``images`` (B, 3, H, W) and ``labels`` (B) in; ``total`` and ``entropy``, or ``logits`` (B, classes), out."""
         x = ops.astype(batch["images"], ops.dtype(self.conv1.weight))
         x = ops.silu(self.bn1(self.conv1(x)))
         x = ops.silu(self.bn2(self.conv2(x)))

@@ -1,0 +1,1 @@
+"""mtrain on torch's FSDP2 (``torch.distributed.fsdp.fully_shard``)."""

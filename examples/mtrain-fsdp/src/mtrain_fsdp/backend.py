@@ -1,0 +1,85 @@
+"""The plugin: options, the way in and the way out. Imports no framework on top."""
+
+from __future__ import annotations
+
+import gc
+from datetime import timedelta
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from mtrain.backends.torch_backend import TorchBackend, TorchOptions
+from mtrain.core.errors import LaunchError
+
+if TYPE_CHECKING:
+    import torch
+
+    from mtrain_fsdp.engine import FsdpEngine
+
+
+class Fsdp(TorchBackend):
+    """``mtrain.core.interfaces.Backend`` over FSDP2; started by torchrun or what sets its variables."""
+
+    class Options(TorchOptions):
+        """Options of backend ``fsdp``."""
+
+        timeout_s: float = Field(600.0, gt=0, description="a collective that waits longer ends the job")
+        unit: Literal["model", "children"] = Field(
+            "children", description="what is gathered at a time: the whole model, or each of its direct children"
+        )
+
+    rendezvous: ClassVar[str] = "torch"
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def __enter__(self) -> Self:
+        # Parts of it keep the process group of the moment of import, and its threads, alive: it is imported before there is one.
+        import torch.distributed.fsdp  # noqa: F401
+        from torch import distributed as dist
+
+        from mtrain.backends.torch_engine import choose_device
+
+        options = self.options
+        local_rank = dist.get_node_local_rank(fallback_rank=0)
+        target = choose_device(options.device, local_rank=local_rank, tf32=options.tf32, keep=options.keep_memory)
+        timeout = timedelta(seconds=options.timeout_s)
+        try:
+            dist.init_process_group("nccl" if target.type == "cuda" else "gloo", init_method="env://", timeout=timeout)
+        except ValueError as error:
+            raise LaunchError(
+                f"backend fsdp was not started by torchrun: {error}; use `mtrain -c SPEC --backend fsdp`, or "
+                "`torchrun -m mtrain.worker`"
+            ) from error
+        self._entered = self._engine(target, local_rank=local_rank, timeout=timeout)
+        return self
+
+    def _engine(self, target: torch.device, *, local_rank: int, timeout: timedelta) -> FsdpEngine:
+        from torch import distributed as dist
+
+        from mtrain.backends.torch_engine import DistributedCollective
+        from mtrain_fsdp.engine import FsdpEngine
+
+        # Numpy arrays and objects never wait for a device.
+        host_group = dist.new_group(backend="gloo", timeout=timeout) if target.type == "cuda" else None
+        collective = DistributedCollective(local_rank=local_rank, host_group=host_group)
+        return FsdpEngine(collective, target, unit=self.options.unit)
+
+    def __exit__(self, *error: object) -> None:
+        from torch import distributed as dist
+
+        if self._entered is not None:
+            self._entered.collective.close()
+        self._entered = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """Let go of the process group: torch remembers how it computed with a mesh, and FSDP's hooks and their model refer to
+    each other. A group that something holds keeps its threads, which can abort the process at its end."""
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+    gc.collect()

@@ -1,0 +1,174 @@
+"""mtrain's torch engine over FSDP2: the model is cut up, trained in parts, and saved whole."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from typing_extensions import override
+
+from mtrain.backends.torch_engine import (
+    Exchange,
+    ShardedOptimizer,
+    TorchCollective,
+    TorchEngine,
+    TorchOptimizer,
+    Wrap,
+    fill,
+    to_numpy,
+)
+from mtrain.core import matching
+from mtrain.core.errors import SpecError
+from mtrain.core.interfaces import Array, Recipe, State
+
+Unit = Literal["model", "children"]
+
+
+class FsdpEngine(TorchEngine):
+    """One rank of a job. The model that it returns is the one that was built, with FSDP's hooks."""
+
+    def __init__(self, collective: TorchCollective, target: torch.device, *, unit: Unit) -> None:
+        super().__init__(collective, target)
+        self._unit = unit
+        self._mesh: DeviceMesh = init_device_mesh(target.type, (collective.size,))
+
+    @override
+    def prepare(
+        self, build: Callable[[], nn.Module], recipe: Recipe, wrap: Wrap | None = None
+    ) -> tuple[nn.Module, TorchOptimizer]:
+        if recipe.compile:
+            raise SpecError("train.compile: true given with backend fsdp; use false")
+        # FSDP takes contiguous weights only; their layout is a matter of speed.
+        return super().prepare(build, replace(recipe, channels_last=False), wrap or self._shard)
+
+    def _shard(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
+        """``Wrap``: cut ``model`` up, in place."""
+        for unit in [*(_children(model) if self._unit == "children" else ()), model]:
+            # Between uses no parameter is whole: what is changed in the parts is what is computed with.
+            fully_shard(unit, mesh=self._mesh, reshard_after_forward=True)
+        return model, Parts(model)
+
+    @override
+    def optimizer(self, model: nn.Module, recipe: Recipe, exchange: Exchange) -> TorchOptimizer:
+        assert isinstance(exchange, Parts)
+        return ShardedOptimizer(
+            model, recipe, parts=exchange.held, exchange=exchange, collective=self.collective, device=self.device
+        )
+
+    @override
+    def state(self, model: nn.Module, optimizer: TorchOptimizer) -> State:
+        cut, ema = _cut(model), optimizer.ema()
+        self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in cut)])
+        return State(
+            weights=self._whole(cut, _held(model)),
+            ema=self._whole(cut, ema),
+            moments=self._whole(cut, optimizer.moments()),
+            counters=optimizer.counters(),
+        )
+
+    def _whole(self, cut: Mapping[str, DTensor], held: Mapping[str, Tensor]) -> dict[str, Array]:
+        """Whole arrays, from the parts of all ranks; every rank calls."""
+        found = {}
+        for key, part in held.items():
+            like = cut.get(_parameter(key, cut))
+            found[key] = to_numpy(part) if like is None else self._gathered(part, like.shape)
+        return found
+
+    def _gathered(self, part: Tensor, shape: torch.Size) -> Array:
+        padded = part.new_zeros((_rows(shape[0], self.collective.size), *shape[1:]))
+        padded[: len(part)] = part.detach()
+        return to_numpy(self.collective.all_gather_tensor(padded).flatten(0, 1)[: shape[0]])
+
+    @override
+    def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
+        if saved.weights:
+            # Ranks take parts of what they are given: a difference could not be seen afterwards.
+            ordered = {name: np.ascontiguousarray(saved.weights[name]) for name in sorted(saved.weights)}
+            matching.check_equal_start(self.collective, matching.fingerprint(ordered))
+            self._fill(model, _held(model), saved.weights, what="weights")
+        if saved.ema and optimizer.ema():
+            self._fill(model, optimizer.ema(), saved.ema, what="averaged weights")
+        else:
+            optimizer.restart_ema()
+        if saved.moments:
+            self._fill(model, optimizer.moments(), saved.moments, what="optimizer moments")
+        if saved.counters:
+            optimizer.set_counters(saved.counters)
+
+    def _fill(self, model: nn.Module, targets: Mapping[str, Tensor], values: Mapping[str, Array], *, what: str) -> None:
+        """Copy this rank's parts of whole ``values`` into ``targets``."""
+        cut, rank, size = _cut(model), self.collective.rank, self.collective.size
+        shapes = {name: tuple(cut.get(_parameter(name, cut), x).shape) for name, x in targets.items()}
+        matching.check_fit(shapes, values, what=what)
+        fill(
+            targets,
+            {name: _part(values[name], rank, size) if _parameter(name, cut) else values[name] for name in targets},
+            what=what,
+        )
+
+
+class Parts:
+    """``Exchange``: FSDP averages gradients in the last backward pass, and leaves each rank its part."""
+
+    def __init__(self, model: nn.Module) -> None:
+        assert isinstance(model, FSDPModule)
+        self._model = model
+        held, cut = _held(model), _cut(model)
+        self.held = {name: held[name].detach() for name in cut}
+        """This rank's part of each parameter."""
+
+    def during(self, *, last: bool) -> nullcontext[None]:
+        """No exchange before the last."""
+        self._model.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Lay the parts of averaged gradients under the parts of weights."""
+        for name, parameter in _cut(self._model).items():
+            grad = parameter.grad
+            self.held[name].grad = grad.to_local() if isinstance(grad, DTensor) else None
+            parameter.grad = None
+
+
+def _children(model: nn.Module) -> Iterator[nn.Module]:
+    """Direct children that have parameters; of a list, which is never called itself, what is in it."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList):
+            yield from _children(child)
+        elif any(True for _ in child.parameters()):
+            yield child
+
+
+def _cut(model: nn.Module) -> dict[str, DTensor]:
+    """Parameters by name; FSDP cuts all of them along their first axis."""
+    return {name: x for name, x in model.named_parameters() if isinstance(x, DTensor)}
+
+
+def _parameter(key: str, cut: Mapping[str, DTensor]) -> str:
+    """The parameter of an entry ``name`` or ``<moment>/<name>``; empty: it is a buffer."""
+    name = key.rpartition("/")[2]
+    return name if name in cut else ""
+
+
+@torch.no_grad()
+def _held(model: nn.Module) -> dict[str, Tensor]:
+    """What this rank holds: parts of parameters, in the memory of FSDP, and buffers."""
+    state = model.state_dict(keep_vars=True)
+    return {name: x.to_local() if isinstance(x, DTensor) else x for name, x in state.items()}
+
+
+def _rows(length: int, size: int) -> int:
+    """Rows of each rank but the last ones, which may have fewer or none."""
+    return -(-length // size)
+
+
+def _part(whole: Array, rank: int, size: int) -> Array:
+    """The rows that FSDP gives a rank."""
+    rows = _rows(whole.shape[0], size)
+    return whole[rank * rows : (rank + 1) * rows]

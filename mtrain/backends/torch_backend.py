@@ -1,0 +1,8 @@
+"""For backends on torch from outside: what a plugin's module may import on top, because it imports no framework.
+
+With ``mtrain.backends.torch_engine`` this is the public part of ``mtrain.backends``; ``docs/writing-a-backend.md`` shows its use.
+"""
+
+from mtrain.backends._torch.backend import TorchBackend, TorchOptions
+
+__all__ = ["TorchBackend", "TorchOptions"]

@@ -1,0 +1,27 @@
+"""For backends on torch from outside: the engine that all of mtrain's own share. Importing it imports torch.
+
+With ``mtrain.backends.torch_backend`` this is the public part of ``mtrain.backends``; ``docs/writing-a-backend.md`` shows its use.
+"""
+
+from mtrain.backends._torch.collective import DistributedCollective, LocalCollective, TorchCollective
+from mtrain.backends._torch.device import choose as choose_device
+from mtrain.backends._torch.engine import NoExchange, TorchEngine, Wrap, of_one_rank
+from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
+from mtrain.backends._torch.sharded import ShardedOptimizer
+from mtrain.backends._torch.state import fill, to_numpy
+
+__all__ = [
+    "DistributedCollective",
+    "Exchange",
+    "LocalCollective",
+    "NoExchange",
+    "ShardedOptimizer",
+    "TorchCollective",
+    "TorchEngine",
+    "TorchOptimizer",
+    "Wrap",
+    "choose_device",
+    "fill",
+    "of_one_rank",
+    "to_numpy",
+]

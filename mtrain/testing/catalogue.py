@@ -1,0 +1,178 @@
+"""All checks of the kit, in the order in which they are run and reported."""
+
+from collections.abc import Callable, Mapping
+
+from mtrain.testing import collectives, learning, states
+from mtrain.testing.finding import Check, Measure
+from mtrain.testing.site import Site
+
+ORDER_OF_ADDITION = "Samples and weights are those of every other backend; only the order of additions may differ."
+
+LIGHT = Check(
+    id="plugin.light",
+    claim="The plugin is loaded and constructed without importing a framework.",
+    means="`mtrain plan` and `mtrain --help` get slow, and two frameworks may meet in one process.",
+    look="imports on top of the plugin's module; move them into __enter__, nn and ops",
+)
+ENTERS = Check(
+    id="plugin.enters",
+    claim="Ranks meet inside `with backend:`, and bring all of core/nn.pyi and core/ops.pyi.",
+    means="no job of this backend starts.",
+    look="Backend.__enter__, Backend.nn, Backend.ops, Backend.rendezvous",
+)
+LEAVES = Check(
+    id="plugin.leaves",
+    claim="Behind `with backend:` no process, thread or port is left.",
+    means="jobs hang or abort at their end, and ports stay taken.",
+    look="Backend.__exit__",
+)
+ONE = Check(
+    id="size.one",
+    claim="A job of one rank, started by the same launcher, learns what solo learns.",
+    means="specs that work on many ranks cannot be tried on one.",
+    look="Backend.__enter__, Backend.prepare: what is wrapped when collective.size is 1",
+)
+DIES = Check(
+    id="job.ends",
+    claim="When a rank is killed the job ends by itself, in time, as failed, and leaves no process and no port behind.",
+    means="a failed job blocks its machines until somebody looks.",
+    look="timeouts given to the library in Backend.__enter__; what Backend.__exit__ waits for; Launcher.plan",
+)
+TASK = Check(
+    id="job.trains",
+    claim="A whole job, mtrain's own spec vit_digits, learns and scores what it does under solo.",
+    means="what passes alone does not work together: data loading, training, evaluation, checkpoints.",
+    look="the log of rank 0 in the folder that is named",
+)
+
+_LEARNS: Mapping[str, tuple[str, str, str]] = {
+    "sgd": (
+        "Many ranks learn what one rank of solo learns: SGD with momentum, decay, clipping and an average.",
+        "the same spec gives other weights under this backend.",
+        "Optimizer.backward and step: gradients are averaged over ranks (not summed), then clipped, then applied",
+    ),
+    "accumulation": (
+        "Two micro batches per update learn what one of twice the size learns.",
+        "the number of micro batches changes what is learnt.",
+        "Optimizer.backward divides by Recipe.accumulate, once; Optimizer.micro_batch(last=...)",
+    ),
+    "sync_batchnorm": (
+        "BatchNorm over all ranks learns what one rank with all samples learns.",
+        "train.sync_batchnorm does not do what it says.",
+        "Backend.prepare: Recipe.sync_batchnorm; gradients through the statistics",
+    ),
+    "sync_batchnorm_accumulation": (
+        "The same with two micro batches per update.",
+        "train.sync_batchnorm does not do what it says where micro batches are accumulated.",
+        "Backend.prepare: Recipe.sync_batchnorm; what is not exchanged before the last micro batch",
+    ),
+    "unclipped": (
+        "Without a limit nothing is clipped.",
+        "a default of the library changes training.",
+        "Recipe.clip_norm inf; defaults that the library brings",
+    ),
+    "adam": (
+        "Adam learns what it learns under solo.",
+        "the same spec gives other weights under this backend.",
+        "Recipe.rule adam: bias correction, decay inside the gradient",
+    ),
+    "adamw": (
+        "AdamW learns what it learns under solo.",
+        "the same spec gives other weights under this backend.",
+        "Recipe.rule adamw: decay outside of the gradient",
+    ),
+}
+
+
+def _learning() -> dict[Check, Callable[[Site], list[Measure]]]:
+    return {
+        Check(id=f"learns.{name}", claim=claim, means=f"{means} {ORDER_OF_ADDITION}", look=look): learning.learns(name)
+        for name, (claim, means, look) in _LEARNS.items()
+    }
+
+
+ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
+    Check(
+        id="collective.place",
+        claim="Every rank has its own number, and knows how many there are.",
+        means="ranks train on the same samples.",
+        look="Collective.rank, local_rank, size",
+    ): collectives.place,
+    Check(
+        id="collective.reduces",
+        claim="all_reduce gives sum, mean and maximum of tensors and arrays, equal on every rank, without a gradient.",
+        means="losses, stop requests and normalisers of losses are wrong.",
+        look="Collective.all_reduce",
+    ): collectives.reduces,
+    Check(
+        id="collective.gathers",
+        claim="all_gather gives any values ordered by rank, in turn with other calls.",
+        means="figures of an evaluation, and what follows from them, are wrong.",
+        look="Collective.all_gather",
+    ): collectives.gathers,
+    Check(
+        id="collective.agrees",
+        claim="A sum of many values has the same bits on every rank.",
+        means="ranks decide differently, and wait for each other for ever.",
+        look="Collective.all_reduce",
+    ): collectives.many_values,
+    Check(
+        id="data.batches",
+        claim="Micro batches come out as the loader yields them, in order.",
+        means="pictures and labels do not belong together.",
+        look="Backend.batches",
+    ): collectives.batches,
+    Check(
+        id="start.equal",
+        claim="Ranks start from the weights that were given, and none goes on with others.",
+        means="every rank trains a model of its own.",
+        look="Backend.prepare, Backend.restore (core.matching.check_equal_start)",
+    ): learning.starts_equal,
+    **_learning(),
+    Check(
+        id="clip.norm",
+        claim="The norm that step returns is that before clipping; longer gradients are cut to the limit, others left alone.",
+        means="runs under two backends cannot be compared, and clipping changes what it should not.",
+        look="Optimizer.step: average over ranks, take the norm, clip, apply",
+    ): learning.clips,
+    Check(
+        id="step.skips",
+        claim="An update whose gradient is not finite on one rank changes nothing on any, and is counted.",
+        means="one bad picture destroys the weights.",
+        look="Optimizer.step: what is done where the norm is not finite; State.counters",
+    ): learning.skips_nonfinite,
+    Check(
+        id="average.restores",
+        claim="Inside `averaged` every rank computes with rank 0's averages, afterwards with its own weights, bit for bit.",
+        means="evaluations score other weights than those that are saved, or change training.",
+        look="Optimizer.averaged",
+    ): learning.averages,
+    Check(
+        id="state.whole",
+        claim="A state holds copies of whole arrays under neutral names, and comes back as it was.",
+        means="checkpoints cannot be read by other backends, or not at all.",
+        look="Backend.state, Backend.restore",
+    ): states.whole,
+    Check(
+        id="state.continues",
+        claim="A job that goes on from its state ends with the same bits as one that was never interrupted.",
+        means="a resumed job is another job.",
+        look="what Backend.restore leaves out; what the library settles in its first passes",
+    ): states.continues,
+    Check(
+        id="state.from_solo",
+        claim="A checkpoint of solo is resumed, and the job ends as solo would have ended it.",
+        means="checkpoints do not travel between backends.",
+        look="Backend.restore: moments, averages and counters",
+    ): states.continues_solo,
+    Check(
+        id="evaluation.once",
+        claim="An evaluation sees every picture, and all ranks get the figures of solo.",
+        means="scores are wrong.",
+        look="Backend.infer, Backend.batches, Optimizer.averaged, Collective.all_gather",
+    ): states.evaluates,
+}
+"""Checks that ranks run inside one job of the backend."""
+
+CHECKS: tuple[Check, ...] = (LIGHT, ENTERS, *ON_RANKS, LEAVES, ONE, DIES, TASK)
+"""All of them."""

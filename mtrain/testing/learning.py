@@ -1,0 +1,201 @@
+"""Checks of what is learnt: the same as on one rank of ``solo``, the norm before clipping, nothing from a broken update."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from mtrain.core.collective import broadcast
+from mtrain.core.errors import TrainingError
+from mtrain.core.interfaces import Array, Backend, Module, Precision, Rates, State
+from mtrain.testing import training
+from mtrain.testing.convnet import build
+from mtrain.testing.finding import Measure, none_of
+from mtrain.testing.site import CLIPPED, Site
+from mtrain.testing.training import Case
+
+CASES: Mapping[str, Case] = {
+    "sgd": Case(),
+    "accumulation": Case(accumulate=2),
+    "sync_batchnorm": Case(batchnorm="synced"),
+    "sync_batchnorm_accumulation": Case(batchnorm="synced", accumulate=2),
+    "unclipped": Case(clip_norm=math.inf, accumulate=2),
+    "adam": Case(rule="adam", accumulate=2),
+    "adamw": Case(rule="adamw", batchnorm="synced"),
+}
+PARTS = ("weights", "ema", "moments", "norms", "losses")
+
+
+def learns(name: str) -> Callable[[Site], list[Measure]]:
+    """The check that ranks learn what one rank learns, for one of ``CASES``."""
+
+    def check(site: Site) -> list[Measure]:
+        case = replace(CASES[name], precision=site.precision)
+        learnt = training.train(site.backend, case)
+        expected = site.reference.learnt(case)
+        found = training.differences(expected, learnt)
+        remark = _ratio(expected["norms"], learnt["norms"], size=site.ranks, accumulate=case.accumulate)
+        measures = []
+        for part in PARTS:
+            arrays = {key: value for key, value in found.items() if key.split("/")[0] == part}
+            worst = max(arrays, key=lambda key: (math.isnan(arrays[key]), arrays[key]), default="")
+            value = arrays.get(worst, math.inf)
+            detail = worst.partition("/")[2] if worst else "there are none"
+            if part == "norms" and remark and not value <= site.bound:
+                detail = remark
+            measures.append(_relative(part, value, site.bound, detail))
+        return measures
+
+    return check
+
+
+def _relative(part: str, value: float, bound: float, detail: str = "") -> Measure:
+    return Measure(what=f"{part}: largest relative difference", value=value, bound=bound, detail=detail)
+
+
+def _ratio(expected: Array, found: Array, *, size: int, accumulate: int) -> str:
+    """What a constant factor between norms says."""
+    if expected.shape != found.shape or not np.isfinite(found).all():
+        return ""
+    ratio = float(found[0] / expected[0])
+    if math.isclose(ratio, 1, rel_tol=1e-6):
+        return "the first is that of solo"
+    text = f"the first is {ratio:.4g} times that of solo"
+    # Those of later updates depend on weights that went astray.
+    for number, word in ((size, "the number of ranks"), (accumulate, "the number of micro batches per update")):
+        if number > 1 and math.isclose(ratio, number, rel_tol=1e-6):
+            return f"{text}, which is {word}: summed, not averaged"
+        if number > 1 and math.isclose(ratio, 1 / number, rel_tol=1e-6):
+            return f"{text}, which is 1 / {word}: divided once too often"
+    return text
+
+
+def starts_equal(site: Site) -> list[Measure]:
+    """All ranks hold the start weights; one that is given others cannot go on with them."""
+    backend, case = site.backend, Case(precision=site.precision)
+    model, optimizer = training.started(backend, case.recipe(site.ranks))
+    held = backend.state(model, optimizer).weights
+    wrong = training.changed(training.weights_for(site.precision), held)
+    return [none_of("arrays that are not the start weights", wrong), none_of("ranks that differ", _unequal(site, case))]
+
+
+def _unequal(site: Site, case: Case) -> list[str]:
+    """Give the last rank another bias. Returns the ranks that do not end as rank 0 does."""
+    backend, c = site.backend, site.backend.collective
+    model, optimizer = backend.prepare(build, case.recipe(site.ranks))
+    weights = training.weights_for(site.precision)
+    if c.rank == c.size - 1:
+        weights["head.bias"] = weights["head.bias"] + weights["head.bias"].dtype.type(1e-3)
+    try:
+        backend.restore(model, optimizer, State(weights=weights))
+    except TrainingError:
+        outcomes = c.all_gather("refused")
+    else:
+        outcomes = c.all_gather(infer(backend, model)["logits"].tobytes().hex())
+    return [f"rank {rank}" for rank, outcome in enumerate(outcomes) if outcome != outcomes[0]]
+
+
+def infer(backend: Backend, model: Module, count: int = 4) -> dict[str, Array]:
+    """What the model returns in evaluation mode for the first pictures."""
+    model.eval()
+    try:
+        (batch,) = backend.batches([training.picture_batch(count)])
+        return backend.infer(model, batch)
+    finally:
+        model.train()
+
+
+def clipped_updates(backend: Backend, precision: Precision) -> dict[str, Array]:
+    """Norms as ``step`` returns them, and how far weights move over (rate x smaller of norm and limit), per update.
+
+    Plain SGD: without momentum and decay the length of the step is the length of the clipped gradient.
+    """
+    case, c = Case(precision=precision, accumulate=2), backend.collective
+    recipe = replace(case.recipe(c.size), groups=(("", {"momentum": 0.0, "weight_decay": 0.0}),), ema_decay=0.0)
+    model, optimizer = training.started(backend, recipe)
+    batches = training.batches_of(backend, case)
+    rate, norms, moved = 0.05, [], []
+    for _ in range(training.UPDATES):
+        before = backend.state(model, optimizer).weights
+        for i in range(case.accumulate):
+            with optimizer.micro_batch(last=i == case.accumulate - 1):
+                optimizer.backward(model(next(batches))["total"])
+        norm = optimizer.step(Rates(rates=(rate,)))
+        after = backend.state(model, optimizer).weights
+        trained = [name for name in before if "running" not in name and "tracked" not in name]
+        squares = sum(float(np.square(after[n].astype(np.float64) - before[n]).sum()) for n in trained)
+        norms.append(norm)
+        moved.append(math.sqrt(squares) / (rate * min(norm, case.clip_norm)))
+    return {"norms": np.array(norms), "moved": np.array(moved)}
+
+
+def clips(site: Site) -> list[Measure]:
+    """Norms are those before clipping; longer gradients are cut to the limit, shorter ones left alone."""
+    found = clipped_updates(site.backend, site.precision)
+    expected = site.reference.arrays(CLIPPED)
+    difference = training.differences({"norms": expected["norms"]}, {"norms": found["norms"]})["norms"]
+    limit = Case().clip_norm
+    bound = 1e-5 if site.precision == "fp64" else 1e-3  # 1e-6 is added to the norm before the division
+    measures = [
+        _relative(
+            "norms", difference, site.bound, _ratio(expected["norms"], found["norms"], size=site.ranks, accumulate=2)
+        )
+    ]
+    for what, chosen in (("cut", expected["norms"] > limit), ("short", expected["norms"] <= limit)):
+        errors = np.abs(found["moved"][chosen] - 1)
+        measures.append(Measure(what=f"error of the step of {what} gradients", value=float(errors.max()), bound=bound))
+    return measures
+
+
+def skips_nonfinite(site: Site) -> list[Measure]:
+    """One rank's gradient is not a number in the third of four updates."""
+    backend, c, case = site.backend, site.backend.collective, Case(precision=site.precision)
+    model, optimizer = training.started(backend, case.recipe(c.size))
+    batches = training.batches_of(backend, case)
+    finite, kept = [], [""]
+    for update in range(4):
+        before = training.flat(backend.state(model, optimizer))
+        with optimizer.micro_batch(last=True):
+            loss = model(next(batches))["total"]
+            poisoned = update == 2 and c.rank == c.size - 1
+            optimizer.backward(loss * math.nan if poisoned else loss)
+        finite.append(math.isfinite(optimizer.step(training.rates(update))))
+        if update == 2:
+            kept = training.changed(before, training.flat(backend.state(model, optimizer)))
+    counters = backend.state(model, optimizer).counters
+    expected = {"updates": 3.0, "skipped": 1.0, "skipped_in_a_row": 0.0}
+    wrong = [f"{n} is {counters.get(n)}, expected {x:.0f}" for n, x in expected.items() if counters.get(n) != x]
+    told = [f"update {i}" for i, (a, b) in enumerate(zip(finite, (True, True, False, True), strict=True)) if a != b]
+    return [
+        none_of("arrays that the broken update changed", kept),
+        none_of("norms that do not tell", told),
+        none_of("wrong counters", wrong),
+    ]
+
+
+def averages(site: Site) -> list[Measure]:
+    """Inside ``averaged`` every rank computes with rank 0's averages; afterwards each with its own weights, bit for bit."""
+    backend, c = site.backend, site.backend.collective
+    # Statistics that are not synchronised differ between ranks: the averages of buffers must be rank 0's.
+    case = Case(batchnorm="synced", precision=site.precision)
+    recipe = replace(case.recipe(c.size), sync_batchnorm=False)
+    model, optimizer = training.started(backend, recipe)
+    batches = training.batches_of(backend, case)
+    for update in range(3):
+        training.update_once(backend, model, optimizer, batches, case, update)
+    before = infer(backend, model)
+    with optimizer.averaged():
+        inside = infer(backend, model)
+    after = infer(backend, model)
+    first = broadcast(c, inside)
+    state = backend.state(model, optimizer)
+    fresh, other = backend.prepare(build, recipe)
+    backend.restore(fresh, other, State(weights={**state.weights, **state.ema}))
+    expected = training.differences(infer(backend, fresh), inside)["logits"]
+    return [
+        none_of("outputs that are not as before", training.changed(before, after)),
+        none_of("outputs inside that are not those of rank 0", training.changed(first, inside)),
+        _relative("outputs inside, to those of the averages of the state", expected, site.bound),
+        none_of("outputs that the averages leave as they were", [] if training.changed(before, inside) else ["logits"]),
+    ]

@@ -1,0 +1,183 @@
+"""What one rank of the conformance kit runs: ``python -m mtrain.testing.ranks --run-dir RUN --part PART ...``.
+
+PART is ``reference`` (one rank of solo writes what it learns), ``checks`` (several checks in one job), ``one`` (the job of
+one rank) or ``death``. Started by the plan of a launcher, as ``mtrain.worker`` is.
+"""
+
+import argparse
+import faulthandler
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mtrain import rank
+from mtrain.core import checkpoint, config, plugins
+from mtrain.core.binding import bind
+from mtrain.core.interfaces import Backend, Progress
+from mtrain.core.runfolder import RunFolder
+from mtrain.core.spec import Spec
+from mtrain.testing import learning, leaving, states, training
+from mtrain.testing.catalogue import ENTERS, LEAVES, LIGHT, ON_RANKS, ONE
+from mtrain.testing.finding import Check, Measure, none_of
+from mtrain.testing.site import CLIPPED, LOGITS, Reference, Site, Surroundings, listening_ports, own_id, processes_of
+from mtrain.testing.training import BOUNDS
+
+FRAMEWORKS = ("torch", "paddle", "tensorflow", "jax", "horovod", "deepspeed")
+THREADS_FILE, FACTS_FILE = "threads.json", "facts.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the arguments that a plan wrote, and work; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="mtrain.testing.ranks", description="one rank of the conformance kit")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--part", choices=("reference", "checks", "one", "death"), required=True)
+    parser.add_argument("--checks", default="", help="ids, with commas between")
+    parser.add_argument("--references", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--job", required=True, help="the mark of the job's processes")
+    parser.add_argument("--limit", type=float, required=True, help="seconds for one check")
+    given = parser.parse_args(argv)
+    number = rank.number(os.environ)
+    parts: dict[str, Callable[[], None]] = {
+        "reference": lambda: write_reference(given),
+        "checks": lambda: run_checks(given, number),
+        "one": lambda: run_one(given, number),
+        "death": lambda: run_death(given),
+    }
+    return rank.run(lambda stop, leave: parts[given.part](), run_folder=RunFolder(given.run_dir), rank=number)
+
+
+class Diary:
+    """What a rank has begun and measured, one JSON object per line: read by the starter whatever becomes of the rank."""
+
+    def __init__(self, run_dir: Path, number: int, *, limit_s: float) -> None:
+        folder = diaries(run_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"rank-{number}.jsonl"
+        self._rank = number
+        self._limit_s = limit_s
+
+    @contextmanager
+    def of(self, check: Check) -> Iterator[list[Measure]]:
+        """Surrounds a check, which fills the list; the process ends where it takes too long."""
+        self._write({"check": check.id, "began": True})
+        faulthandler.dump_traceback_later(self._limit_s, exit=True)
+        measures: list[Measure] = []
+        yield measures
+        faulthandler.cancel_dump_traceback_later()
+        self._write({"check": check.id, "measures": [asdict(replace(m, rank=self._rank)) for m in measures]})
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def diaries(run_dir: Path) -> Path:
+    """Folder of the diaries of all ranks."""
+    return run_dir / "conformance"
+
+
+def _described(spec: Spec) -> Backend:
+    policy = plugins.read_policy(spec.plugins)
+    name, given = spec.backend.name, spec.backend.options
+    described: Backend = plugins.load("backends", name, policy=policy)(
+        plugins.options("backends", name, given, path="backend.options", policy=policy)
+    )
+    return described
+
+
+def run_checks(given: argparse.Namespace, number: int) -> None:
+    """The chosen checks of the catalogue, one after the other, in one job."""
+    wanted = given.checks.split(",")
+    diary = Diary(given.run_dir, number, limit_s=given.limit)
+    spec = config.read(given.run_dir / "spec.json")
+    with diary.of(LIGHT) as measures:
+        described = _described(spec)
+        found = [name for name in FRAMEWORKS if name in sys.modules]
+        measures.append(none_of("frameworks in this process", found))
+    before = Surroundings.now(given.job)
+    with described as backend:
+        with diary.of(ENTERS) as measures:
+            bind(backend.nn, backend.ops)
+            wrong = [] if backend.framework in sys.modules else [f"{backend.framework} is not what nn and ops brought"]
+            measures.append(none_of("frameworks that are missing", wrong))
+            site = Site(backend=backend, ranks=given.ranks, references=given.references)
+            ids = backend.collective.all_gather(own_id())
+            precision = site.precision
+            if number == 0:
+                _tell(given.run_dir, precision=precision, ports=listening_ports(processes_of(given.job)))
+        for check, run in ON_RANKS.items():
+            if check.id in wanted:
+                with diary.of(check) as measures:
+                    measures += run(site)
+    if LEAVES.id in wanted:
+        usual = json.loads((given.references / THREADS_FILE).read_text())
+        with diary.of(LEAVES) as measures:
+            measures += leaving.left(given.job, before, ranks=ids, usual_threads=usual)
+
+
+def _tell(run_dir: Path, **facts: Any) -> None:
+    (diaries(run_dir) / FACTS_FILE).write_text(json.dumps(facts))
+
+
+def run_one(given: argparse.Namespace, number: int) -> None:
+    """What one rank learns, once simply and once with everything."""
+    diary = Diary(given.run_dir, number, limit_s=given.limit)
+    with diary.of(ONE) as measures, _described(config.read(given.run_dir / "spec.json")) as backend:
+        bind(backend.nn, backend.ops)
+        site = Site(backend=backend, ranks=1, references=given.references)
+        wrong = [] if (backend.collective.rank, backend.collective.size) == (0, 1) else ["this is not rank 0 of 1"]
+        measures.append(none_of("wrong places", wrong))
+        for name in ("accumulation", "sync_batchnorm_accumulation"):
+            measures += [replace(m, what=f"{name}: {m.what}") for m in learning.learns(name)(site)]
+        measures += states.continues_solo(site)
+
+
+def run_death(given: argparse.Namespace) -> None:
+    """Train until the last rank is killed. The ports on which the job listens are left in a file."""
+    faulthandler.dump_traceback_later(given.limit, exit=True)
+    with _described(config.read(given.run_dir / "spec.json")) as backend:
+        bind(backend.nn, backend.ops)
+        if backend.collective.rank == 0:
+            diaries(given.run_dir).mkdir(exist_ok=True)
+            _tell(given.run_dir, ports=listening_ports(processes_of(given.job)))
+        leaving.die(backend, given.run_dir)
+
+
+def write_reference(given: argparse.Namespace) -> None:
+    """What one rank of solo learns, as ``site.Reference`` reads it."""
+    with _described(config.read(given.run_dir / "spec.json")) as backend:
+        bind(backend.nn, backend.ops)
+        for precision in BOUNDS:
+            reference = Reference(folder=given.references, precision=precision)
+            for case in dict.fromkeys(replace(case, precision=precision).reference for case in learning.CASES.values()):
+                np.savez(reference.file(case.key), **training.train(backend, case))  # type: ignore[arg-type]
+            np.savez(reference.file(CLIPPED), **learning.clipped_updates(backend, precision))  # type: ignore[arg-type]
+            _save_half_way(backend, reference)
+            collected, _, _ = states.evaluated(backend, precision, reference.checkpoints())
+            logits = np.array([collected.found[i][0] for i in range(states.PICTURES)])
+            np.savez(reference.file(LOGITS), logits=logits)
+    threads = dict(Surroundings.now(given.job).threads)
+    (given.references / THREADS_FILE).write_text(json.dumps(threads))
+
+
+def _save_half_way(backend: Backend, reference: Reference) -> None:
+    case = replace(states.CONTINUED, precision=reference.precision)
+    model, optimizer = training.started(backend, case.recipe(1))
+    batches = training.batches_of(backend, case)
+    for update in range(states.HALF_WAY):
+        training.update_once(backend, model, optimizer, batches, case, update)
+    store = checkpoint.Checkpoints(reference.checkpoints(), keep_last=1, keep_best=0, asynchronous=False)
+    progress = Progress(update=states.HALF_WAY)
+    store.save(backend.state(model, optimizer), progress, score=None, spec={}, extra={})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""Checks of states and of evaluation: whole arrays under neutral names, resume, each picture once."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mtrain.core import checkpoint
+from mtrain.core.evaluate import evaluate
+from mtrain.core.interfaces import Array, Backend, HostBatch, Precision, State
+from mtrain.core.sampler import Padded
+from mtrain.testing import training
+from mtrain.testing.convnet import SHAPES, build, data
+from mtrain.testing.finding import Measure, none_of
+from mtrain.testing.site import LOGITS, Site
+from mtrain.testing.training import Case
+
+HALF_WAY = 3
+"""Updates after which a job is saved."""
+CONTINUED = Case(batchnorm="synced", accumulate=2)
+"""What is saved and resumed."""
+PICTURES, MICRO_BATCH = 13, 2
+"""Evaluated; no number of ranks but 1 divides them."""
+
+
+def whole(site: Site) -> list[Measure]:
+    """A state holds copies of whole arrays, under the names and shapes that every backend gives them."""
+    backend, c = site.backend, site.backend.collective
+    case = replace(CONTINUED, precision=site.precision)
+    model, optimizer = training.started(backend, case.recipe(c.size))
+    batches = training.batches_of(backend, case)
+    for update in range(2):
+        training.update_once(backend, model, optimizer, batches, case, update)
+    saved = backend.state(model, optimizer)
+    copied = {name: array.copy() for name, array in training.flat(saved).items()}
+    training.update_once(backend, model, optimizer, batches, case, 2)
+    overwritten = training.changed(copied, training.flat(saved))
+    fresh, other = backend.prepare(build, case.recipe(c.size))
+    backend.restore(fresh, other, State(weights=saved.weights))
+    restarted = backend.state(fresh, other).ema
+    floats = {name: array for name, array in saved.weights.items() if array.dtype.kind == "f"}
+    backend.restore(fresh, other, saved)
+    again = backend.state(fresh, other)
+    lost = training.changed(copied, training.flat(again))
+    lost += [name for name, value in saved.counters.items() if again.counters.get(name) != value]
+    return [
+        none_of("wrong names or shapes", _misfits(saved)),
+        none_of("arrays that a later update overwrites", overwritten),
+        none_of("arrays and counters that do not come back", lost),
+        none_of("averages that do not restart from weights given alone", training.changed(floats, restarted)),
+    ]
+
+
+def _misfits(state: State) -> list[str]:
+    trained = {name: shape for name, shape in SHAPES.items() if "running" not in name and "tracked" not in name}
+    floats = {name: shape for name, shape in SHAPES.items() if "tracked" not in name}
+    expected = {
+        **{f"weights/{name}": shape for name, shape in SHAPES.items()},
+        **{f"ema/{name}": shape for name, shape in floats.items()},
+        **{f"moments/momentum/{name}": shape for name, shape in trained.items()},
+    }
+    found = {name: tuple(array.shape) for name, array in training.flat(state).items()}
+    wrong = [f"{name} {found.get(name, 'is missing')}" for name, shape in expected.items() if found.get(name) != shape]
+    return wrong + [f"{name} is unknown" for name in found if name not in expected]
+
+
+def continues(site: Site) -> list[Measure]:
+    """Six updates at once, and three, a fresh model and optimizer from the state, three more: the same bits."""
+    return [
+        none_of(f"arrays that differ with {accumulate} micro batches per update", _resumed(site, accumulate))
+        for accumulate in (2, 1)  # a graph without accumulation may be static, and settle its order of addition later
+    ]
+
+
+def _resumed(site: Site, accumulate: int) -> list[str]:
+    backend, c = site.backend, site.backend.collective
+    case = replace(CONTINUED, accumulate=accumulate, precision=site.precision)
+    found = []
+    for cut in (None, HALF_WAY):
+        model, optimizer = training.started(backend, case.recipe(c.size))
+        batches = training.batches_of(backend, case)
+        for update in range(training.UPDATES):
+            if update == cut:
+                saved = backend.state(model, optimizer)
+                model, optimizer = backend.prepare(build, case.recipe(c.size))
+                backend.restore(model, optimizer, saved)
+            training.update_once(backend, model, optimizer, batches, case, update)
+        found.append(backend.state(model, optimizer))
+    first, second = found
+    counters = [name for name, value in first.counters.items() if second.counters.get(name) != value]
+    return training.changed(training.flat(first), training.flat(second)) + counters
+
+
+def continues_solo(site: Site) -> list[Measure]:
+    """A checkpoint that one rank of ``solo`` wrote is resumed; the job ends as ``solo`` would have ended it."""
+    backend, c = site.backend, site.backend.collective
+    case = replace(CONTINUED, precision=site.precision)
+    newest = checkpoint.newest(site.reference.checkpoints())
+    assert newest is not None
+    model, optimizer = backend.prepare(build, case.recipe(c.size))
+    backend.restore(model, optimizer, checkpoint.load(newest).state)
+    batches = training.batches_of(backend, case, start=HALF_WAY)
+    for update in range(HALF_WAY, training.UPDATES):
+        training.update_once(backend, model, optimizer, batches, case, update)
+    learnt = training.flat(backend.state(model, optimizer))
+    expected = {name: x for name, x in site.reference.learnt(case).items() if "/" in name}
+    found = training.differences(expected, learnt)
+    worst = max(found, key=lambda name: found[name])
+    what = "weights, averages, moments: largest relative difference"
+    return [Measure(what=what, value=found[worst], bound=site.bound, detail=worst)]
+
+
+class Collected:
+    """``core.interfaces.Evaluator`` that keeps what it is given."""
+
+    figures: ClassVar[Sequence[str]] = ("score",)
+    headline: ClassVar[Sequence[str]] = ("score",)
+
+    def __init__(self) -> None:
+        self.found: dict[int, list[Array]] = {}
+
+    def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
+        """See ``Evaluator.add``."""
+        for index, prediction in zip(batch["index"].tolist(), predictions, strict=True):
+            self.found.setdefault(index, []).append(prediction)
+
+    def partial(self) -> Any:
+        """See ``Evaluator.partial``."""
+        return self.found
+
+    def result(self, partials: Sequence[Any]) -> dict[str, float]:
+        """See ``Evaluator.result``; afterwards ``found`` holds what all ranks have seen."""
+        everything: dict[int, list[Array]] = {}
+        for partial in partials:
+            for index, values in partial.items():
+                everything.setdefault(index, []).extend(values)
+        self.found = everything
+        return {"score": float(len(everything)), "seen": float(sum(map(len, everything.values())))}
+
+    def remarks(self) -> list[str]:
+        """None."""
+        return []
+
+
+def evaluated(
+    backend: Backend, precision: Precision, checkpoint_folder: Any
+) -> tuple[Collected, dict[str, float], bool]:
+    """Evaluate what the half-way checkpoint holds. Returns (what was collected, figures, whether the model trains again)."""
+    c, case = backend.collective, replace(CONTINUED, precision=precision)
+    model, optimizer = backend.prepare(build, case.recipe(c.size))
+    newest = checkpoint.newest(checkpoint_folder)
+    assert newest is not None
+    backend.restore(model, optimizer, checkpoint.load(newest).state)
+    evaluator = Collected()
+    figures = evaluate(backend, model, optimizer, _pictures(c.rank, c.size), predictions=_rows, evaluator=evaluator)
+    return evaluator, figures, bool(model.training)
+
+
+def _pictures(rank: int, size: int) -> Iterator[HostBatch]:
+    pictures, labels = data()
+    for indices in Padded(PICTURES, size=size, micro_batch=MICRO_BATCH).micro_batches(rank):
+        yield {"images": pictures[indices], "labels": labels[indices], "index": indices}
+
+
+def _rows(output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
+    return list(output["logits"])
+
+
+def evaluates(site: Site) -> list[Measure]:
+    """Every picture is seen by some rank, padding is seen as such, and figures are those of ``solo``."""
+    c = site.backend.collective
+    evaluator, figures, trains = evaluated(site.backend, site.precision, site.reference.checkpoints())
+    expected = site.reference.arrays(LOGITS)["logits"]
+    missing = [f"picture {i}" for i in range(PICTURES) if i not in evaluator.found]
+    slots = Padded(PICTURES, size=c.size, micro_batch=MICRO_BATCH).batches_per_rank * c.size * MICRO_BATCH
+    error = max(
+        (training.differences({"x": expected}, {"x": np.array(logits)})["x"] for logits in _rounds(evaluator)),
+        default=np.inf,
+    )
+    unequal = [f"rank {rank}" for rank, other in enumerate(c.all_gather(figures)) if other != figures]
+    return [
+        none_of("pictures that nobody saw", missing),
+        none_of("ranks with other figures", unequal),
+        Measure(what="pictures seen too often or too rarely", value=abs(figures["seen"] - slots), bound=0.0),
+        Measure(what="outputs: largest relative difference", value=float(error), bound=site.bound),
+        none_of("models left in evaluation mode", [] if trains else ["this one"]),
+    ]
+
+
+def _rounds(evaluator: Collected) -> Iterator[list[Array]]:
+    """Logits of all pictures: as each was seen first, and as each was seen last."""
+    if len(evaluator.found) == PICTURES:
+        yield [evaluator.found[i][0] for i in range(PICTURES)]
+        yield [evaluator.found[i][-1] for i in range(PICTURES)]

@@ -1,0 +1,164 @@
+"""Trains the small network through a backend, the way a job does, and compares what two jobs learnt."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from mtrain.core.interfaces import Array, Backend, Batch, Module, Optimizer, Precision, Rates, Recipe, State
+from mtrain.core.sampler import Shuffled, rank_share
+from mtrain.testing.convnet import SAMPLES, build, data, start_weights
+
+GLOBAL_BATCH, UPDATES, SEED = 24, 6, 3
+TOLERANCE = 1e-12
+BOUNDS: Mapping[Precision, float] = {"fp64": TOLERANCE, "fp32": 2e-5}
+"""Largest relative difference between two jobs that differ in the order of additions alone."""
+GROUPS = ((r"\.bias$", {"weight_decay": 0.0}), (r"bn\d\.weight$", {"weight_decay": 0.0}), ("", {"weight_decay": 5e-4}))
+SGD = {"momentum": 0.9, "nesterov": 1.0}
+ADAM = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One way of training; equal ones but for size and ``accumulate`` must learn the same."""
+
+    batchnorm: Literal["frozen", "synced"] = "frozen"
+    accumulate: int = 1
+    clip_norm: float = 4.0
+    rule: Literal["sgd", "adam", "adamw"] = "sgd"
+    precision: Precision = "fp64"
+
+    @property
+    def key(self) -> str:
+        """Name of the case in files."""
+        return "-".join(str(x) for x in asdict(self).values())
+
+    @property
+    def reference(self) -> "Case":
+        """What one rank trains to compare this case with: a frozen BatchNorm makes accumulation irrelevant too."""
+        return replace(self, accumulate=1) if self.batchnorm == "frozen" else self
+
+    def recipe(self, size: int) -> Recipe:
+        """The recipe of this case for ``size`` ranks."""
+        options = SGD if self.rule == "sgd" else ADAM
+        return Recipe(
+            rule=self.rule,
+            groups=tuple((match, {**options, **more}) for match, more in GROUPS),
+            frozen=(r"bn\d\.weight$",) if self.batchnorm == "frozen" else (),
+            micro_batch=GLOBAL_BATCH // size // self.accumulate,
+            accumulate=self.accumulate,
+            precision=self.precision,
+            clip_norm=self.clip_norm,
+            ema_decay=0.99,
+            ema_ramp=5.0,
+            sync_batchnorm=self.batchnorm == "synced",
+            seed=SEED,
+        )
+
+
+def started(backend: Backend, recipe: Recipe) -> tuple[Module, Optimizer]:
+    """The network and its optimizer, at the start weights."""
+    model, optimizer = backend.prepare(build, recipe)
+    backend.restore(model, optimizer, State(weights=weights_for(recipe.precision)))
+    return model, optimizer
+
+
+def weights_for(precision: Precision) -> dict[str, Array]:
+    """The start weights in the type in which ``precision`` keeps them."""
+    return {
+        name: array if precision == "fp64" or array.dtype.kind != "f" else array.astype(np.float32)
+        for name, array in start_weights().items()
+    }
+
+
+def micro_batches(
+    case: Case, *, rank: int, size: int, start: int = 0, updates: int = UPDATES
+) -> Iterator[dict[str, Array]]:
+    """Micro batches of one rank from update ``start`` up to ``updates``, as numpy."""
+    pictures, labels = data()
+    order = Shuffled(SAMPLES, global_batch=GLOBAL_BATCH, seed=SEED)
+    for update in range(start, updates):
+        epoch, position = divmod(update, order.updates_per_epoch)
+        # Every other update is loud, so that some are clipped and others not.
+        loudness = 3.0 if update % 2 else 0.3
+        indices = order.global_batch_indices(epoch, position)
+        for share in rank_share(indices, rank=rank, size=size, accumulate=case.accumulate):
+            yield {"images": loudness * pictures[share], "labels": labels[share], "index": share}
+
+
+def batches_of(backend: Backend, case: Case, *, start: int = 0, updates: int = UPDATES) -> Iterator[Batch]:
+    """This rank's micro batches of ``case``, through the backend."""
+    c = backend.collective
+    return backend.batches(micro_batches(case, rank=c.rank, size=c.size, start=start, updates=updates))
+
+
+def rates(update: int) -> Rates:
+    """Rates that differ between groups and updates, and a momentum that warms up."""
+    factor = 1 - update / 20
+    momentum = 0.5 + 0.1 * update if update < 3 else None
+    return Rates(rates=(0.1 * factor, 0.05 * factor, 0.05 * factor), momentum=momentum)
+
+
+def update_once(
+    backend: Backend, model: Module, optimizer: Optimizer, batches: Iterator[Batch], case: Case, update: int
+) -> tuple[float, float]:
+    """One update. Returns (norm, this rank's mean loss)."""
+    total = 0.0
+    for i in range(case.accumulate):
+        with optimizer.micro_batch(last=i == case.accumulate - 1):
+            loss = model(next(batches))["total"]
+            optimizer.backward(loss)
+        total += float(backend.ops.to_numpy(loss)) / case.accumulate
+    return optimizer.step(rates(update)), total
+
+
+def train(backend: Backend, case: Case, *, updates: int = UPDATES) -> dict[str, Array]:
+    """What a job learns: norms, mean losses, and the final state, as one flat dict of arrays."""
+    model, optimizer = started(backend, case.recipe(backend.collective.size))
+    batches = batches_of(backend, case, updates=updates)
+    norms, losses = [], []
+    for update in range(updates):
+        norm, loss = update_once(backend, model, optimizer, batches, case, update)
+        norms.append(norm)
+        losses.append(float(backend.collective.all_reduce(np.array([loss]), "mean")[0]))
+    return flat(backend.state(model, optimizer)) | {"norms": np.array(norms), "losses": np.array(losses)}
+
+
+def flat(state: State) -> dict[str, Array]:
+    """All arrays of a state under one roof: ``weights/<name>``, ``ema/<name>``, ``moments/<moment>/<name>``."""
+    parts = {"weights": state.weights, "ema": state.ema, "moments": state.moments}
+    return {f"{part}/{name}": array for part, arrays in parts.items() for name, array in arrays.items()}
+
+
+def differences(a: Mapping[str, Array], b: Mapping[str, Array]) -> dict[str, float]:
+    """Largest difference of each array, relative to the largest magnitude in that of ``a``; inf: not in both in one shape."""
+    return {name: _difference(a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b])}
+
+
+def _difference(a: Array | None, b: Array | None) -> float:
+    if a is None or b is None or a.shape != b.shape:
+        return float("inf")
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float(np.abs(a - b).max(initial=0.0) / max(np.abs(a).max(initial=0.0), 1e-3))
+
+
+def disagreements(a: Mapping[str, Array], b: Mapping[str, Array], *, bound: float = TOLERANCE) -> list[str]:
+    """Names of arrays that differ by more than ``bound``; empty: the jobs learnt the same."""
+    return [f"{name}: {x:.1e}" for name, x in differences(a, b).items() if not x <= bound]
+
+
+def changed(a: Mapping[str, Array], b: Mapping[str, Array]) -> list[str]:
+    """Names of arrays that are not equal bit for bit, those that only one has included."""
+    names: Sequence[str] = list(dict.fromkeys([*a, *b]))
+    return [name for name in names if name not in a or name not in b or not _identical(a[name], b[name])]
+
+
+def _identical(a: Array, b: Array) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def picture_batch(count: int) -> dict[str, Any]:
+    """The first ``count`` pictures, as a micro batch that is the same on every rank."""
+    pictures, labels = data()
+    return {"images": pictures[:count], "labels": labels[:count], "index": np.arange(count)}

@@ -1,0 +1,87 @@
+"""Every backend that ships keeps every promise: the conformance kit on each, through its own launcher."""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from mtrain.launchers import environment
+from mtrain.testing import kit, words
+from mtrain.testing.catalogue import CHECKS, DIES, ONE, TASK
+from tests.contract import training
+from tests.contract.training import Case
+from tests.framework import Framework
+
+BACKENDS = {
+    "torch": {
+        "ddp": ("torch", ()),
+        "horovod": ("horovod", ()),
+        "deepspeed": ("deepspeed", ("stage=1", "stage=3", "stage=0", "stage=2")),
+    },
+    "paddle": {"fleet": ("paddle", ())},
+}
+"""Framework -> backend -> (the module that it needs, options that are tested beside each other)."""
+IN_ONE_JOB = tuple(check.id for check in CHECKS if check not in (ONE, DIES, TASK))
+Tested = Callable[[str, str, int, tuple[str, ...]], None]
+QUICK = {("ddp", "", 3), ("horovod", "", 2), ("deepspeed", "stage=1", 2), ("fleet", "", 2)}
+"""(backend, option, ranks) of the jobs that are not slow."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "option" not in metafunc.fixturenames:
+        return
+    jobs = [
+        (backend, option, size)
+        for backend, (_, options) in BACKENDS[metafunc.config.getoption("framework")].items()
+        for option in options or ("",)
+        for size in (2, 3)
+    ]
+    marked = [pytest.param(*job, marks=() if job in QUICK else pytest.mark.slow) for job in jobs]
+    metafunc.parametrize(("backend", "option", "size"), marked)
+
+
+@pytest.fixture(scope="session")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where what solo learns is kept; the first test writes it."""
+    return tmp_path_factory.mktemp("references")
+
+
+@pytest.fixture
+def tested(framework: Framework, references: Path, tmp_path: Path) -> Tested:
+    def run(backend: str, option: str, size: int, only: tuple[str, ...]) -> None:
+        if find_spec(BACKENDS[framework.name][backend][0]) is None:
+            pytest.skip(f"{backend} is not installed here")
+        wanted = kit.Wanted(
+            backend=backend,
+            ranks=size,
+            overrides=[f"backend.options.{option}"] if option else [],
+            only=only,
+            environ=environment.cleaned(dict(os.environ)),
+            python=sys.executable,
+        )
+        found = kit.run(wanted, tmp_path, references=references)
+        assert found.passed, words.report(found)
+
+    return run
+
+
+def test_ranks_keep_every_promise(tested: Tested, backend: str, option: str, size: int) -> None:
+    tested(backend, option, size, IN_ONE_JOB)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("only", [ONE.id, DIES.id, TASK.id])
+def test_whole_jobs_keep_every_promise(tested: Tested, framework: Framework, only: str) -> None:
+    for backend, (_, options) in BACKENDS[framework.name].items():
+        for option in options or ("",):
+            tested(backend, option, 2, (only,))
+
+
+def test_some_updates_of_the_kit_are_clipped_and_others_are_not(framework: Framework) -> None:
+    with framework.solo() as backend:
+        norms = training.train(backend, Case())["norms"]
+    assert (norms > Case().clip_norm).any()
+    assert (norms < Case().clip_norm).any()

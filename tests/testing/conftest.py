@@ -1,0 +1,32 @@
+"""What one rank of solo learns on torch, as the kit compares others with."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from mtrain.launchers import environment
+from mtrain.testing import kit
+
+ROOT = Path(__file__).parents[2]
+
+
+def wanted(backend: str, **settings: object) -> kit.Wanted:
+    """The kit on this interpreter, outside of any job."""
+    environ = {**environment.cleaned(dict(os.environ)), "PYTHONPATH": str(ROOT)}
+    return kit.Wanted(backend=backend, environ=environ, python=sys.executable, **settings)  # type: ignore[arg-type]
+
+
+def solo_learns(folder: Path) -> Path:
+    """Folder of what solo learns on torch."""
+    found = kit.run(wanted("solo", only=["learns.sgd"]), folder)
+    assert found.passed
+    return folder / "references"
+
+
+def mtrain(*argv: str, cwd: Path, **env: str) -> "subprocess.CompletedProcess[str]":
+    """The command line, run in ``cwd``."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
+    return subprocess.run(
+        [sys.executable, "-m", "mtrain", *argv], cwd=cwd, env=environ, capture_output=True, text=True, timeout=540
+    )

@@ -1,0 +1,34 @@
+"""One rank that meets every planted fault: ``python -m tests.testing.fault_ranks REFERENCES OUT``, started by torchrun."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from mtrain.backends.ddp import DDP
+from mtrain.core.binding import bind
+from mtrain.core.errors import CheckpointError
+from mtrain.testing.catalogue import ON_RANKS
+from mtrain.testing.site import Site
+from tests.testing.faults import FAULTS
+
+
+def main(references: Path, out: Path) -> None:
+    runs = {check.id: run for check, run in ON_RANKS.items()}
+    found = {}
+    with DDP(DDP.Options(device="cpu", timeout_s=60)) as backend:
+        bind(backend.nn, backend.ops)
+        for fault, (faulty, check) in FAULTS.items():
+            site = Site(backend=faulty(backend), ranks=2, references=references)
+            assert site.precision == "fp64"
+            try:
+                mine = [asdict(measure) | {"ok": measure.ok} for measure in runs[check](site)]
+            except CheckpointError as error:  # on every rank: the kit takes an error for a failure
+                mine = [{"what": "error", "ok": False, "detail": str(error)}]
+            found[fault] = backend.collective.all_gather(mine)
+        if backend.collective.rank == 0:
+            out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,81 @@
+"""The outside plugin of the docs: a distribution of its own, installed, found by name, and put to the conformance kit."""
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.testing.conftest import ROOT, mtrain
+
+EXAMPLE = ROOT / "examples" / "mtrain-fsdp"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which the distribution was installed, from its files alone: nothing is downloaded."""
+    folder = tmp_path_factory.mktemp("fsdp")
+    source = shutil.copytree(EXAMPLE, folder / "source")  # building leaves files beside the source
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run(
+        [*argv, "--target", str(folder / "site"), str(source)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+def path(installed: Path) -> str:
+    return f"{installed}:{ROOT}"
+
+
+def test_its_name_is_listed_once_it_is_installed(installed: Path, tmp_path: Path) -> None:
+    done = mtrain("plugins", "list", "backends", "--json", cwd=tmp_path, PYTHONPATH=path(installed))
+    found = {entry["name"]: entry for entry in json.loads(done.stdout)}
+    assert (found["fsdp"]["distribution"], found["fsdp"]["state"]) == ("mtrain-fsdp", "ready")
+
+
+def test_it_uses_nothing_of_mtrain_but_what_the_docs_declare_public() -> None:
+    nodes = [node for file in EXAMPLE.rglob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
+    used = {
+        f"mtrain.core.{alias.name}" if node.module == "mtrain.core" else str(node.module)
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("mtrain.")
+        for alias in node.names
+    }
+    public = (ROOT / "docs" / "writing-a-backend.md").read_text()
+    assert used
+    assert [name for name in used if "._" in name or f"`{name}`" not in public] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_it_keeps_every_promise(installed: Path, tmp_path: Path, ranks: int) -> None:
+    done = mtrain("plugins", "test", "fsdp", "--ranks", str(ranks), cwd=tmp_path, PYTHONPATH=path(installed))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_detector_learns_what_it_learns_under_ddp(installed: Path, tmp_path: Path) -> None:
+    """YOLOv5n in float64: the loss of the last update and every weight."""
+    shared = ["-c", "digits", "--nproc-per-node", "2", "-o", "train.updates=4", "-o", "train.epochs=null"]
+    shared += ["-o", "train.precision=fp64", "-o", "train.batch_size=8", "-o", "data.image_size=64"]
+    shared += ["-o", "evaluate.every_epochs=null", "-o", "data.workers=0", "-o", "report.plots=false"]
+    import numpy as np
+
+    from mtrain.core import checkpoint
+    from mtrain.testing import training
+
+    states = {}
+    for name in ("ddp", "fsdp"):
+        argv = ["train", *shared, "--backend", name, "--name", name, "--devices", "cpu"]
+        done = mtrain(*argv, cwd=tmp_path, PYTHONPATH=path(installed))
+        assert done.returncode == 0, done.stdout + done.stderr
+        newest = checkpoint.newest(tmp_path / "runs" / name / "checkpoints")
+        assert newest is not None
+        states[name] = training.flat(checkpoint.load(newest).state)
+    worst = max(training.differences(states["ddp"], states["fsdp"]).values())
+    assert np.isfinite(worst)
+    assert worst <= 1e-9

@@ -1,0 +1,148 @@
+"""``mtrain plugins test``: what it says of good and of wrong backends, and how it ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtrain.cli import main
+from mtrain.testing import kit
+from mtrain.testing.catalogue import CHECKS
+from tests.testing.conftest import mtrain, wanted
+
+WRONG = Path(__file__).parent / "wrong"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["ddpp"], "no backend 'ddpp' (known: "),
+        (["ddp", "--ranks", "5"], "--ranks 5: expected one of 1, 2, 3, 4, 6"),
+        (["ddp", "--only", "learn.sgd"], "--only learn.sgd: no such check; did you mean 'learns.sgd'?"),
+        (["ddp", "-o", "backend.options.bucket=1"], "backend.options.bucket=1: unknown key; did you mean"),
+        (["solo", "--ranks", "2"], "this backend trains in one process"),
+    ],
+)
+def test_wrong_use_is_told_in_a_line(arguments: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "test", *arguments]) == 2
+    said = capfd.readouterr().err
+    assert told in said
+    assert "Traceback" not in said
+
+
+def test_a_backend_passes_and_says_so_for_people_and_for_programs(tmp_path: Path) -> None:
+    done = mtrain(
+        "plugins", "test", "solo", "--only", "collective", "--json", "found.json", "--out", "logs", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 checks: 4 passed" in done.stdout
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["passed"], found["backend"], found["ranks"], found["precision"]) == (True, "solo", 1, "fp64")
+    place = found["checks"][0]
+    assert (place["id"], place["verdict"]) == ("collective.place", "passed")
+    assert place["measures"][0] | {"rank": 0} == {
+        "what": "wrong places",
+        "value": 0.0,
+        "bound": 0.0,
+        "detail": "",
+        "rank": 0,
+        "ok": True,
+    }
+
+
+def report_on(name: str, folder: Path, *only: str, code: int = 1, **settings: Any) -> tuple[dict[str, Any], str]:
+    """Checks by id, and the report, of a wrong backend."""
+    chosen = [word for check in only for word in ("--only", check)]
+    given = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    argv = ["plugins", "test", name, "-o", f"plugins={WRONG / 'plugins.toml'}", "--json", "found.json"]
+    done = mtrain(*argv, *chosen, *given, "--out", "logs", cwd=folder)
+    assert done.returncode == code, done.stdout + done.stderr
+    found = json.loads((folder / "found.json").read_text())
+    return {check["id"]: check for check in found["checks"]}, done.stdout
+
+
+@pytest.mark.slow
+class TestWrongBackends:
+    def test_summed_gradients(self, tmp_path: Path) -> None:
+        found, told = report_on("summing", tmp_path, "learns.sgd", "clip", "job.trains", "start")
+        assert {name: check["verdict"] for name, check in found.items()} == {
+            "start.equal": "passed",
+            "learns.sgd": "failed",
+            "clip.norm": "failed",
+            "job.trains": "failed",
+        }
+        assert "the first is 2 times that of solo, which is the number of ranks: summed, not averaged" in told
+        assert "look at   Optimizer.backward and step" in told
+
+    def test_a_framework_on_top(self, tmp_path: Path) -> None:
+        found, _ = report_on("heavy", tmp_path, "plugin.light", "collective.place")
+        assert found["plugin.light"]["verdict"] == "failed"
+        assert found["plugin.light"]["measures"][0]["detail"] == "torch"
+        assert found["collective.place"]["verdict"] == "passed"
+
+    def test_a_closed_door(self, tmp_path: Path) -> None:
+        found, told = report_on("closed", tmp_path, "plugin", "collective.place")
+        assert "RuntimeError: the door is closed" in found["plugin.enters"]["error"]
+        assert found["plugin.light"]["verdict"] == "passed"
+        assert found["collective.place"]["verdict"] == "not run"
+        assert "plugin.enters failed" in told
+
+    def test_no_job_of_one_rank(self, tmp_path: Path) -> None:
+        found, _ = report_on("alone", tmp_path, "size.one", "collective.place")
+        assert found["collective.place"]["verdict"] == "passed"
+        assert "two ranks at least" in found["size.one"]["error"]
+
+    def test_a_check_that_hangs_fails_and_the_others_go_on(self, tmp_path: Path) -> None:
+        found, _ = report_on("hanging", tmp_path, "collective", limit=10)
+        verdicts = {name.partition(".")[2]: check["verdict"] for name, check in found.items()}
+        assert verdicts == {"place": "passed", "reduces": "failed", "gathers": "passed", "agrees": "passed"}
+
+    def test_a_rank_that_raises_fails_the_check_and_the_others_go_on(self, tmp_path: Path) -> None:
+        found, _ = report_on("raising", tmp_path, "collective")
+        verdicts = {name.partition(".")[2]: check["verdict"] for name, check in found.items()}
+        assert verdicts == {"place": "passed", "reduces": "passed", "gathers": "failed", "agrees": "passed"}
+        assert "KeyError" in found["collective.gathers"]["error"]
+
+    def test_what_stays_behind(self, tmp_path: Path) -> None:
+        found, _ = report_on("staying", tmp_path, "plugin.leaves")
+        values = {m["what"]: m["value"] for m in found["plugin.leaves"]["measures"]}
+        assert values["processes"] >= 1
+        assert values["threads"] >= 1
+
+    def test_a_job_that_does_not_end_in_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kit, "END_S", 5.0)
+        overrides = [f"plugins={WRONG / 'plugins.toml'}"]
+        found = kit.run(wanted("lingering", overrides=overrides, only=["job.ends"]), tmp_path)
+        (finding,) = found.findings
+        assert finding.verdict == "failed"
+        assert finding.measures[0].value > 5
+        assert all(measure.ok for measure in finding.measures[1:])
+
+
+@pytest.mark.slow
+def test_pytest_runs_the_kit_of_a_named_backend(tmp_path: Path) -> None:
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "mtrain.testing.options",
+        "--pyargs",
+        "mtrain.testing",
+        "--backend",
+        "solo",
+    ]
+    argv += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-q"]
+    done = subprocess.run(argv, cwd=tmp_path, env=wanted("solo").environ, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(CHECKS)} passed" in done.stdout
+
+
+def test_pytest_without_a_name_skips_and_says_how_to_give_one(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "pytest", "-p", "mtrain.testing.options", "--pyargs", "mtrain.testing", "-rs", "-q"]
+    argv += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    done = subprocess.run(argv, cwd=tmp_path, env=wanted("solo").environ, capture_output=True, text=True, timeout=60)
+    assert "name a backend: pytest --pyargs mtrain.testing --backend NAME" in done.stdout
