@@ -1,0 +1,98 @@
+"""``mtrain compare``: one spec on several backends; do they train alike, and how fast."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mtrain.cli.options import JobCommand, spec_options
+
+if TYPE_CHECKING:
+    from mtrain.comparing.results import Comparison
+
+PROFILES = ("bitwise", "float32", "loose")
+JSON, HTML = "compare.json", "compare.html"
+
+
+@click.command("compare", cls=JobCommand)
+@spec_options
+@click.option(
+    "-b",
+    "--backends",
+    required=True,
+    metavar="A,B:OPTION=VALUE,...",
+    help="The reference first. OPTION is one of the backend's, or a path of the spec: ddp,deepspeed:stage=3,solo:framework=paddle.",
+)
+@click.option("--updates", type=click.IntRange(min=1), default=50, show_default=True, help="Length of each job.")
+@click.option(
+    "--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Of backends that can have several."
+)
+@click.option(
+    "--profile",
+    type=click.Choice(PROFILES),
+    default="float32",
+    show_default=True,
+    help="How far apart two may be and agree.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(min=0), default=1, show_default=True,
+    help="Timed jobs of each backend, in turn; 0: the speed of the traced jobs.",
+)  # fmt: skip
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the jobs and the report; else runs/compare.",
+)
+@click.pass_context
+def compare(context: click.Context, /, **params: Any) -> None:
+    """Train one spec on several backends and say which agree, and how fast each is.
+
+    Exit code: 0 all agree, 1 they do not or one did not run, 2 wrong use.
+    """
+    from mtrain.cli import compare_jobs
+    from mtrain.comparing.page import page
+    from mtrain.comparing.profiles import PROFILES as KNOWN
+    from mtrain.core import runfolder
+    from mtrain.core.report import write_json
+
+    variants = compare_jobs.parse_variants(params["backends"])
+    order = compare_jobs.Order(
+        config=params["config"],
+        overrides=params["overrides"],
+        variants=variants,
+        updates=params["updates"],
+        ranks=params["ranks"],
+        profile=KNOWN[params["profile"]],
+        rounds=params["rounds"],
+        out=params["out"] or runfolder.next_name(Path("runs"), "compare"),
+        tell=lambda text: click.echo(text, err=True),
+    )
+    result = compare_jobs.compare(order)
+    write_json(order.out / JSON, result.as_json())
+    (order.out / HTML).write_text(page(result), encoding="utf-8")
+    show(result)
+    click.echo(f"page:  {order.out / HTML}\nfigures: {order.out / JSON}")
+    context.exit(0 if result.agree else 1)
+
+
+def show(result: "Comparison") -> None:
+    """Two tables and the summary, on the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from mtrain.comparing.tables import agreement, speeds
+    from mtrain.comparing.words import headline, summary
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    for title, (columns, rows), words_in in (("agreement", agreement(result), 3), ("speed", speeds(result), 1)):
+        drawn = Table(title=title, title_justify="left", title_style="bold")
+        for i, column in enumerate(columns):
+            drawn.add_column(column, justify="left" if i < words_in else "right", overflow="fold")
+        for cells in rows:
+            drawn.add_row(*cells)
+        console.print(drawn)
+    console.print(headline(result), style="bold green" if result.agree else "bold red", markup=False)
+    for sentence in summary(result):
+        mark = {True: "+", False: "!", None: "-"}[sentence.good]
+        console.print(f"{mark} {sentence.text}", markup=False, soft_wrap=True)

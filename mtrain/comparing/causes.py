@@ -1,0 +1,336 @@
+"""Known reasons for which a job parts from another one, recognised in the first update in which they differ.
+
+Until then both have the same bits. So what one step of b is may be written as the step of a with one thing changed, and sketches,
+being linear, tell which thing: the change that explains them leaves next to nothing over.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mtrain.comparing.differences import (
+    LOSS,
+    NORM,
+    SAMPLES,
+    START,
+    Difference,
+)
+from mtrain.comparing.traces import BUFFERS, EMA, MOMENTS, WEIGHTS, Trace
+from mtrain.core.interfaces import Array, Recipe
+from mtrain.core.optimizer import ema_shares
+
+EXPLAINED = 0.03
+"""What a change may leave unexplained, as a share of the difference."""
+ROUNDING = {LOSS: 1e-5, NORM: 1e-3, MOMENTS: 1e-3, WEIGHTS: 1e-3, BUFFERS: 1e-4, EMA: 1e-3}
+"""Relative differences up to these, when they first appear, are called rounding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What the jobs were asked to do."""
+
+    recipe: Recipe
+    """Of job b."""
+    ranks: int
+    """Of job b."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """The update in which the jobs part."""
+
+    a: Trace
+    b: Trace
+    facts: Facts
+    update: int
+    found: Difference
+
+    @property
+    def momentum(self) -> float:
+        """What the schedule or the recipe says; of groups that say different things, the last one's."""
+        given = self.a.momenta[self.update]
+        options = self.facts.recipe.groups[-1][1]
+        return given if given is not None else options.get("momentum", options.get("beta1", 0.0))
+
+    def before(self, part: str) -> Array:
+        """Sketch of a part as the update found it; the same in both jobs."""
+        found: Array = self.a.sketches[part][self.update]
+        return found
+
+    def behind(self, trace: Trace, part: str) -> Array:
+        """Sketch of what the update made of it."""
+        found: Array = trace.sketches[part][self.update + 1]
+        return found
+
+    def first_moments(self) -> list[str]:
+        """Parts that hold the running gradient."""
+        return [
+            part
+            for part in self.a.named(MOMENTS)
+            if part.split("/")[0] in ("momentum", "mean") and part in self.b.digests
+        ]
+
+    def gradient(self, trace: Trace, part: str) -> Array:
+        """Sketch of what was added to a running gradient, without weight decay (for adam times ``1 - beta1``)."""
+        added = self.behind(trace, part) - self.momentum * self.before(part)
+        recipe, group = self.facts.recipe, part.split("/")[1]
+        decay = recipe.groups[int(group)][1].get("weight_decay", 0.0) if recipe.rule != "adamw" else 0.0
+        share = 1.0 if recipe.rule == "sgd" else 1 - self.momentum
+        return added - share * decay * self.before(f"weights/{group}")
+
+    def plain(self, weights: list[str]) -> Array:
+        """Sketch of the step of sgd with momentum."""
+        groups = [name.split("/")[1] for name in weights]
+        return np.concatenate([-self._rate(group) * self.behind(self.a, f"momentum/{group}") for group in groups])
+
+    def ahead(self, weights: list[str]) -> Array:
+        """Sketch of the step of sgd with nesterov's momentum."""
+        steps = []
+        for group in (name.split("/")[1] for name in weights):
+            held = self.behind(self.a, f"momentum/{group}")
+            added = held - self.momentum * self.before(f"momentum/{group}")
+            steps.append(-self._rate(group) * (added + self.momentum * held))
+        return np.concatenate(steps)
+
+    def _rate(self, group: str) -> float:
+        return float(self.a.rates[self.update][int(group)])
+
+
+def causes(a: Trace, b: Trace, found: Difference, facts: Facts) -> list[str]:
+    """Sentences about job b, the likeliest cause first; empty for the same bits."""
+    if found.first is None:
+        return []
+    step = _Step(a=a, b=b, facts=facts, update=found.first, found=found)
+    said = []
+    if b.drifted is not None and a.drifted is None:
+        said.append(
+            f"its ranks do not hold the same weights behind update {b.drifted - 1}: gradients are not the same on all ranks"
+        )
+    first = found.what[0]
+    if _is_rounding(step, first):
+        said.append(_of_rounding(step, first))
+        if facts.recipe.rule != "sgd":
+            said.append(
+                "adam divides by the size of each gradient, so rounding of the small ones moves weights by whole steps"
+            )
+        return said
+    return [*said, *_BY_QUANTITY[first](step)]
+
+
+def _is_rounding(step: _Step, first: str) -> bool:
+    limit = ROUNDING.get(first)
+    return limit is not None and bool(step.found.gaps[first].curve[step.update] <= limit)
+
+
+def _of_rounding(step: _Step, first: str) -> str:
+    size = f"{step.found.gaps[first].curve[step.update]:.0e}"
+    if first == NORM:
+        return f"the loss is the same and the gradient norm {size} apart: gradients are added up in another order"
+    if first == LOSS:
+        return f"the forward pass is rounded otherwise ({size}): other kernels, another order of additions"
+    return f"a difference of {size} is the size of rounding"
+
+
+# -------------------------------------------------------------------------------------------- by what differs first
+def _start(step: _Step) -> list[str]:
+    return ["it starts from other weights; everything behind follows from that"]
+
+
+def _samples(step: _Step) -> list[str]:
+    return ["its ranks were given other samples, in another order, or augmented otherwise"]
+
+
+def _loss(step: _Step) -> list[str]:
+    u = step.update
+    factor = step.b.losses["total"][u] / step.a.losses["total"][u]
+    named = _named_factor(factor, step.facts)
+    if named:
+        return [
+            f"its loss is {factor:.4g} times as large, {named}: the loss is summed where the mean is meant, or the other way round"
+        ]
+    same = "weights and samples are the same" if u else "start weights and samples are the same"
+    return [
+        f"{same} and the loss is not ({step.found.gaps[LOSS].curve[u]:.1e}): the forward pass itself differs; look at precision, at "
+        "BatchNorm over ranks (train.sync_batchnorm), at the micro batch, at dropout"
+    ]
+
+
+def _norm(step: _Step) -> list[str]:
+    u = step.update
+    factor = step.b.norms[u] / step.a.norms[u] if step.a.norms[u] else float("nan")
+    named = _named_factor(factor, step.facts)
+    if named:
+        kind = "summed, not averaged" if factor > 1 else "divided once too often"
+        return [f"its gradient norm is {factor:.4g} times as large at the same loss, {named}: gradients are {kind}"]
+    return [
+        f"the loss is the same and the gradient norm is not ({step.b.norms[u]:.4g} instead of {step.a.norms[u]:.4g}): look at the "
+        "exchange between ranks, at micro batches that are left out, at the scaling of the loss"
+    ]
+
+
+def _moments(step: _Step) -> list[str]:
+    parts = step.first_moments()
+    if not parts:
+        return ["loss and gradient norm are the same, the moments are not"]
+    change = np.concatenate([step.behind(step.b, part) - step.behind(step.a, part) for part in parts])
+    if not change.any():
+        return ["the running squares of the gradient are not the same: look at beta2"]
+    applied = np.concatenate([step.gradient(step.a, part) for part in parts])
+    held = np.concatenate([step.before(part) for part in parts])
+    weights = np.concatenate([step.before(f"weights/{part.split('/')[1]}") for part in parts])
+    tries = [
+        (*_fit(change, applied), _scaled),
+        (*_fit(change, held), _other_momentum),
+        (*_fit(change, weights), _other_decay),
+    ]
+    left, times, sentence = min(tries, key=lambda attempt: attempt[0])
+    if left <= EXPLAINED:
+        return [sentence(step, times)]
+    groups = [part.split("/")[1] for part in parts if (step.behind(step.b, part) != step.behind(step.a, part)).any()]
+    return [
+        f"loss and gradient norm are the same, the moments are not (parameter groups {', '.join(groups)}): {_decay_of(step, parts)}"
+    ]
+
+
+def _decay_of(step: _Step, parts: list[str]) -> str:
+    """Weight decay that some groups have otherwise; they are looked at one by one."""
+    told = []
+    for part in parts:
+        change = step.behind(step.b, part) - step.behind(step.a, part)
+        group = part.split("/")[1]
+        left, times = _fit(change, step.before(f"weights/{group}"))
+        if change.any() and left <= EXPLAINED:
+            told.append(f"group {group} has a weight decay that differs by {times:+.2g}")
+    return "; ".join(told) or "look at clipping, momentum and weight decay"
+
+
+def _scaled(step: _Step, change: float) -> str:
+    """b applied ``1 + change`` times the gradient that a applied."""
+    norm, limit = float(step.a.norms[step.update]), step.facts.recipe.clip_norm
+    factor = 1 + change
+    clipped = min(1.0, limit / (norm + 1e-6)) * factor
+    asked = f"the spec says {limit:g}" if np.isfinite(limit) else "the spec says no limit"
+    same = "loss and gradient norm are the same, the gradient that is applied is not"
+    if abs(clipped - 1) < EXPLAINED and norm > limit * (1 + EXPLAINED):
+        return f"{same}: it does not clip, {asked} (the norm was {norm:.4g})"
+    length, earlier = clipped * norm, step.a.norms[: step.update]
+    if clipped < 1 and (earlier <= length * (1 + EXPLAINED)).all():
+        return f"{same}: it clips at {_round(length)}, {asked} (the norm was {norm:.4g})"
+    named = _named_factor(factor, step.facts)
+    return f"{same}: it is {factor:.4g} times as large" + (f", {named}" if named else "")
+
+
+def _other_momentum(step: _Step, change: float) -> str:
+    return f"its momentum is {step.momentum + change:.4g}, {step.momentum:.4g} was asked for"
+
+
+def _other_decay(step: _Step, change: float) -> str:
+    return f"its weight decay differs from the spec's by {change:+.2g}"
+
+
+def _weights(step: _Step) -> list[str]:
+    names = [name for name in step.a.named(WEIGHTS) if name in step.b.digests]
+    ours, theirs = ([step.behind(trace, name) - step.before(name) for name in names] for trace in (step.a, step.b))
+    stepped, others = np.concatenate(ours), np.concatenate(theirs)
+    if step.facts.recipe.rule == "sgd":
+        if _is(others, step.plain(names)):
+            return ["moments are the same, its step is the plain momentum: nesterov is off"]
+        if _is(others, step.ahead(names)):
+            return ["moments are the same, its step looks ahead: nesterov is on"]
+    left, change = _fit(others - stepped, stepped)
+    if left <= EXPLAINED:
+        return [
+            f"moments are the same, its step is {1 + change:.4g} times as long{_reason_of_length(step, 1 + change)}"
+        ]
+    groups = [name.split("/")[1] for name in names if (step.behind(step.b, name) != step.behind(step.a, name)).any()]
+    return [
+        f"moments are the same, the step of the weights is not (parameter groups {', '.join(groups)}): look at learning rates, "
+        "nesterov, and decoupled weight decay"
+    ]
+
+
+def _reason_of_length(step: _Step, factor: float) -> str:
+    """Why a step may be ``factor`` times as long. In the first one nesterov's ``1 + momentum`` is a factor like the rate."""
+    named = _named_factor(factor, step.facts)
+    if named:
+        return f", {named}: look at the learning rate"
+    options = step.facts.recipe.groups[-1][1]
+    momentum = factor * (1 + step.momentum) - 1
+    fresh = not any(step.before(part).any() for part in step.first_moments())
+    if fresh and options.get("nesterov") and 0 <= momentum < 1:
+        return f": as with a momentum of {momentum:.3g} instead of {step.momentum:.3g}, or another learning rate"
+    return ": look at the learning rate"
+
+
+def _buffers(step: _Step) -> list[str]:
+    return [
+        "all trained weights are the same, the buffers are not: running statistics of BatchNorm are kept with another momentum or "
+        "variance, or are not rank 0's"
+    ]
+
+
+def _average(step: _Step) -> list[str]:
+    keep, take = ema_shares(step.facts.recipe, step.update + 1)
+    before, weights = step.a.sketch(EMA)[step.update], step.a.sketch(WEIGHTS)[step.update + 1]
+    weights = weights + step.a.sketch(BUFFERS)[step.update + 1]
+    change = step.b.sketch(EMA)[step.update + 1] - step.a.sketch(EMA)[step.update + 1]
+    left, times = _fit(change, before - weights)
+    if left <= EXPLAINED:
+        return [
+            f"weights are the same, their average is not: it keeps {keep + times:.3g} of itself per update, {keep:.3g} was asked for"
+        ]
+    return [
+        f"weights are the same, their average is not (asked for: keep {keep:.4g}, take {take:.4g}): look at train.ema"
+    ]
+
+
+_BY_QUANTITY: Mapping[str, Callable[[_Step], list[str]]] = {
+    START: _start,
+    SAMPLES: _samples,
+    LOSS: _loss,
+    NORM: _norm,
+    MOMENTS: _moments,
+    WEIGHTS: _weights,
+    BUFFERS: _buffers,
+    EMA: _average,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------ figures
+def _fit(change: Array, direction: Array) -> tuple[float, float]:
+    """(share of ``change`` that is left over, times) of the best ``times * direction``."""
+    squared = float(direction @ direction)
+    if not squared or not change.any():
+        return 1.0, 0.0
+    times = float(change @ direction) / squared
+    return float(np.linalg.norm(change - times * direction) / np.linalg.norm(change)), times
+
+
+def _is(one: Array, other: Array) -> bool:
+    length = float(np.linalg.norm(other))
+    return length > 0 and bool(np.linalg.norm(one - other) <= EXPLAINED * length)
+
+
+def _named_factor(factor: float, facts: Facts) -> str:
+    """Where a factor may come from; empty: nobody knows."""
+    ranks, accumulate = facts.ranks, facts.recipe.accumulate
+    known = {
+        ranks * accumulate: f"ranks x micro batches per update ({ranks} x {accumulate})",
+        accumulate: f"the micro batches per update ({accumulate})",
+        ranks: f"the number of ranks ({ranks})",
+    }
+    if ranks == accumulate:
+        known[ranks] = f"the number of ranks and of micro batches per update ({ranks})"
+    for value, words in known.items():
+        if value > 1 and abs(factor / value - 1) < 1e-2:
+            return words
+        if value > 1 and abs(factor * value - 1) < 1e-2:
+            return f"one over {words}"
+    return ""
+
+
+def _round(value: float) -> str:
+    """A plain number where ``value`` is near one: 0.998 is 1."""
+    near = float(f"{value:.1g}")
+    return f"{near:.1f}" if abs(value / near - 1) < EXPLAINED else f"{value:.3g}"

@@ -1,0 +1,73 @@
+"""How fast a job ran, from its records."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from mtrain.comparing.traces import seconds_of
+from mtrain.core.report_history import History, Record
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """Figures of one backend over all its timed jobs. None: nobody could tell."""
+
+    jobs: int
+    """Timed ones; 0: measured on the job that also left the trace, whose bookkeeping lies between updates."""
+    updates: int
+    """Over which was measured; the first ones of each job are left out."""
+    quartiles_ms: tuple[float, float, float]
+    """Wall time of an update: lower quartile, median, upper quartile."""
+    samples_per_s: float
+    wait_share: float
+    """Of the time, waiting for data; median."""
+    communication_share: float | None
+    """Of the time, waiting for other ranks and nothing else; median."""
+    sent_bytes: float | None
+    """Rank 0 to others over TCP, per update; median."""
+    memory_bytes: Sequence[float]
+    """Peak of each rank, by rank."""
+    startup_s: float
+    """From the command to the end of the first update; median over jobs."""
+
+
+def left_out(updates: int) -> int:
+    """How many updates at the start of a job are not timed."""
+    return min(10, max(1, updates // 5)) if updates > 1 else 0
+
+
+def speed_of(histories: Sequence[History], *, started: Sequence[float], batch: int, timed: bool) -> Speed:
+    """Figures of jobs that began at ``started`` (seconds since 1970), with ``batch`` samples per update.
+
+    ``timed``: False where the only job is the traced one; what was sent then includes its bookkeeping, so it is not told.
+    """
+    whole = [[history.updates[update] for update in sorted(history.updates)] for history in histories]
+    kept = [record for records in whole for record in records[left_out(len(records)) :]]
+    seconds = seconds_of(kept)
+    low, median, high = (float(x) for x in np.percentile(1000 * seconds, (25, 50, 75)))
+    sent = [step for records in whole for step in _sent(records[left_out(len(records)) :])]
+    told = [record["communication_s"] / record["seconds"] for record in kept if "communication_s" in record]
+    begins = [records[0]["time"] - start for records, start in zip(whole, started, strict=True)]
+    return Speed(
+        jobs=len(histories) if timed else 0,
+        updates=len(kept),
+        quartiles_ms=(low, median, high),
+        samples_per_s=1000 * batch / median,
+        wait_share=float(np.median([record["wait_share"] for record in kept])),
+        communication_share=float(np.median(told)) if told else None,
+        sent_bytes=float(np.median(sent)) if sent and timed else None,
+        memory_bytes=_memory(histories[-1].end or {}),
+        startup_s=float(np.median(begins)),
+    )
+
+
+def _sent(records: Sequence[Record]) -> list[int]:
+    totals = [record["sent_bytes"] for record in records if "sent_bytes" in record]
+    return [after - before for before, after in pairwise(totals)]
+
+
+def _memory(end: Mapping[str, Any]) -> list[float]:
+    return [float(measured["memory_bytes"]) for measured in end.get("measured", ())]

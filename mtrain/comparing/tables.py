@@ -1,0 +1,83 @@
+"""The figures of a comparison as text, for terminal and page."""
+
+from collections.abc import Sequence
+
+from mtrain.comparing.differences import LOSS, NORM, WORDS
+from mtrain.comparing.results import Comparison, Row
+from mtrain.core.report_words import duration
+
+Table = tuple[Sequence[str], list[list[str]]]
+"""Columns and rows."""
+UNKNOWN = "not told"
+
+
+def agreement(result: Comparison) -> Table:
+    """Who agrees with the reference, and largest relative differences: of loss and norm over all updates, else of the arrays of
+    the last checkpoints."""
+    columns = ["backend", "verdict", "differs first", "loss", "norm", "weights", "average", "moments", "repeats itself"]
+    return columns, [[row.label, result.verdict(row), *_differences(row, result), _repeats(row)] for row in result.rows]
+
+
+def _differences(row: Row, result: Comparison) -> list[str]:
+    if row.label not in result.against:
+        return [""] * 6
+    against = result.against[row.label]
+    found = against.difference
+    first = "never" if found.first is None else f"update {found.first}: {WORDS[found.what[0]]}"
+    sizes = [found.gaps[name].largest for name in (LOSS, NORM)]
+    parts = [
+        against.farthest[part].difference if part in against.farthest else None
+        for part in ("weights", "ema", "moments")
+    ]
+    return [first, *(_size(size) for size in (*sizes, *parts))]
+
+
+def _size(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def _repeats(row: Row) -> str:
+    return {True: "yes", False: "NO", None: "-"}[row.repeats]
+
+
+def speeds(result: Comparison) -> Table:
+    """How fast, from the timed jobs."""
+    columns = [
+        "backend",
+        "ranks",
+        "ms / update",
+        "quartiles",
+        "samples/s",
+        "data wait",
+        "exchange wait",
+        "sent / update",
+    ]
+    columns += ["peak memory of a rank", "start-up"]
+    return columns, [[row.label, *_speed(row)] for row in result.rows if row.speed is not None]
+
+
+def _speed(row: Row) -> list[str]:
+    speed = row.speed
+    assert speed is not None
+    low, median, high = speed.quartiles_ms
+    return [
+        str(row.ranks),
+        f"{median:.0f}",
+        f"{low:.0f} to {high:.0f}",
+        f"{speed.samples_per_s:.1f}",
+        f"{100 * speed.wait_share:.0f}%",
+        UNKNOWN if speed.communication_share is None else f"{100 * speed.communication_share:.0f}%",
+        UNKNOWN if speed.sent_bytes is None else size(speed.sent_bytes),
+        size(max(speed.memory_bytes, default=0.0)),
+        duration(speed.startup_s) if speed.startup_s >= 60 else f"{speed.startup_s:.1f} s",
+    ]
+
+
+def size(count: float) -> str:
+    """Bytes in words."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,118 @@
+"""A comparison in plain words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mtrain.comparing.differences import LOSS, NORM, WORDS
+from mtrain.comparing.results import Against, Comparison, Row
+from mtrain.comparing.traces import WEIGHTS
+
+SHOWN = 2
+"""Figures beyond a profile that a sentence names; the table has the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """Something to tell; ``good``: False is something to look at, None neither."""
+
+    text: str
+    good: bool | None = None
+
+
+def summary(result: Comparison) -> list[Sentence]:
+    """What came out, the most important first."""
+    told = [_alike(labels, result) for labels in result.alike() if len(labels) > 1]
+    told += [
+        _apart(row, result) for row in result.rows if row.label in result.against and not result.against[row.label].bits
+    ]
+    told += [_not_done(row) for row in result.rows if row.outcome != "done"]
+    told += [
+        Sentence(
+            f"{row.label} does not repeat itself: a second job from the same spec ended with other weights", good=False
+        )
+        for row in result.rows
+        if row.repeats is False
+    ]
+    return [*told, *_speed(result)]
+
+
+def headline(result: Comparison) -> str:
+    """The verdict in one line."""
+    done = [row for row in result.rows if row.outcome == "done"]
+    if result.agree and len(done) > 1:
+        if all(against.bits for against in result.against.values()):
+            return f"All {len(done)} backends train alike, bit for bit"
+        return f"All {len(done)} backends agree within the profile {result.profile.name}"
+    if len(done) < 2 and len(result.rows) > 1:
+        return "Nothing to compare: " + ("no backend ran" if not done else f"only {done[0].label} ran")
+    apart = [label for label, against in result.against.items() if against.beyond]
+    if apart:
+        return f"{listed(apart)} {'does' if len(apart) == 1 else 'do'} not train like {result.reference.label if result.reference else '?'}"
+    missing = [row.label for row in result.rows if row.outcome != "done"]
+    if missing:
+        return f"The backends that ran agree; {listed(missing)} did not run"
+    if len(result.rows) == 1:
+        return f"{result.rows[0].label} alone: nothing to compare with"
+    return "A backend does not repeat itself"
+
+
+def listed(words: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _alike(labels: list[str], result: Comparison) -> Sentence:
+    return Sentence(
+        f"{listed(labels)} are the same, bit for bit, in all {result.updates} updates: samples, losses, gradient norms, weights, "
+        "moments, averages",
+        good=True,
+    )
+
+
+def _apart(row: Row, result: Comparison) -> Sentence:
+    against, profile = result.against[row.label], result.profile
+    name = result.reference.label if result.reference else "?"
+    why = f": {'; '.join(against.causes)}" if against.causes else ""
+    where = parting(against)
+    if not against.beyond:
+        text = f"{row.label} agrees with {name} within {profile.name}{why}. {where}. {_growth(against, result)}"
+        return Sentence(text, good=True)
+    worst, more = against.beyond[:SHOWN], len(against.beyond) - SHOWN
+    beyond = "; ".join(worst) + (f"; and {more} more" if more > 0 else "")
+    return Sentence(
+        f"{row.label} does not train like {name}{why}. {where}. Beyond {profile.name}: {beyond}", good=False
+    )
+
+
+def parting(against: Against) -> str:
+    """Where two jobs part, and in what."""
+    found = against.difference
+    if found.first is None:
+        return "The same bits throughout"
+    names = listed([WORDS[name] for name in found.what])
+    if not found.first:
+        return f"They part in the first update, in {names}"
+    return f"They part in update {found.first}, in {names}; until then they are the same, bit for bit"
+
+
+def _growth(against: Against, result: Comparison) -> str:
+    gaps = against.difference.gaps
+    sizes = [f"{WORDS[name]} {gaps[name].largest:.1e}" for name in (LOSS, NORM, WEIGHTS) if name in gaps]
+    return f"Largest over {result.updates} updates: {', '.join(sizes)}"
+
+
+def _not_done(row: Row) -> Sentence:
+    how = {"failed": "failed", "refused": "cannot do this", "absent": "is not installed"}[row.outcome]
+    return Sentence(f"{row.label} {how}: {row.reason}", good=False)
+
+
+def _speed(result: Comparison) -> list[Sentence]:
+    found = [(row.speed.quartiles_ms, row.label) for row in result.rows if row.speed is not None]
+    timed = sorted(found, key=lambda entry: entry[0][1])
+    if len(timed) < 2:
+        return []
+    ((_, fast, reach), fastest), ((_, slow, _), slowest) = timed[0], timed[-1]
+    near = [label for (low, _, _), label in timed[1:] if low <= reach]
+    spread = f"; the quartiles of {listed(near)} overlap with its own" if near else ""
+    last = f"{slowest} takes {slow / fast:.2f} times as long"
+    return [Sentence(f"{fastest} is the fastest here with {fast:.0f} ms an update{spread}; {last}")]

@@ -1,0 +1,140 @@
+"""``mtrain compare`` with real jobs: backends that are planted wrong are found and described, right ones agree."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtrain.cli import main
+from mtrain.cli.compare_jobs import parse_variants
+from mtrain.core.errors import UsageError
+
+FAULTY = Path(__file__).parent / "faulty" / "plugins.toml"
+SPEC = [
+    "-c", "vit_digits", "-o", f"plugins={FAULTY}", "backend.options.device=cpu", "data.workers=1", "train.accumulate=2",
+    "train.clip_norm=null", "optimizer.rule=sgd", "optimizer.nesterov=false", "optimizer.rate=0.01", "schedule.warmup=null",
+]  # fmt: skip
+
+
+def compare(folder: Path, backends: str, *more: str, status: int) -> tuple[dict, str]:
+    """(compare.json, what was printed)."""
+    command = [sys.executable, "-m", "mtrain", "compare", *SPEC, *more, "--backends", backends, "--out", str(folder)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=folder.parent, env=environ, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    page = (folder / "compare.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "http" not in page
+    return json.loads((folder / "compare.json").read_text()), done.stdout
+
+
+def rows_of(found: dict) -> dict[str, dict]:
+    return {row["label"]: row for row in found["backends"]}
+
+
+def test_wrong_backends_are_found_and_described(tmp_path):
+    found, printed = compare(
+        tmp_path / "out",
+        "solo,clipping,summing,sluggish,elsewhere",
+        "--updates",
+        "4",
+        "--ranks",
+        "1",
+        "--rounds",
+        "0",
+        status=1,
+    )
+    rows = rows_of(found)
+    assert found["reference"] == "solo"
+    assert [row["verdict"] for row in rows.values()] == ["reference", "differs", "differs", "differs", "not installed"]
+    told = {label: row["against_reference"] for label, row in rows.items() if "against_reference" in row}
+    assert {label: (one["first_update"], one["first_in"][0]) for label, one in told.items()} == {
+        "clipping": (0, "moments"), "summing": (0, "gradient norm"), "sluggish": (1, "moments"),
+    }  # fmt: skip
+    assert "it clips at 0.25, the spec says no limit" in told["clipping"]["causes"][0]
+    assert (
+        "2 times as large at the same loss, the micro batches per update (2): gradients are summed"
+        in told["summing"]["causes"][0]
+    )
+    assert "its momentum is 0.5, 0.9 was asked for" in told["sluggish"]["causes"][0]
+    assert "a_library_that_nobody_has" in rows["elsewhere"]["reason"]
+    assert "clipping, summing and sluggish do not train like solo" in printed
+    assert not list((tmp_path / "out").rglob("*.safetensors")), "checkpoints take room and were read"
+
+
+@pytest.mark.slow
+def test_right_backends_agree_bit_for_bit_and_repeat_themselves(tmp_path):
+    found, printed = compare(
+        tmp_path / "out", "ddp,horovod,deepspeed:stage=3,solo", "--updates", "6", "--profile", "float32", status=0
+    )
+    rows = rows_of(found)
+    assert found["same_bits"] == [["ddp", "horovod", "deepspeed:stage=3"], ["solo"]]
+    assert rows["solo"]["verdict"] == "within float32"
+    assert rows["solo"]["ranks"] == 1
+    assert all(row["repeats"] for row in rows.values())
+    assert all(len(row["speed"]["memory_bytes"]) == row["ranks"] for row in rows.values())
+    weights = 4 * 206_000
+    assert weights < rows["ddp"]["speed"]["sent_bytes"] < 1.2 * weights, "two ranks: each sends the gradients once"
+    assert "ddp, horovod and deepspeed:stage=3 are the same, bit for bit" in printed
+
+
+@pytest.mark.slow
+def test_ranks_that_never_exchange_gradients_are_caught(tmp_path):
+    found, _ = compare(tmp_path / "out", "ddp,silent", "--updates", "3", "--rounds", "0", status=1)
+    (cause, *_) = rows_of(found)["silent"]["against_reference"]["causes"]
+    assert "its ranks do not hold the same weights behind update 0" in cause
+
+
+@pytest.mark.slow
+def test_a_backend_that_cannot_do_it_is_told_and_the_others_are_compared(tmp_path):
+    found, printed = compare(
+        tmp_path / "out", "solo,solo:framework=paddle,summing", "--updates", "2", "--ranks", "1", "--rounds", "0",
+        "-o", "train.precision=bf16", status=1,
+    )  # fmt: skip
+    rows = rows_of(found)
+    assert rows["solo:framework=paddle"]["verdict"] == "refused"
+    assert "bf16" in rows["solo:framework=paddle"]["reason"]
+    assert rows["summing"]["verdict"] == "differs"
+    assert "solo:framework=paddle cannot do this" in printed
+
+
+# ----------------------------------------------------------------------------------------------------------- wrong use
+def test_entries_of_backends_hold_options_and_paths():
+    one, other = parse_variants("ddp, deepspeed:stage=3:offload=true:train.channels_last=false")
+    assert (one.label, one.name, one.options) == ("ddp", "ddp", {})
+    assert (other.name, other.options, other.overrides) == (
+        "deepspeed", {"stage": 3, "offload": True}, ["train.channels_last=false"],
+    )  # fmt: skip
+    assert other.folder == "deepspeed-stage=3-offload=true-train.channels_last=false"
+
+
+@pytest.mark.parametrize("text", ["", " , ", "ddp,ddp", "deepspeed:3", "deepspeed:=3"])
+def test_entries_that_are_none_are_refused(text):
+    with pytest.raises(UsageError, match="--backends"):
+        parse_variants(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--backends", "ddp,nobody"], "no backend 'nobody'"),
+        (["--backends", "ddp,deepspeed:stage=9"], "--backends deepspeed:stage=9.stage"),
+        (["--backends", "ddp,deepspeed:stag=1"], "did you mean 'stage'"),
+        (["--backends", "ddp,solo:train.batch=1"], "train.batch"),
+        (["--backends", "ddp", "-o", "train.batch_size=7"], "does not divide"),
+        (["--backends", "ddp", "--profile", "exact"], "'bitwise', 'float32', 'loose'"),
+        ([], "Missing option"),
+    ],
+)
+def test_wrong_use_is_refused_before_anything_starts(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "-c", "vit_digits", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert not (tmp_path / "runs").exists()

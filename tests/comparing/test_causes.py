@@ -1,0 +1,171 @@
+"""Each planted fault is found in the update it shows in, and named."""
+
+from dataclasses import replace
+
+import pytest
+
+from mtrain.comparing.causes import Facts, causes
+from mtrain.comparing.differences import difference
+from mtrain.comparing.profiles import PROFILES, violations
+from tests.comparing.jobs import GROUPS, RECIPE, Planted, run, with_options
+
+ADAMW = replace(
+    RECIPE,
+    rule="adamw",
+    groups=tuple(
+        (match, {"weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}) for match, _ in RECIPE.groups
+    ),
+)
+FACTS = Facts(recipe=RECIPE, ranks=2)
+
+
+def told(planted: Planted, reference: Planted = Planted(), facts: Facts = FACTS) -> tuple[str, int, list[str]]:  # noqa: B008
+    """(what is said, update and quantities in which the two part)."""
+    a, b = run(reference), run(planted)
+    found = difference(a, b)
+    said = causes(a, b, found, facts)
+    assert said, "nothing was said"
+    assert violations(found, PROFILES["bitwise"])
+    return " / ".join(said), found.first, list(found.what)
+
+
+def test_the_same_job_twice_has_no_cause():
+    a, b = run(), run()
+    found = difference(a, b)
+    assert found.first is None
+    assert causes(a, b, found, FACTS) == []
+    assert violations(found, PROFILES["bitwise"]) == []
+
+
+def test_a_clip_that_nobody_asked_for():
+    """The norms are about 2.4 (u + 1): the first beyond 5 is update 2's."""
+    said, update, what = told(Planted(recipe=replace(RECIPE, clip_norm=5.0)))
+    assert "it clips at 5.0, the spec says 10" in said
+    assert (update, what[0]) == (2, "moments")
+
+
+def test_a_clip_that_is_left_out():
+    said, update, _ = told(Planted(recipe=replace(RECIPE, clip_norm=float("inf"))))
+    assert "it does not clip" in said
+    assert "the spec says 10" in said
+    assert update == 4
+
+
+def test_a_clip_under_adamw():
+    facts = Facts(recipe=ADAMW, ranks=2)
+    said, _, _ = told(Planted(recipe=replace(ADAMW, clip_norm=5.0)), Planted(recipe=ADAMW), facts)
+    assert "it clips at 5.0" in said
+
+
+def test_gradients_that_are_summed_over_ranks():
+    said, update, what = told(Planted(gradient_factor=2.0))
+    assert "2 times as large at the same loss, the number of ranks (2): gradients are summed, not averaged" in said
+    assert (update, what[0]) == (0, "norm")
+
+
+def test_gradients_that_are_not_divided_by_the_micro_batches():
+    assert "the micro batches per update (4)" in told(Planted(gradient_factor=4.0))[0]
+    assert (
+        "one over ranks x micro batches per update (2 x 4): gradients are divided once too often"
+        in told(Planted(gradient_factor=1 / 8))[0]
+    )
+
+
+def test_a_gradient_that_is_scaled_behind_its_norm():
+    said, _, what = told(Planted(applied_factor=2.0))
+    assert "the gradient that is applied is not: it is 2 times as large, the number of ranks (2)" in said
+    assert what[0] == "moments"
+
+
+def test_another_momentum():
+    said, update, what = told(Planted(recipe=with_options(momentum=0.5)))
+    assert "as with a momentum of 0.5 instead of 0.9, or another learning rate" in said
+    assert (update, what[0]) == (0, "weights"), "nesterov looks ahead in the first update already"
+
+
+def test_another_momentum_without_nesterov():
+    plain = with_options(nesterov=0.0)
+    facts = Facts(recipe=plain, ranks=2)
+    wrong = replace(plain, groups=with_options(nesterov=0.0, momentum=0.5).groups)
+    said, update, what = told(Planted(recipe=wrong), Planted(recipe=plain), facts)
+    assert "its momentum is 0.5, 0.9 was asked for" in said
+    assert (update, what[0]) == (1, "moments")
+
+
+def test_nesterov_left_out_and_added():
+    assert "nesterov is off" in told(Planted(recipe=with_options(nesterov=0.0)))[0]
+    plain = with_options(nesterov=0.0)
+    said, _, _ = told(Planted(), Planted(recipe=plain), Facts(recipe=plain, ranks=2))
+    assert "nesterov is on" in said
+
+
+def test_another_weight_decay():
+    said, update, what = told(Planted(recipe=with_options(weight_decay=0.01)))
+    assert "group 0 has a weight decay that differs by +0.01" in said
+    assert (update, what[0]) == (0, "moments")
+
+
+def test_another_learning_rate():
+    said, _, what = told(Planted(rate_factor=2.0))
+    assert "its step is 2 times as long, the number of ranks (2): look at the learning rate" in said
+    assert what[0] == "weights"
+
+
+def test_another_average():
+    said, _, what = told(Planted(recipe=replace(RECIPE, ema_decay=0.5)))
+    assert "it keeps 0.0906 of itself per update, 0.179 was asked for" in said
+    assert what == ["ema"]
+
+
+def test_other_buffers():
+    said, _, what = told(Planted(buffer_momentum=0.2))
+    assert "running statistics of BatchNorm" in said
+    assert what[0] == "buffers"
+
+
+def test_other_samples_start_weights_and_loss():
+    assert "other samples" in told(Planted(other_samples_from=3))[0]
+    assert told(Planted(other_samples_from=3))[1] == 3
+    assert "starts from other weights" in told(Planted(start=0.5))[0]
+    assert "2 times as large, the number of ranks (2): the loss is summed" in told(Planted(loss_factor=2.0))[0]
+    assert "the forward pass itself differs" in told(Planted(loss_factor=1.01))[0]
+    assert "the forward pass is rounded otherwise" in told(Planted(loss_factor=1 + 1e-7))[0]
+
+
+def test_rounding_of_the_gradient():
+    said, _, what = told(Planted(noise=1e-7))
+    assert "gradients are added up in another order" in said
+    assert what[0] == "norm"
+
+
+def test_rounding_under_adam_is_explained():
+    facts = Facts(recipe=ADAMW, ranks=2)
+    assert "moves weights by whole steps" in told(Planted(recipe=ADAMW, noise=1e-7), Planted(recipe=ADAMW), facts)[0]
+    assert "whole steps" not in told(Planted(noise=1e-7))[0]
+
+
+def test_ranks_that_drift_apart():
+    assert run(Planted(drift_at=4)).drifted == 5
+    assert "ranks do not hold the same weights behind update 4" in told(Planted(drift_at=4, gradient_factor=1.1))[0]
+
+
+def test_the_groups_of_this_file_are_those_of_its_recipe():
+    assert [len(names) for names in GROUPS] == [2, 2]
+
+
+@pytest.mark.parametrize(("planted", "profile", "agrees"), [
+    (Planted(), "bitwise", True),
+    (Planted(noise=1e-7), "bitwise", False),
+    (Planted(noise=1e-7), "float32", True),
+    (Planted(noise=1e-3), "float32", False),
+    (Planted(noise=1e-2), "loose", True),
+    (Planted(gradient_factor=2.0), "loose", False),
+    (Planted(recipe=replace(RECIPE, clip_norm=1.0)), "loose", False),
+    (Planted(recipe=with_options(momentum=0.5)), "float32", False),
+    (Planted(recipe=replace(RECIPE, ema_decay=0.5)), "float32", False),
+    (Planted(other_samples_from=3), "loose", False),
+    (Planted(start=1e-7), "loose", False),
+])  # fmt: skip
+def test_profiles_allow_rounding_and_no_fault(planted, profile, agrees):
+    found = difference(run(), run(planted))
+    assert (violations(found, PROFILES[profile]) == []) == agrees, violations(found, PROFILES[profile])

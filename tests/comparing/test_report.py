@@ -1,0 +1,215 @@
+"""Tables, words and page of comparisons whose jobs are simulated."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from mtrain.comparing import tables, words
+from mtrain.comparing.arrays import farthest
+from mtrain.comparing.causes import Facts, causes
+from mtrain.comparing.curves import Line, curves
+from mtrain.comparing.differences import difference
+from mtrain.comparing.page import page
+from mtrain.comparing.profiles import PROFILES, violations
+from mtrain.comparing.results import Against, Comparison, Row
+from mtrain.comparing.speed import left_out, speed_of
+from mtrain.core.interfaces import State
+from mtrain.core.report import finite
+from mtrain.core.report_history import History
+from tests.comparing.jobs import RECIPE, Planted, run
+
+SPEED = {"kind": "update", "losses": {}, "rates": [0.1], "wait_share": 0.25}
+
+
+def history(seconds: list[float], *, sent: int = 0, began: float = 100.0, **more: float) -> History:
+    found = History()
+    for update, took in enumerate(seconds):
+        record = {**SPEED, "update": update, "seconds": took, "time": began + sum(seconds[: update + 1]), **more}
+        found.add({**record, **({"sent_bytes": sent * update} if sent else {})})
+    found.add({"kind": "end", "measured": [{"memory_bytes": 3.0}, {"memory_bytes": 5.0}]})
+    return found
+
+
+def comparison(planted: dict[str, Planted], *, profile: str = "float32", rows: tuple[Row, ...] = ()) -> Comparison:
+    jobs = {name: run(what) for name, what in planted.items()}
+    speed = speed_of([history([0.1] * 12)], started=[99.0], batch=8, timed=True)
+    done = [
+        Row(label=name, outcome="done", ranks=2, trace=trace, speed=speed, repeats=True) for name, trace in jobs.items()
+    ]
+    first = next(iter(jobs.values()))
+    against = {}
+    for name, trace in list(jobs.items())[1:]:
+        found = difference(first, trace)
+        said = causes(first, trace, found, Facts(recipe=RECIPE, ranks=2))
+        against[name] = Against(difference=found, farthest={}, beyond=violations(found, PROFILES[profile]), causes=said)
+    return Comparison(
+        title="net on backends", source="a.yml", facts={"updates": "12 updates"}, profile=PROFILES[profile], updates=12,
+        rows=[*done, *rows], against=against,
+    )  # fmt: skip
+
+
+ALIKE = {"one": Planted(), "two": Planted(), "three": Planted(noise=1e-7)}
+WRONG = {**ALIKE, "<b>wrong</b>": Planted(recipe=replace(RECIPE, clip_norm=5.0))}
+ABSENT = Row(label="four", outcome="absent", reason="four needs a library")
+
+
+def test_backends_that_agree_are_said_to():
+    result = comparison(ALIKE)
+    assert result.agree
+    assert words.headline(result) == "All 3 backends agree within the profile float32"
+    told = [sentence.text for sentence in words.summary(result)]
+    assert told[0].startswith("one and two are the same, bit for bit, in all 12 updates")
+    assert told[1].startswith("three agrees with one within float32: the loss is the same and the gradient norm")
+    bitwise = comparison({"one": Planted(), "two": Planted()}, profile="bitwise")
+    assert words.headline(bitwise) == "All 2 backends train alike, bit for bit"
+
+
+def test_one_that_does_not_is_named_with_the_cause_and_the_update():
+    result = comparison(WRONG)
+    assert not result.agree
+    assert words.headline(result) == "<b>wrong</b> does not train like one"
+    (told,) = [sentence.text for sentence in words.summary(result) if sentence.good is False]
+    assert "it clips at 5.0, the spec says 10" in told
+    assert (
+        "They part in update 2, in moments, weights and averaged weights; until then they are the same, bit for bit"
+        in told
+    )
+
+
+@pytest.mark.parametrize("row", [ABSENT, Row(label="four", outcome="failed", reason="rank 1 fell over")])
+def test_one_that_did_not_run_makes_the_comparison_incomplete(row):
+    result = comparison(ALIKE, rows=(row,))
+    assert not result.agree
+    assert words.headline(result) == "The backends that ran agree; four did not run"
+    assert any(row.reason in sentence.text and sentence.good is False for sentence in words.summary(result))
+
+
+def test_a_backend_that_does_not_repeat_itself_is_told():
+    result = comparison(ALIKE)
+    result = replace(result, rows=[replace(result.rows[0], repeats=False), *result.rows[1:]])
+    assert not result.agree
+    assert any("one does not repeat itself" in sentence.text for sentence in words.summary(result))
+
+
+def test_tables_have_a_row_per_backend():
+    columns, rows = tables.agreement(comparison(WRONG, rows=(ABSENT,)))
+    assert [row[1] for row in rows] == ["reference", "same bits", "within float32", "differs", "not installed"]
+    assert {len(row) for row in rows} == {len(columns)}
+    columns, rows = tables.speeds(comparison(WRONG, rows=(ABSENT,)))
+    assert [row[0] for row in rows] == list(WRONG)
+    assert {len(row) for row in rows} == {len(columns)}
+
+
+class Checker(HTMLParser):
+    """Collects what a page refers to; complains of tags that do not match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.links += [str(value) for name, value in attrs if name in ("src", "href", "xlink:href")]
+        if tag not in ("meta",):
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        return
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_else():
+    text = page(comparison(WRONG, rows=(ABSENT,)))
+    checker = Checker()
+    checker.feed(text)
+    assert checker.stack == []
+    assert checker.links == []
+    assert not re.search(r"https?://|@import|url\(", text)
+    assert "&lt;b&gt;wrong&lt;/b&gt;" in text
+    assert "<b>wrong</b>" not in text
+    assert "NaN" not in text
+
+
+def test_a_page_without_any_job_is_a_page():
+    result = Comparison(
+        title="none", source="a.yml", facts={}, profile=PROFILES["bitwise"], updates=5, rows=[ABSENT], against={}
+    )
+    assert "four needs a library" in page(result)
+    assert not result.agree
+
+
+def test_figures_are_plain_json():
+    values = json.loads(json.dumps(finite(comparison(WRONG, rows=(ABSENT,)).as_json()), allow_nan=False))
+    assert values["agree"] is False
+    assert values["same_bits"] == [["one", "two"], ["three"], ["<b>wrong</b>"]]
+    wrong = values["backends"][3]["against_reference"]
+    assert (wrong["first_update"], wrong["first_in"][0]) == (2, "moments")
+    assert len(wrong["gaps"]["weights"]["curve"]) == 12
+
+
+def test_curves_leave_out_what_cannot_be_drawn():
+    values = np.array([0.0, 1e-7, np.nan, 1e-5, np.inf, 1e-3])
+    drawn = curves("x", [Line(label="a", colour=0, values=values)], updates=6, log=True)
+    (path,) = re.findall(r'class="curve s0" d="([^"]*)"', drawn)
+    assert path.count("M") == 3
+    assert drawn.count("<circle") == 3
+    assert "no difference in any update" in curves(
+        "x", [Line(label="a", colour=0, values=np.zeros(4))], updates=4, log=True
+    )
+
+
+@pytest.mark.parametrize("values", [[5.0], [1.0, 1.0], [-3.0, 2e9], [1e-12, 2e-12]])
+def test_any_range_has_an_axis(values):
+    drawn = curves("x", [Line(label="a", colour=0, values=np.array(values))], updates=len(values))
+    assert drawn.count('class="grid"') >= 2
+
+
+# --------------------------------------------------------------------------------------------------------------- speed
+def test_speed_leaves_the_first_updates_out():
+    speed = speed_of([history([9.0, 9.0, *[0.1] * 4, *[0.3] * 4], sent=1000)], started=[98.0], batch=8, timed=True)
+    assert left_out(10) == 2
+    assert speed.updates == 8
+    assert speed.quartiles_ms == pytest.approx((100, 200, 300))
+    assert speed.samples_per_s == pytest.approx(40)
+    assert speed.startup_s == pytest.approx(100 + 9 - 98)
+    assert speed.sent_bytes == 1000
+    assert speed.memory_bytes == [3.0, 5.0]
+    assert speed.communication_share is None
+
+
+def test_speed_of_several_jobs_is_over_all_of_them():
+    jobs = [history([1.0, 0.1, 0.1], communication_s=0.05), history([1.0, 0.3, 0.3], communication_s=0.15)]
+    speed = speed_of(jobs, started=[99.0, 99.0], batch=8, timed=True)
+    assert (speed.jobs, speed.updates) == (2, 4)
+    assert speed.quartiles_ms[1] == pytest.approx(200)
+    assert speed.communication_share == pytest.approx(0.5)
+
+
+def test_what_a_traced_job_sends_is_not_told():
+    assert speed_of([history([0.1] * 9, sent=1000)], started=[99.0], batch=8, timed=False).sent_bytes is None
+
+
+# -------------------------------------------------------------------------------------------------------------- arrays
+def test_the_array_that_differs_most_is_named():
+    a = State(weights={"x": np.array([4.0, 2.0]), "y": np.array([1.0])}, moments={"m/x": np.array([1e-9])})
+    b = State(weights={"x": np.array([4.0, 3.0]), "y": np.array([1.1])}, moments={"m/x": np.array([2e-9])})
+    found = farthest(a, b)
+    assert (found["weights"].name, found["weights"].difference) == ("x", 0.25)
+    assert found["moments"].difference == pytest.approx(1e-6), (
+        "measured against the smallest magnitude, not against itself"
+    )
+    assert "ema" not in found
+
+
+def test_arrays_that_one_job_lacks_differ_without_bound():
+    found = farthest(State(weights={"x": np.ones(1)}), State(weights={"x": np.ones(1), "z": np.ones(1)}))
+    assert (found["weights"].name, found["weights"].difference) == ("z", float("inf"))
+    assert farthest(State(weights={"x": np.ones(1)}), State(weights={"x": np.ones(2)}))["weights"].difference == float(
+        "inf"
+    )

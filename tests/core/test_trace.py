@@ -1,0 +1,119 @@
+"""Digests, sketches and traffic of a rank."""
+
+import socket
+
+import numpy as np
+
+from mtrain.core.collective import OneRank
+from mtrain.core.interfaces import State
+from mtrain.core.trace import SIZE, Sketcher, Tracer, parts
+from mtrain.core.traffic import sent_bytes
+
+
+def arrays(seed: int, scale: float = 1.0) -> dict:
+    generator = np.random.default_rng(seed)
+    return {
+        name: (scale * generator.standard_normal(shape)).astype("f4") for name, shape in (("a", (100, 33)), ("b", (7,)))
+    }
+
+
+def test_the_sketch_of_a_sum_is_the_sum_of_the_sketches():
+    one, other = arrays(1), arrays(2)
+    both = {name: one[name].astype("f8") + 3 * other[name].astype("f8") for name in one}
+    first, second = Sketcher(), Sketcher()
+    assert np.allclose(first.sketch(both), second.sketch(one) + 3 * second.sketch(other), rtol=1e-12, atol=1e-12)
+
+
+def test_the_length_of_a_sketch_is_about_that_of_the_arrays():
+    ratios = []
+    for seed in range(20):
+        found = arrays(seed)
+        length = np.sqrt(sum(float((x.astype("f8") ** 2).sum()) for x in found.values()))
+        ratios.append(np.linalg.norm(Sketcher().sketch(found)) / length)
+    assert abs(np.mean(ratios) - 1) < 0.15
+    assert np.std(ratios) < 2 / np.sqrt(2 * SIZE)
+
+
+def test_a_single_changed_element_is_seen():
+    before, behind = arrays(0), arrays(0)
+    behind["a"][50, 20] += 1e-3
+    change = Sketcher().sketch(behind) - Sketcher().sketch(before)
+    assert np.isclose(np.abs(change).sum(), 1e-3, rtol=1e-2)
+    assert (np.abs(change) > 1e-6).sum() == 1
+
+
+def test_whole_numbers_are_in_no_sketch_but_in_the_digest():
+    states = [State(weights={"count": np.array(n)}) for n in (1, 2)]
+    looks = [Tracer(OneRank(), [], lambda state=state: state, accumulate=1).look() for state in states]
+    assert looks[0]["sketches"] == looks[1]["sketches"] == {"buffers": [0.0] * SIZE}
+    assert looks[0]["digests"] != looks[1]["digests"]
+
+
+def test_parts_follow_the_groups_of_the_recipe():
+    state = State(
+        weights={"w": np.ones(2), "b": np.ones(1), "mean": np.zeros(1), "frozen": np.ones(3)},
+        ema={"w": np.ones(2)},
+        moments={"momentum/w": np.ones(2), "momentum/b": np.ones(1)},
+    )
+    found = parts(state, [["b"], ["w"], []])
+    assert {name: sorted(held) for name, held in found.items()} == {
+        "weights/0": ["b"], "weights/1": ["w"], "momentum/0": ["b"], "momentum/1": ["w"], "buffers": ["frozen", "mean"], "ema": ["w"],
+    }  # fmt: skip
+
+
+class Batches:
+    """A loader of three updates of two micro batches."""
+
+    updates_per_epoch = 3
+
+    def __init__(self, offset: int = 0) -> None:
+        self.offset = offset
+        self.closed = False
+
+    def micro_batches(self, epoch: int, start: int = 0):
+        for i in range(2 * start, 6):
+            yield {"x": np.array([epoch, i + self.offset])}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def given(loader: Batches, *, ahead: int) -> list[str]:
+    """Digests of the samples of three updates, where micro batches are taken ``ahead`` of use; a second pass is cut short."""
+    tracer = Tracer(OneRank(), [], State, accumulate=2)
+    watched = tracer.watch(loader)
+    found = []
+    for epoch, updates in ((0, 3), (1, 1)):
+        batches, taken = watched.micro_batches(epoch), 0
+        for update in range(updates):
+            while taken < min(2 * (update + 1) + ahead, 6):
+                next(batches)
+                taken += 1
+            found.append(tracer.after_update()["samples"])
+    watched.close()
+    assert loader.closed
+    return found
+
+
+def test_samples_are_those_of_the_update_however_far_ahead_they_are_taken():
+    assert given(Batches(), ahead=0) == given(Batches(), ahead=1) == given(Batches(), ahead=4)
+    assert len(set(given(Batches(), ahead=0))) == 4
+    assert given(Batches(), ahead=0) != given(Batches(offset=1), ahead=0)
+
+
+def test_what_this_process_sends_is_counted():
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+        with socket.create_connection(door.getsockname()) as here, door.accept()[0] as there:
+            before = sent_bytes()
+            here.sendall(b"x" * 50_000)
+            left = 50_000
+            while left:
+                left -= len(there.recv(left))
+            there.sendall(b"y" * 1_000)
+            left = 1_000
+            while left:
+                left -= len(here.recv(left))
+            sent = sent_bytes()
+    assert sent - before == 51_000
