@@ -20,7 +20,6 @@ from tests.hosts.lab import Lab, address
 
 HOSTS = 3
 PORT = 31500
-SHORT = {"train__updates": 1, "evaluate__at_end": "false"}
 
 
 def first_update(run: Path, began: float) -> float:
@@ -28,18 +27,19 @@ def first_update(run: Path, began: float) -> float:
     return next(row["time"] for row in map(json.loads, lines) if row["kind"] == "update") - began
 
 
-def ours(jobs: Jobs, backend: str, name: str) -> float:
+def ours(jobs: Jobs, backend: str) -> tuple[float, Path]:
+    """Also the run folder."""
     began = time.time()
-    job = jobs.over_ssh(name, backend=backend, **SHORT)
+    job = jobs.over_ssh("ours", backend=backend, train__updates=1, evaluate__at_end="false")
     assert job.finish().code == 0, job.leader.text
-    return first_update(job.folder, began)
+    return first_update(job.folder, began), job.folder
 
 
-def native(lab: Lab, backend: str, name: str, *, like: str) -> float:
+def native(lab: Lab, backend: str, like: Path) -> float:
     """The same ranks, with the spec of the run ``like``."""
-    run = lab.share / "runs" / name
+    run = like.with_name(f"{like.name}-native")
     (run / "logs").mkdir(parents=True)
-    shutil.copy(lab.share / "runs" / like / "spec.json", run)
+    shutil.copy(like / "spec.json", run)
     worker = ["-m", "mtrain.worker", "--run-dir", str(run)]
     pinned = ["env", "GLOO_SOCKET_IFNAME=eth0", "HOROVOD_GLOO_IFACE=eth0"]
     began = time.time()
@@ -90,9 +90,9 @@ def main() -> None:
             prepare(lab.share)
             for backend in given.backends:
                 pairs = []
-                for turn in range(given.runs + 1):
-                    name = f"{backend}-{turn}"
-                    pairs.append((ours(jobs, backend, name), native(lab, backend, f"{name}-native", like=name)))
+                for _ in range(given.runs + 1):
+                    seconds, run = ours(jobs, backend)
+                    pairs.append((seconds, native(lab, backend, run)))
                 rows.append(row(backend, pairs[1:]))
                 print(f"{backend:<10} ours {rows[-1]['ours']:.1f} s  native {rows[-1]['peer']:.1f} s", flush=True)
         finally:

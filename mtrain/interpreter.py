@@ -5,6 +5,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import get_args
+
+from pydantic import BaseModel
 
 import mtrain
 from mtrain.core import plugins
@@ -59,8 +62,8 @@ def check(spec: Spec) -> None:
     if python is None:
         if find_spec(framework) is None:
             raise UsageError(
-                f"backend.name: {name} runs on {framework}, which is not installed; install it with: pip install "
-                f"'{package}', or name an interpreter that has it: -o backend.python=/path/to/python"
+                f"backend.name: {name} runs on {framework}, which is not installed; {_other_framework(options)}install it with: "
+                f"pip install '{package}', or name an interpreter that has it: -o backend.python=/path/to/python"
             )
         if find_spec(library) is None:
             raise UsageError(
@@ -93,6 +96,14 @@ def check(spec: Spec) -> None:
         raise UsageError(
             f"backend.python: {python} has no {library}, which backend {name} needs; {entry.remedy(python)}"
         )
+
+
+def _other_framework(options: BaseModel) -> str:
+    """What to type where the backend runs on another framework too, and that one is installed."""
+    field = type(options).model_fields.get("framework")
+    choices = get_args(field.annotation) if field is not None else ()
+    found = next((choice for choice in choices if find_spec(choice) is not None), None)
+    return f"{found} is: -o backend.options.framework={found}; or " if found else ""
 
 
 def _look(python: str, *modules: str) -> Found:

@@ -1,6 +1,6 @@
 """What one rank runs: spec -> data -> backend -> model -> Trainer. With ``assembly.py`` the only place that knows all parts.
 
-``python -m mtrain.worker --run-dir RUN [--mode train|evaluate|predict] [--resume CHECKPOINT]``, started by a launcher.
+``python -m mtrain.worker --run-dir RUN [--mode train|evaluate|predict|allreduce] [--resume CHECKPOINT]``, started by a launcher.
 """
 
 import argparse
@@ -17,14 +17,16 @@ from typing import Any
 from mtrain import rank
 from mtrain.assembly import Assembly, assembled, open_task
 from mtrain.core import cadence, checkpoint, config
+from mtrain.core.checkpoint_sharing import load_everywhere
 from mtrain.core.collective import barrier
 from mtrain.core.digest import digest
 from mtrain.core.errors import Interrupted, SpecError
 from mtrain.core.evaluate import evaluate, interruptible
 from mtrain.core.interfaces import Evaluator, Progress, TaskData
 from mtrain.core.report import Report, Reporter, SilentReporter
-from mtrain.core.runfolder import RunFolder
+from mtrain.core.runfolder import RunFolder, keep_private
 from mtrain.core.schedule import Schedule, total_updates
+from mtrain.core.trace import Tracer, traffic
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 
 Stop = Callable[[], bool]
@@ -36,15 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments that a plan wrote, and work; returns the exit code."""
     parser = argparse.ArgumentParser(prog="mtrain.worker", description="one rank of a job; started by `mtrain train`")
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--mode", choices=("train", "evaluate", "predict"), default="train")
+    parser.add_argument("--mode", choices=("train", "evaluate", "predict", "allreduce"), default="train")
     parser.add_argument("--resume", type=Path)
     given = parser.parse_args(argv)
+    keep_private()
     spec = config.read(given.run_dir / "spec.json")
     run_folder = RunFolder(given.run_dir, Path(spec.cluster.log_dir) if spec.cluster.log_dir else None)
     modes: dict[str, Callable[[rank.StopRequest, rank.Leaving], None]] = {
         "train": lambda stop, leave: train(spec, run_folder, given.resume, stop=stop, leave=leave),
         "evaluate": lambda stop, leave: evaluate_only(spec, run_folder, given.resume, stop=stop, leave=leave),
         "predict": lambda stop, leave: predict_only(spec, run_folder, given.resume, leave=leave),
+        "allreduce": lambda stop, leave: add_up(spec, run_folder, leave=leave),
     }
     return rank.run(modes[given.mode], run_folder=run_folder, rank=rank.number(os.environ))
 
@@ -55,7 +59,7 @@ def train(spec: Any, run_folder: RunFolder, resume: Path | None, *, stop: Stop, 
     started = time.perf_counter()
     data = open_task(spec)
     with assembled(spec, data, leave=leave, training=True, restored=resume is not None) as job:
-        saved = None if resume is None else checkpoint.load(resume)
+        saved = None if resume is None else load_everywhere(resume, job.backend.collective)
         session = Session(job, data, run_folder, _Result.of(saved))
         if saved is not None:
             session.check_continues()
@@ -84,6 +88,15 @@ class Session:
         self._data = data
         self.run_folder = run_folder
         self.loader = job.training_loader()
+        self._tracer: Tracer | None = None
+        if job.spec.report.trace == "state":
+            self._tracer = Tracer(
+                job.backend.collective,
+                job.optimizer.groups,
+                lambda: job.backend.state(job.model, job.optimizer),
+                accumulate=job.recipe.accumulate,
+            )
+            self.loader = self._tracer.watch(self.loader)
         self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
         self.report, self.checkpoints = _writers(job, run_folder, result.progress)
         self._result = result
@@ -149,18 +162,25 @@ class Session:
             trained_arrays=parameters,
             details=dict(job.task.details),
             resumed_from=None if resumed_from is None else str(resumed_from),
+            **({} if self._tracer is None else {"trace": self._tracer.look()}),
         )
         _tell_weights(self.report, job)
 
     def updated(self, record: Mapping[str, Any]) -> None:
         """Take the record of one update; one that was skipped is told to the person too."""
-        self.report.update(record)
+        self.report.update({**record, **self._traced()})
         if not math.isfinite(record["norm"]):
             self.report.event(
                 "warning",
                 message=f"update {record['update']}: the gradient was not finite; the update was skipped, weights are as "
                 f"before ({record['skipped']} so far)",
             )
+
+    def _traced(self) -> dict[str, Any]:
+        """What ``report.trace`` adds to the record of an update; collective."""
+        if self.job.spec.report.trace == "none":
+            return {}
+        return {**traffic(), **({} if self._tracer is None else {"trace": self._tracer.after_update()})}
 
     def evaluate(self, progress: Progress) -> Mapping[str, float]:
         """Score the averaged weights; collective."""
@@ -233,6 +253,7 @@ class Session:
                 "ema_sha256": digest(state.ema),
                 "best_checkpoint": _text(self.checkpoints.best()),
                 "newest_checkpoint": _text(self.checkpoints.newest()),
+                "measured": job.backend.collective.all_gather(dict(job.backend.measure())),
             }
             self._draw()
         self.report.event("end", **summary)
@@ -327,6 +348,14 @@ def predict_only(spec: Any, run_folder: RunFolder, weights: Path | None, *, leav
 
     _log_to_stderr()
     predict(spec, run_folder.path, weights, leave=leave)
+
+
+def add_up(spec: Any, run_folder: RunFolder, *, leave: rank.Leaving) -> None:
+    """Add up numbers over all ranks, and nothing else."""
+    from mtrain.allreduce import allreduce
+
+    _log_to_stderr()
+    allreduce(spec, run_folder, leave=leave)
 
 
 def _tell_weights(report: Report, job: Assembly) -> None:

@@ -57,6 +57,16 @@ def test_this_interpreter_will_do(monkeypatch):
     interpreter.check(spec(sys.executable))
 
 
+def test_a_backend_that_runs_on_another_framework_too_says_so(monkeypatch):
+    monkeypatch.setattr(interpreter, "find_spec", lambda name: None if name == "torch" else object())
+    with pytest.raises(
+        UsageError, match=r"runs on torch, .* paddle is: -o backend.options.framework=paddle; or install"
+    ):
+        interpreter.check(Spec.model_validate({"backend": {"name": "solo"}}))
+    with pytest.raises(UsageError, match="runs on torch, which is not installed; install it with"):
+        interpreter.check(Spec.model_validate({"backend": {"name": "ddp"}}))
+
+
 def test_one_without_mtrain_is_refused_with_the_command_that_installs_it(bare):
     told = refusal(bare)
     assert told.startswith(f"backend.python: {bare} has no mtrain, expected {mtrain.__version__} as here; ")

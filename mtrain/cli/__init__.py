@@ -22,11 +22,13 @@ COMMANDS = {
     "plan": ("mtrain.cli.plan:plan", "Print what `train` would start, and start nothing."),
     "evaluate": ("mtrain.cli.evaluate:evaluate", "Score trained weights on the evaluation split."),
     "predict": ("mtrain.cli.predict:predict", "Pictures in; what is found in them, as JSON and drawn, out."),
+    "compare": ("mtrain.cli.compare:compare", "Train one spec on several backends: do they agree, how fast are they."),
     "config": ("mtrain.cli.config:config", "Show, explain and validate specs."),
     "plugins": ("mtrain.cli.plugins:plugins", "List backends, models, data sets and launchers."),
     "data": ("mtrain.cli.data:data", "Check a data set, or make the embedded one."),
     "checkpoint": ("mtrain.cli.checkpoint:checkpoint", "List, verify and show checkpoints."),
     "weights": ("mtrain.cli.weights:weights", "Import, export and show weights of other programs."),
+    "doctor": ("mtrain.cli.doctor:doctor", "Check this host, the hosts of a job, and every installed backend."),
     "completion": ("mtrain.cli.completion:completion", "Print the completion script of a shell."),
 }
 """Where each command is defined, and its line in ``mtrain --help``."""

@@ -21,6 +21,11 @@ _ASSIGNMENT = re.compile(r"^[A-Za-z_][\w.\-]*=")
 _OVERRIDE_FLAGS = ("-o", "--opt", "--override")
 _DIRECT = {
     "backend": ("backend.name", "--backend"),
+    "launcher": ("cluster.launcher", "--launcher"),
+    "ssh_port": ("cluster.ssh.port", "--ssh-port"),
+    "ssh_identity_file": ("cluster.ssh.identity_file", "--ssh-identity-file"),
+    "control_port": ("cluster.control_port", "--control-port"),
+    "failure_timeout_s": ("cluster.failure_timeout_s", "--failure-timeout-s"),
     "node_rank": ("cluster.node_rank", "--node-rank"),
     "master_addr": ("cluster.master_addr", "--master-addr"),
     "master_port": ("cluster.master_port", "--master-port"),
@@ -87,6 +92,13 @@ def job_options(command: F) -> F:
     return command
 
 
+def host_options(command: F) -> F:
+    """The flags of a spec, and those of hosts and ranks."""
+    for option in reversed([*_spec_flags(), *_cluster_flags()]):
+        command = option(command)
+    return command
+
+
 def load_job(params: Mapping[str, Any]) -> "Loaded":
     """The spec that the parameters of a command describe.
 
@@ -149,9 +161,12 @@ def _host_flags(ips: str | None, hostfile: str | None) -> dict[str, Any]:
     hosts, slots = zip(*(_host_and_slots(entry, shown) for entry in entries), strict=True)
     flags: dict[str, Any] = {"cluster.ips": Given(list(hosts), shown)}
     if any(slots):
+        if None in slots:
+            raise click.UsageError(f"{shown}: give the number of ranks of every host, or of none")
         if len(set(slots)) > 1:
-            raise click.UsageError(f"{shown}: every host must have the same number of ranks, found {list(slots)}")
-        flags["cluster.nproc_per_node"] = Given(slots[0], shown)
+            flags["cluster.slots"] = Given(list(slots), shown)
+        else:
+            flags["cluster.nproc_per_node"] = Given(slots[0], shown)
     return flags
 
 
@@ -216,10 +231,18 @@ def complete_path(_ctx: click.Context, _param: click.Parameter, incomplete: str)
     return [CompletionItem(path, help=field.description) for path, field in paths if path.startswith(incomplete)]
 
 
+def _complete_launcher(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _complete_plugin("launchers", incomplete)
+
+
 def _complete_backend(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _complete_plugin("backends", incomplete)
+
+
+def _complete_plugin(kind: str, incomplete: str) -> list[CompletionItem]:
     from mtrain.core import plugins
 
-    entries = [entry for entry in plugins.names("backends") if entry.enabled]
+    entries = [entry for entry in plugins.names(kind) if entry.enabled]
     return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(incomplete)]
 
 
@@ -242,8 +265,21 @@ def _cluster_flags() -> list[Option]:
     number = click.IntRange(min=0)
     return [
         click.option("-b", "--backend", shell_complete=_complete_backend, help="The stack that trains: ddp, solo, ..."),
-        click.option("-H", "--ips", "--hosts", "ips", metavar="A,B", help="Addresses of the hosts, the master first."),
-        click.option("--hostfile", metavar="FILE", help="The hosts, one a line."),
+        click.option(
+            "-H", "--ips", "--hosts", "ips", metavar="A,B", help="Addresses of the hosts, the master first; A:2,B:4 with ranks."
+        ),
+        click.option("--hostfile", metavar="FILE", help="The hosts, one a line, as `host`, `host:2` or `host slots=2`."),
+        click.option(
+            "--launcher", shell_complete=_complete_launcher,
+            help="ssh: this command starts all hosts. Otherwise the same command is typed on each; manual prints it.",
+        ),
+        click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of the hosts' ssh servers."),
+        click.option("--ssh-identity-file", metavar="FILE", help="Private key for ssh."),
+        click.option("--control-port", type=click.IntRange(1, 65535), help="Where hosts that are started by hand meet."),
+        click.option(
+            "--failure-timeout-s", type=click.IntRange(min=4), metavar="SECONDS",
+            help="A job ends so soon when a host is silent or does not come.",
+        ),
         click.option("--nnodes", metavar="N", help="Number of hosts; must agree with --ips."),
         click.option("--node-rank", type=number, help="This host's place in --ips; else found by address."),
         click.option("--master-addr", metavar="ADDRESS", help="Where the ranks meet; the first of --ips otherwise."),

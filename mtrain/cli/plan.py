@@ -33,6 +33,8 @@ def planned(params: Mapping[str, Any]) -> "Plan":
 
     config = starting.resumed_config(params.get("config"), params.get("resume"))
     loaded = load_job({**params, "config": config})
+    for note in loaded.notes:
+        click.echo(note, err=True)
     where = starting.locate(loaded, resume=params.get("resume"))
     return starting.planned(loaded, where)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,9 @@ from mtrain.cli.options import JobCommand, load_job, spec_options
 
 if TYPE_CHECKING:
     from mtrain.core.config import Loaded
+
+RUN = ".run"
+"""In the folder of results: what the rank writes while it works."""
 
 
 @click.command("predict", cls=JobCommand)
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 def predict(context: click.Context, /, **params: Any) -> None:
     """Find objects in pictures, or their classes, with the averaged weights of a checkpoint."""
     from mtrain.cli import starting
-    from mtrain.core.errors import CheckpointError
+    from mtrain.core.errors import CheckpointError, MtrainError
     from mtrain.core.report import write_json
 
     files = pictures(params["sources"])
@@ -54,7 +56,7 @@ def predict(context: click.Context, /, **params: Any) -> None:
             "--weights FILE does not say its classes; give them in label order: -o data.names=cat,dog"
         )
     out = Path(params["out"])
-    folder = Path(tempfile.mkdtemp(prefix="mtrain-predict-"))
+    folder = _fresh(out / RUN)
     names = loaded.spec.data.names or []
     request = {
         "pictures": [str(file) for file in files],
@@ -65,14 +67,37 @@ def predict(context: click.Context, /, **params: Any) -> None:
     }
     write_json(folder / "predict.json", request)
     where = starting.Where(run_dir=folder, checkpoint=weights)
-    code = starting.run_job(dataclasses.replace(loaded), where, mode="predict", quiet=True)
+    try:
+        code = starting.run_job(dataclasses.replace(loaded), where, mode="predict", quiet=True)
+    except MtrainError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     if code == 0:
-        shutil.rmtree(folder)  # after a failure the message names its logs
+        shutil.rmtree(folder)  # after a failure the message names its logs; the next prediction clears it
         click.echo(f"{len(files)} pictures: {_found(out)} predictions with a score >= {params['confidence']:g}")
         click.echo(f"found:     {out / 'predictions.json'}")
         if params["draw"]:
             click.echo(f"pictures:  {out}")
     context.exit(code)
+
+
+def _fresh(folder: Path) -> Path:
+    """``folder``, empty.
+
+    Raises:
+        UsageError: it cannot be made, or another prediction is running there.
+    """
+    from mtrain.core import runfolder
+    from mtrain.core.errors import UsageError
+
+    try:
+        if folder.is_dir():
+            with runfolder.taken(runfolder.RunFolder(folder)):
+                shutil.rmtree(folder)
+        folder.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder.parent}: cannot be written: {error.strerror or error}") from error
+    return folder
 
 
 def pictures(sources: Sequence[str]) -> list[Path]:
@@ -112,6 +137,8 @@ def _on_one_rank(params: dict[str, Any], *, framework: str) -> dict[str, Any]:
         "backend.name=solo",
         f"backend.options={{device: {params['device']}, framework: {framework}}}",
         "cluster.ips=[]",
+        "cluster.slots=null",
+        "cluster.launcher=auto",
         "model.weights=null",
     )
     single = ("cluster.nproc_per_node=1", "train.batch_size=1", "train.accumulate=1", "cluster.log_dir=null")

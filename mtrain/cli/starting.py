@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from mtrain.core import placement, runfolder
+from mtrain.core import job_secret, placement, runfolder
 from mtrain.core.plan import Machine, Plan, make_plan
 from mtrain.core.runfolder import Resume, RunFolder
 from mtrain.launchers import environment
@@ -80,7 +80,14 @@ def resumed_config(config: str | None, resume: str | None) -> str | None:
 def here(loaded: "Loaded") -> Machine:
     """This machine, as the ranks of a job will see it."""
     environ = environment.cleaned(environment.caller())
-    return Machine.here(environ=environ, python=loaded.spec.backend.python or sys.executable)
+    return Machine.here(environ=environ, python=loaded.spec.backend.python or sys.executable, line=typed_line())
+
+
+def typed_line() -> list[str]:
+    """The command that runs, as it would be typed on another host."""
+    program = Path(sys.argv[0])
+    start = [sys.executable, "-m", "mtrain"] if program.name == "__main__.py" else [program.name]
+    return [*start, *sys.argv[1:]]
 
 
 def planned(loaded: "Loaded", where: Where, *, mode: str = "train", machine: Machine | None = None) -> Plan:
@@ -108,6 +115,7 @@ def write_folder(loaded: "Loaded", plan: Plan) -> None:
     from mtrain.core import config
     from mtrain.core.report import write_json
 
+    runfolder.keep_private()
     run = RunFolder(plan.run_dir, plan.log_dir)
     run.make()
     config.dump(loaded.spec, run.spec_json)
@@ -119,12 +127,19 @@ def write_folder(loaded: "Loaded", plan: Plan) -> None:
 
 
 def run_job(
-    loaded: "Loaded", where: Where, *, mode: str = "train", notes: Sequence[str] = (), quiet: bool = False
+    loaded: "Loaded",
+    where: Where,
+    *,
+    mode: str = "train",
+    notes: Sequence[str] = (),
+    quiet: bool = False,
+    stream: IO[str] | None = None,
 ) -> int:
-    """Write the folder, start this host's part of the plan, show it, wait. Returns the exit code.
+    """Write the folder, start the plan of this host alone, show it, wait. Returns the exit code.
+
+    ``stream`` takes all that is told; None: the terminal.
 
     Raises:
-        UsageError: this machine is none of the hosts of the plan.
         LaunchError: nothing could be started.
     """
     from mtrain.core import launch
@@ -132,19 +147,16 @@ def run_job(
 
     spec = loaded.spec
     machine = here(loaded)
-    ips, node = spec.cluster.ips, own_node(loaded)
     plan = planned(loaded, where, mode=mode, machine=machine)
     write_folder(loaded, plan)
-    display = make_display("quiet" if quiet else spec.report.display, title=plan.title)
-    for note in notes:
+    display = make_display("quiet" if quiet else spec.report.display, title=plan.title, stream=stream)
+    for note in (*loaded.notes, *notes):
         display.note(note)
-    if node:
-        display.note(f"host {node} of {len(ips)}; progress is shown on {ips[0]}")
     job = launch.Job(
         display=display,
-        environ=environment.cleaned(environment.caller()),
-        node=node,
+        environ=environment.cleaned(environment.caller()) | job_secret.drawn(),
         replan=_replanner(loaded, where, mode),
+        stream=stream or sys.stderr,
     )
     return launch.run(plan, job)
 

@@ -11,6 +11,7 @@ from mtrain.cli.options import JobCommand, job_options, load_job
 if TYPE_CHECKING:
     from mtrain.cli.starting import Where
     from mtrain.core.config import Loaded
+    from mtrain.core.runfolder import Resume
 
 
 @click.command("train", cls=JobCommand)
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 @click.pass_context
 def train(context: click.Context, /, **params: Any) -> None:
     """Train what a spec describes, from the beginning or from a checkpoint."""
-    from mtrain.cli import starting
+    from mtrain.cli import several, starting
 
     resume = starting.latest_run(params.get("config"), params.get("resume"))
     params["config"] = starting.resumed_config(params.get("config"), resume)
     loaded = load_job(params)
+    if several.is_several(loaded) and not params.get("dry_run"):
+        context.exit(evaluate_only(loaded, resume) if params.get("eval_only") else train_on_hosts(loaded, resume))
     where = starting.locate(loaded, resume=resume)
     if params.get("dry_run"):
         click.echo(starting.planned(loaded, where).text(), nl=False)
@@ -48,19 +51,42 @@ def train_now(loaded: "Loaded", where: "Where") -> int:
     return code
 
 
+def train_on_hosts(loaded: "Loaded", resume: str | None) -> int:
+    """Lead the job, or serve the host that does. Returns the exit code."""
+    from mtrain.cli import several, starting
+
+    brief = several.Brief(
+        loaded=loaded,
+        mode="train",
+        name=starting.run_name(loaded),
+        machine=starting.here(loaded),
+        resume=resume,
+        by_hand=several.carried(loaded) is None,
+    )
+    result = several.run(brief, notes=[f"spec: {loaded.source}", *loaded.notes])
+    if isinstance(result, int):
+        return result
+    if result.run_dir is not None:
+        for line in several.closing_lines(loaded, result):
+            click.echo(line)
+    return result.code
+
+
 def evaluate_only(loaded: "Loaded", resume: str | None) -> int:
     """Score a checkpoint, without ``--resume`` the best of the newest run, in a run folder of its own."""
     from mtrain import preflight
-    from mtrain.cli import starting
+    from mtrain.cli import several, starting
     from mtrain.core import checkpoint as store
 
     wanted = resume or (None if loaded.spec.model.weights else starting.AUTO)
     checkpoint, name = None, starting.run_name(loaded)
     if wanted:
-        found = starting.find_resume(loaded, resume=wanted)
+        found = _to_evaluate(loaded, wanted) if resume is None else starting.find_resume(loaded, resume=wanted)
         checkpoint = found.checkpoint if resume else store.best(found.run / "checkpoints") or found.checkpoint
         name = found.run.name
     where = starting.Where(run_dir=Path(name), checkpoint=checkpoint)
+    if several.is_several(loaded):
+        return evaluate_on_hosts(loaded, name, checkpoint)
     size = starting.planned(loaded, where).size
     checked = preflight.check(loaded.spec, size=size, training=False, resumed=checkpoint)
     where = starting.created(loaded, where, name=f"{name}-evaluate")
@@ -70,6 +96,47 @@ def evaluate_only(loaded: "Loaded", resume: str | None) -> int:
     for line in figure_lines(summary, summary.get("figures", {})):
         click.echo(line)
     return code
+
+
+def _to_evaluate(loaded: "Loaded", wanted: str) -> "Resume":
+    """The newest run of the spec.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    from mtrain.cli import starting
+    from mtrain.core.errors import CheckpointError
+
+    try:
+        return starting.find_resume(loaded, resume=wanted)
+    except CheckpointError as error:
+        base, name = loaded.spec.report.dir, starting.run_name(loaded)
+        raise CheckpointError(
+            f"nothing to evaluate: no run {name} with an intact checkpoint in {base}; train first, or name a run with "
+            "`mtrain evaluate --run FOLDER`, or weights with -o model.weights=FILE"
+        ) from error
+
+
+def evaluate_on_hosts(loaded: "Loaded", name: str, checkpoint: Path | None) -> int:
+    """``evaluate_only`` on several hosts; the checkpoint is one of this machine."""
+    from mtrain.cli import several, starting
+
+    brief = several.Brief(
+        loaded=loaded,
+        mode="evaluate",
+        name=f"{name}-evaluate",
+        machine=starting.here(loaded),
+        start_from=checkpoint,
+        by_hand=several.carried(loaded) is None,
+        latest=False,
+    )
+    result = several.run(brief, notes=[f"evaluates {checkpoint or loaded.spec.model.weights}"])
+    if isinstance(result, int):
+        return result
+    summary = dict(result.summary or {}) if result.code == 0 else {}
+    for line in figure_lines(summary, summary.get("figures", {})):
+        click.echo(line)
+    return result.code
 
 
 def figure_lines(summary: Mapping[str, Any], figures: Mapping[str, Any]) -> list[str]:
@@ -82,19 +149,10 @@ def figure_lines(summary: Mapping[str, Any], figures: Mapping[str, Any]) -> list
 def closing_lines(run_dir: Path, *, done: bool) -> list[str]:
     """What a person wants to know at the end: the result, and where everything is."""
     from mtrain.cli import starting
-    from mtrain.core.report_words import duration, headline_figures
     from mtrain.core.runfolder import RunFolder
 
-    summary, run = starting.read_summary(run_dir), RunFolder(run_dir)
-    lines = []
-    if done and summary:
-        best = summary.get("best") or summary.get("last") or {}
-        figures = "  ".join(
-            f"{name} {value:.4f}" for name, value in headline_figures({**summary, "figures": best}).items()
-        )
-        at = f" (update {best['update']})" if "update" in best else ""
-        lines.append(f"done: {summary.get('updates', '?')} updates in {duration(summary.get('seconds'))}")
-        lines += [f"best evaluation: {figures}{at}", *figure_lines(summary, best)] if figures else []
+    run = RunFolder(run_dir)
+    lines = result_lines(starting.read_summary(run_dir)) if done else []
     places = {
         "curves": run.results,
         "pictures": run.path / "val_batch.jpg",
@@ -104,3 +162,16 @@ def closing_lines(run_dir: Path, *, done: bool) -> list[str]:
     }
     lines += [f"{name + ':':<13}{path}" for name, path in places.items() if done and path.exists()]
     return lines
+
+
+def result_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What a finished run says of its result."""
+    from mtrain.core.report_words import duration, headline_figures
+
+    if not summary:
+        return []
+    best = summary.get("best") or summary.get("last") or {}
+    figures = "  ".join(f"{name} {value:.4f}" for name, value in headline_figures({**summary, "figures": best}).items())
+    at = f" (update {best['update']})" if "update" in best else ""
+    lines = [f"done: {summary.get('updates', '?')} updates in {duration(summary.get('seconds'))}"]
+    return lines + ([f"best evaluation: {figures}{at}", *figure_lines(summary, best)] if figures else [])

@@ -9,6 +9,7 @@ from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from mtrain.core.interfaces import Array
+    from mtrain.core.plugins import Policy
     from mtrain.weights.models import Expected
     from mtrain.weights.reading import Weights
 
@@ -80,7 +81,7 @@ def show(file: Path) -> None:
 
 def _convert(file: Path, model: str | None, target: Path, *, deploy: bool = False) -> None:
     from mtrain.core.errors import CheckpointError
-    from mtrain.weights.models import expected
+    from mtrain.weights.models import expected, policy_of
     from mtrain.weights.names import exported
     from mtrain.weights.reading import read
     from mtrain.weights.writing import LAYOUTS, write
@@ -97,7 +98,7 @@ def _convert(file: Path, model: str | None, target: Path, *, deploy: bool = Fals
         )
     arrays = _fitted(found, wanted)
     if deploy:
-        arrays = _fused(arrays, wanted)
+        arrays = _fused(arrays, wanted, policy=policy_of(found))
         click.echo(f"for inference: {len(arrays)} arrays")
     write(target, exported(arrays, wanted.published, layout=LAYOUTS[target.suffix]))
     click.echo(f"written: {target} ({target.stat().st_size / MIB:.1f} MiB)")
@@ -122,12 +123,12 @@ def _fitted(found: "Weights", wanted: "Expected") -> "Mapping[str, Array]":
     return {name: have[name] for name in wanted.state if name in have}
 
 
-def _fused(arrays: "Mapping[str, Array]", wanted: "Expected") -> "Mapping[str, Array]":
+def _fused(arrays: "Mapping[str, Array]", wanted: "Expected", *, policy: "Policy") -> "Mapping[str, Array]":
     """The state as the model's own ``fused`` makes it for inference."""
     from mtrain.core import plugins
     from mtrain.core.errors import CheckpointError
 
-    fused = getattr(plugins.load("models", wanted.model), "fused", None)
+    fused = getattr(plugins.load("models", wanted.model, policy=policy), "fused", None)
     if fused is None:
         raise CheckpointError(f"--deploy: {wanted.model} has no form for inference of its own; leave the flag out")
     missing = [name for name in wanted.state if name not in arrays]

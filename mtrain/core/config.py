@@ -46,6 +46,8 @@ class Loaded:
     history: Mapping[str, Sequence[tuple[Any, Origin]]] = field(default_factory=dict)
     """What each given value replaced, weakest first."""
     policy: plugins.Policy = field(default_factory=plugins.Policy)
+    notes: tuple[str, ...] = ()
+    """What a person should know of how the spec was read, one sentence each."""
 
     def origin(self, path: str) -> Origin:
         """The origin of a value or of the nearest section around it that was given as a whole."""
@@ -73,6 +75,7 @@ def load(
     sources.add_overrides(overrides)
     sources.add_flags(flags or {})
     policy = _policy(sources, file)
+    notes = _drop_options_of_former_backend(sources, policy)
     _add_plugin_defaults(sources, policy)
     spec = _validate(sources, policy)
     layers = sources.layers
@@ -85,6 +88,7 @@ def load(
         values=spec.model_dump(mode="json"),
         history={dotted(key): tuple(entries) for key, entries in layers.history.items()},
         policy=policy,
+        notes=notes,
     )
 
 
@@ -160,6 +164,33 @@ def _policy(sources: Sources, file: FilePath) -> plugins.Policy:
     except PluginError as error:
         sources.problems.extend(str(error).splitlines())
         return plugins.Policy()
+
+
+def _drop_options_of_former_backend(sources: Sources, policy: plugins.Policy) -> tuple[str, ...]:
+    """Options that were given for the backend that a stronger source has replaced, and that the new one does not have."""
+    name, chosen = sources.layers.get(("backend", "name")), sources.layers.origin(("backend", "name"))
+    given = sources.layers.get(("backend", "options"))
+    if not isinstance(name, str) or not isinstance(given, dict) or not _replaced(sources, name):
+        return ()
+    try:
+        known = plugins.load("backends", name, policy=policy).Options.model_fields
+    except PluginError:
+        return ()
+    paths: list[Path] = [("backend", "options", option) for option in given if option not in known]
+    foreign = [path for path in paths if sources.layers.origin(path).is_weaker_than(chosen)]
+    told = tuple(
+        f"{sources.layers.origin(path)} {dotted(path)}: left out, {name} has no such option ({chosen})"
+        for path in foreign
+    )
+    for path in foreign:
+        sources.layers.drop(path)
+    return told
+
+
+def _replaced(sources: Sources, name: str) -> bool:
+    """Whether the backend was another one before the strongest source spoke."""
+    former = [value for value, _ in sources.layers.history.get(("backend", "name"), ())]
+    return (former[-1] if former else Spec().backend.name) != name
 
 
 def _add_plugin_defaults(sources: Sources, policy: plugins.Policy) -> None:

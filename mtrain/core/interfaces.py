@@ -229,7 +229,8 @@ class Backend(Protocol):
         ...
 
     def measure(self) -> Mapping[str, float]:
-        """``memory_bytes``: peak of this rank on its device (resident set on CPU)."""
+        """``memory_bytes``: peak of this rank on its device (resident set on CPU). A backend that can tell adds
+        ``communication_s``: seconds of the last update in which nothing was done but wait for other ranks."""
         ...
 
 
@@ -493,4 +494,19 @@ class Launcher(Protocol):
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
         """(rank, exit status; negative: signal) of ranks that failed, from its command's output and exit status."""
+        ...
+
+
+class Carrier(Protocol):
+    """How the commands of a job get to several hosts; the other plugins of kind ``launchers``. It wraps whatever starts the ranks
+    of one host."""
+
+    Options: ClassVar[type[BaseModel]]
+    carries: ClassVar[bool]
+    """True. What starts ranks has no such attribute."""
+    starts: ClassVar[bool]
+    """Whether it brings the commands there; False: people do, with the lines that ``bring`` gives."""
+
+    def bring(self, host: str, node: int) -> Sequence[str]:
+        """The command that, run here, gets to ``host``; where ``starts`` is false, what is to be typed there."""
         ...

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mtrain.core.yaml_lines import Path
 
 Kind = Literal["default", "plugins", "base", "file", "environment", "override", "flag"]
+"""From the weakest to the strongest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,11 @@ class Origin:
     file: str | None = None
     line: int | None = None
     text: str = ""
+
+    def is_weaker_than(self, other: "Origin") -> bool:
+        """Whether what ``other`` gives replaces what this one gives."""
+        kinds = get_args(Kind)
+        return kinds.index(self.kind) < kinds.index(other.kind)
 
     def __str__(self) -> str:
         if self.file is None:
@@ -65,6 +71,12 @@ class Layers:
         else:
             self._merge(container, {str(last): value}, lambda _: origin, path[:-1])
 
+    def drop(self, path: Path) -> None:
+        """Take back the value at ``path``, whose container is a mapping."""
+        self._at(path[:-1]).pop(str(path[-1]), None)
+        for known in [known for known in self.origins if known[: len(path)] == path]:
+            del self.origins[known]
+
     def origin(self, path: Path) -> Origin:
         """The origin of a value, or of the nearest section around it."""
         for length in range(len(path), 0, -1):
@@ -98,10 +110,12 @@ class Layers:
 
     def _replace(self, container: Any, path: Path, value: Any, origin_at: Callable[[Path], Origin]) -> None:
         key: Any = path[-1]
-        if isinstance(container, list) or key in container:
+        if (
+            isinstance(container, list) or key in container
+        ):  # a search of all origins for each new key would be quadratic
             self.history.setdefault(path, []).append((container[key], self.origin(path)))
-        for known in [known for known in self.origins if known[: len(path)] == path]:
-            del self.origins[known]
+            for known in [known for known in self.origins if known[: len(path)] == path]:
+                del self.origins[known]
         container[key] = deepcopy(value)
         self._note(value, origin_at, path)
 

@@ -11,6 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from mtrain.core.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Where the collectives of both frameworks look for the interface that they use."""
+
+OF_ONE_HOST = ("--launcher", "--node-rank")
+"""Flags with a value that are not the same on every host that is started by hand."""
 
 
 class LaunchOptions(BaseModel):
@@ -27,6 +32,20 @@ class LaunchOptions(BaseModel):
     interface: str | None = Field(None, description="network interface of the collectives; null: left to them")
 
 
+class CarryOptions(BaseModel):
+    """What a plan hands to what brings commands to several hosts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    python: str = Field(description="interpreter on the hosts that has mtrain")
+    line: tuple[str, ...] = Field((), description="the command that was typed here")
+    port: int | None = Field(None, gt=0, lt=65536, description="of the ssh servers; null: as ssh has it")
+    user: str | None = Field(None, description="login; null: as ssh has it")
+    identity_file: str | None = Field(None, description="private key; null: as ssh has it")
+    connect_timeout_s: int = Field(8, gt=0, description="seconds for a host to answer")
+    failure_timeout_s: int = Field(60, gt=0, description="seconds of silence that end a job")
+
+
 def rank_environment(options: LaunchOptions) -> dict[str, str]:
     """Variables that every rank needs whoever starts it.
 
@@ -38,14 +57,13 @@ def rank_environment(options: LaunchOptions) -> dict[str, str]:
     if options.devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in options.devices)
     if options.interface is not None:
-        env["GLOO_SOCKET_IFNAME"] = options.interface
-        env["NCCL_SOCKET_IFNAME"] = options.interface
+        env |= dict.fromkeys(INTERFACE_VARIABLES, options.interface)
     return env
 
 
 def free_port(address: str = LOOPBACK) -> int:
     """A TCP port that nothing listens on at ``address`` just now."""
-    with socket.socket() as listener:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         listener.bind((address, 0))
         return int(listener.getsockname()[1])
 
@@ -79,6 +97,15 @@ def own_addresses() -> list[tuple[str, str]]:
         for address in addresses
         if address.family in families
     ]
+
+
+def is_own(address: str) -> bool:
+    """Whether a server on this machine can listen at ``address``."""
+    try:
+        free_port(address)
+    except OSError:
+        return False
+    return True
 
 
 def resolve(host: str) -> list[str]:
@@ -118,6 +145,19 @@ def find_node_rank(
         f"--ips {','.join(ips)}: this machine {found}; its addresses are {own}. "
         "Correct --ips, or say which host this is with --node-rank N"
     )
+
+
+def line_for(line: Sequence[str], node: int) -> list[str]:
+    """The command ``line``, as it was typed on one host, for host ``node`` of a job that is started by hand on each."""
+    kept: list[str] = []
+    words = iter(line)
+    for word in words:
+        flag = word.partition("=")[0].replace("_", "-")
+        if flag not in OF_ONE_HOST:
+            kept.append(word)
+        elif "=" not in word:
+            next(words, None)
+    return [*kept, "--launcher", "auto", "--node-rank", str(node)]
 
 
 def interface_of(addresses: Sequence[tuple[str, str]], wanted: Sequence[str]) -> str | None:

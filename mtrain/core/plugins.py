@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mtrain.core.errors import PluginError, SpecError
 from mtrain.core.schema import dotted, problems_of
 from mtrain.core.suggest import hint
+from mtrain.core.yaml_lines import read_text
 
 KINDS = ("backends", "models", "datasets", "launchers")
 SINGULAR = {"backends": "backend", "models": "model", "datasets": "data set", "launchers": "launcher"}
@@ -269,10 +270,14 @@ def _import(entry: Entry, policy: Policy) -> Any:
 
 def _lay_over(policy: Policy, file: Path) -> Policy:
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PluginError(f"{file}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        text = read_text(file)
+    except ValueError as error:
+        raise PluginError(f"{file}: {error}") from error
+    try:
+        values = tomllib.loads(text)
+    except RecursionError as error:
+        raise PluginError(f"{file}: not valid TOML: nested too deeply") from error
+    except tomllib.TOMLDecodeError as error:
         raise PluginError(f"{file}: not valid TOML: {error}") from error
     kinds = dict(policy.kinds)
     problems: list[str] = []

@@ -39,6 +39,25 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> "subproc
         )
 
 
+def start_piped(argv: Sequence[str], *, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """Start a command with pipes to its standard input, output and error, in a session of its own; else as ``start``.
+
+    Raises:
+        OSError: the program cannot be executed.
+    """
+    control = _prctl()
+    return subprocess.Popen(  # noqa: S603
+        list(argv),
+        env=dict(env),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+        preexec_fn=(lambda: control(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)) if control else None,
+    )
+
+
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
     """While inside, descendants whose parent dies become children of this process instead of getting lost (Linux)."""
@@ -104,6 +123,16 @@ def send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
             process.send_signal(number)
         except psutil.NoSuchProcess:
             continue
+
+
+def end_tree(pid: int) -> None:
+    """Kill a process and everything below it."""
+    for process in by_id(pid):
+        try:
+            below = process.children(recursive=True)
+        except psutil.NoSuchProcess:
+            below = []
+        send([process, *below], signal.SIGKILL)
 
 
 def end_all(*, spare: frozenset[int], grace_s: float) -> list[int]:
@@ -178,7 +207,15 @@ class Requests:
         for number, handler in self._former.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
+    def any(self) -> bool:
+        """Whether there was one."""
+        return self.count > 0
+
+    def take(self, number: signal.Signals) -> None:
+        """Count a request, also one that came in another way."""
+        self.count += 1
+        self.first = self.first or number
+
     def _take(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self.count += 1
-        self.first = self.first or signal.Signals(number)
+        self.take(signal.Signals(number))

@@ -9,6 +9,7 @@
 """
 
 import fcntl
+import glob
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -31,6 +32,14 @@ from mtrain.core.report import METRICS, RESULTS, SUMMARY, write_json
 LATEST = "latest"
 
 
+def keep_private() -> None:
+    """Let everything that this process and its children create be readable by its owner alone, whoever writes it.
+
+    Frameworks, their starters and libraries write files too: only the mask of the process reaches them all.
+    """
+    os.umask(0o077)
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """Paths of one run; making the object touches nothing."""
@@ -38,6 +47,8 @@ class RunFolder:
     path: Path
     log_dir: Path | None = None
     """``cluster.log_dir``; None: ``logs`` in the folder."""
+    node: int | None = None
+    """Which of several hosts this is, for files of which each host writes its own; None: the only one."""
 
     @property
     def spec_json(self) -> Path:
@@ -82,7 +93,7 @@ class RunFolder:
     @property
     def starter_log(self) -> Path:
         """Output of the command that the starter ran."""
-        return self.logs / "starter.log"
+        return self.logs / ("starter.log" if self.node is None else f"host-{self.node}.log")
 
     def rank_log(self, rank: int) -> Path:
         """Output of one rank."""
@@ -119,6 +130,30 @@ def create(base: Path, name: str, *, latest: bool = True) -> Path:
     except OSError as error:
         raise UsageError(f"report.dir: no run folder could be made in {base}: {error.strerror or error}") from error
     raise AssertionError("the numbers never end")
+
+
+def names_like(base: Path, name: str) -> list[str]:
+    """What of ``name``, ``name-2`` ... is there already."""
+    return sorted(path.name for path in base.glob(f"{glob.escape(name)}*") if _is_numbered(path.name, name))
+
+
+def free_name(name: str, taken_names: Collection[str]) -> str:
+    """``name``, or the first of ``name-2`` ... that is not among ``taken_names``."""
+    return next(path.name for path in _candidates(Path(), name) if path.name not in taken_names)
+
+
+def write_once(path: Path, text: str, *, writer: int) -> None:
+    """Write a small file unless it holds that already: several hosts may do so at once in a folder that they share."""
+    try:
+        if path.read_text(encoding="utf-8") == text:
+            return
+    except (OSError, UnicodeDecodeError):
+        pass
+    temporary = path.with_name(f".{path.name}.{writer}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    temporary.replace(path)
 
 
 @contextmanager
@@ -239,16 +274,16 @@ def write_failure(run: RunFolder, rank: int, error: BaseException, *, now: float
     return path
 
 
-def set_aside_failures(run: RunFolder) -> None:
-    """Rename what an earlier attempt left, so that it is not taken for a new failure."""
-    for path in run.failures.glob("rank-*.json"):
+def set_aside_failures(run: RunFolder, *, ranks: range | None = None) -> None:
+    """Rename what ``ranks`` (None: all) left in an earlier attempt, so that it is not taken for a new failure."""
+    for path in _failure_files(run, ranks):
         path.rename(path.with_name(f"earlier-{int(path.stat().st_mtime)}-{path.name}"))
 
 
-def read_failures(run: RunFolder) -> list[dict[str, Any]]:
-    """What failed ranks have left, the earliest first."""
+def read_failures(run: RunFolder, *, ranks: range | None = None) -> list[dict[str, Any]]:
+    """What failed ranks among ``ranks`` (None: all) have left, the earliest first."""
     found = []
-    for path in run.failures.glob("rank-*.json"):
+    for path in _failure_files(run, ranks):
         try:
             content = json.loads(path.read_bytes())
         except (OSError, ValueError):
@@ -256,6 +291,12 @@ def read_failures(run: RunFolder) -> list[dict[str, Any]]:
         if isinstance(content, dict):
             found.append(content)
     return sorted(found, key=lambda failure: (failure.get("time", 0.0), failure.get("rank", 0)))
+
+
+def _failure_files(run: RunFolder, ranks: range | None) -> list[Path]:
+    if ranks is None:
+        return list(run.failures.glob("rank-*.json"))
+    return [path for path in (run.failures / f"rank-{rank}.json" for rank in ranks) if path.exists()]
 
 
 def _packages() -> list[str]:

@@ -15,6 +15,8 @@ from mtrain.core.suggest import closest, hint
 from mtrain.core.yaml_lines import Path
 
 _WORDS: Mapping[Any, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+_MOST_PROBLEMS = 100
+"""Explained at once: to look for the word that was meant takes milliseconds."""
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
 
 
@@ -46,7 +48,9 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin in (list, tuple, Sequence):
         items = [choice for choice in get_args(annotation) if choice is not Ellipsis]
         inner = describe(items[0]) if items else ""
-        return f"a list, each {inner}" if inner else "a list"
+        least = next((entry.min_length for entry in metadata if getattr(entry, "min_length", None)), 0)
+        many = f"a list of at least {least}" if least else "a list"
+        return f"{many}, each {inner}" if inner else many
     if origin in (dict, Mapping) or annotation in (dict, Mapping):
         return "`key: value` pairs"
     if annotation in (None, types.NoneType):
@@ -99,10 +103,15 @@ def walk(model: type[BaseModel], prefix: Path = ()) -> Iterator[tuple[Path, Fiel
 def problems_of(error: ValidationError, model: type[BaseModel], values: Any) -> list[Problem]:
     """The mistakes that ``error`` reports about ``values``: one per place, in the words of this module."""
     found: dict[Path, Problem] = {}
-    for item in error.errors(include_url=False, include_context=False):
+    items = error.errors(include_url=False, include_context=False)
+    for item in items[:_MOST_PROBLEMS]:
         path = _real_path(item["loc"], values, item["type"])
         if path not in found or item["type"] == "value_error":
             found[path] = Problem(path, _message(item, path, model), item["type"], item["input"])
+    if len(items) > _MOST_PROBLEMS:
+        path, last = found.popitem()
+        message = f"{last.message} (and {len(items) - _MOST_PROBLEMS} mistakes more)"
+        found[path] = Problem(path, message, last.kind, last.given)
     return list(found.values())
 
 

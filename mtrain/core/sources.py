@@ -9,18 +9,21 @@ from importlib import resources
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
+from mtrain.core import job_secret
 from mtrain.core.layers import Layers, Misplaced, Origin
 from mtrain.core.schema import field_at, walk
 from mtrain.core.spec import Spec
 from mtrain.core.suggest import closest, hint
-from mtrain.core.yaml_lines import Parsed, Path, parse, parse_value
+from mtrain.core.yaml_lines import Parsed, Path, parse, parse_value, read_text
 
 PREFIX = "MTRAIN_"
-RESERVED = frozenset({"MTRAIN_HOME", "MTRAIN_DEBUG", "MTRAIN_CACHE"})
+RESERVED = frozenset({"MTRAIN_HOME", "MTRAIN_DEBUG", "MTRAIN_CACHE", job_secret.VARIABLE})
 """Variables that are no values of a spec."""
 FOREIGN = {"FLAGS_START_PORT": "cluster.start_port"}
 """Variables of other programs that users set for the same purpose."""
 BASE_KEY = "_BASE_"
+LONGEST_SHOWN = 200
+"""Characters of what was typed that a message repeats."""
 
 
 class Given(NamedTuple):
@@ -47,7 +50,7 @@ class Sources:
         """``MTRAIN_TRAIN__BATCH_SIZE=8`` gives ``train.batch_size``."""
         self.layers.begin()
         for name in sorted(environ):
-            text = f"{name}={environ[name]}"
+            text = shortened(f"{name}={environ[name]}")
             if name in FOREIGN:
                 dotted = FOREIGN[name]
             elif name.startswith(PREFIX) and name not in RESERVED:
@@ -67,9 +70,9 @@ class Sources:
             dotted, sign, value = text.partition("=")
             dotted = dotted.strip()
             if not sign or not dotted or "" in dotted.split("."):
-                self.problems.append(f"-o {text}: expected PATH=VALUE, for example -o train.batch_size=8")
+                self.problems.append(f"-o {shortened(text)}: expected PATH=VALUE, for example -o train.batch_size=8")
                 continue
-            self._assign(dotted, value, Origin("override", text=f"-o {text}"))
+            self._assign(dotted, value, Origin("override", text=shortened(f"-o {text}")))
         self._settle_alternatives()
 
     def add_flags(self, flags: Mapping[str, Any]) -> None:
@@ -99,12 +102,9 @@ class Sources:
             self.problems.append(f"{name}: {BASE_KEY} goes round in a circle: {names}")
             return
         try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = (
-                "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"cannot be read: {error.strerror}"
-            )
-            self.problems.append(f"{name}: {reason}")
+            text = read_text(file)
+        except ValueError as error:
+            self.problems.append(f"{name}: {error}")
             return
         parsed = parse(text, name=name)
         self.problems.extend(parsed.problems)
@@ -173,6 +173,11 @@ def display(file: FilePath) -> str:
         return f"mtrain/configs/{file.relative_to(shipped).as_posix()}"
     here = FilePath.cwd()
     return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
+
+
+def shortened(text: str) -> str:
+    """``text``, its middle left out where it is too long for a message."""
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 30]} ... {text[-20:]}"
 
 
 def _path(dotted: str) -> Path:

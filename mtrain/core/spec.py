@@ -9,6 +9,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from mtrain.core.errors import UsageError
+from mtrain.core.quoting import checked_host, checked_user
+
 
 def _compiles(pattern: str) -> str:
     try:
@@ -16,6 +19,20 @@ def _compiles(pattern: str) -> str:
     except re.error as error:
         raise ValueError(f"given {pattern!r}, expected a regular expression: {error}") from None
     return pattern
+
+
+def _is_host(text: str) -> str:
+    try:
+        return checked_host(text)
+    except UsageError as error:
+        raise ValueError(f"given {error}") from None
+
+
+def _is_user(text: str) -> str:
+    try:
+        return checked_user(text)
+    except UsageError as error:
+        raise ValueError(f"given {error}") from None
 
 
 def _rises(span: list[float]) -> list[float]:
@@ -35,7 +52,12 @@ STRIDE = 32
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0)]
+Side = Annotated[int, Field(gt=0, le=16384)]
+"""Of a square picture, in pixels."""
+PerHost = Annotated[int, Field(gt=0, le=1024)]
+"""Processes or threads: a slip of the finger must not ask a machine for a million of them."""
 Port = Annotated[int, Field(gt=0, lt=65536)]
+HostName = Annotated[str, AfterValidator(_is_host)]
 Pattern = Annotated[str, AfterValidator(_compiles)]
 """A regular expression, searched in parameter names."""
 Span = Annotated[list[float], AfterValidator(_rises)]
@@ -117,7 +139,7 @@ class AugmentSpec(Section):
     flip_ud: Fraction = Field(default=0.0, description="probability of an up-down flip")
     flip_lr: Fraction = Field(default=0.5, description="probability of a left-right flip")
     close_mosaic_epochs: int = Field(default=0, ge=0, description="no mosaic and no mixup in this many last epochs")
-    sizes: list[Annotated[Positive, AfterValidator(_fits_strides)]] | None = Field(
+    sizes: list[Annotated[Side, AfterValidator(_fits_strides)]] | None = Field(
         default=None,
         min_length=1,
         description="with `resize: stretch`: sides in pixels, one drawn for each update; null: image_size",
@@ -151,7 +173,7 @@ class DataSpec(Section):
     images: str | None = Field(default=None, description="folder of the pictures; null: the format's usual place")
     names: list[str] | None = Field(default=None, description="class names in label order; null: as the data set says")
     options: dict[str, Any] = Field(default_factory=dict, description="the data set plugin's own options")
-    image_size: Positive = Field(
+    image_size: Side = Field(
         default=640, description="side of the square network input, in pixels; in training see augment.sizes"
     )
     resize: Literal["letterbox", "stretch"] = Field(
@@ -159,7 +181,7 @@ class DataSpec(Section):
         description="letterbox: keep the picture's shape, fill up with grey; stretch: both sides to image_size",
     )
     augment: AugmentSpec = Field(default=AugmentSpec(), description="of the training split")
-    workers: Count | Literal["auto"] = Field(
+    workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
         default="auto", description="loader processes per rank; 0: in the rank itself; auto: by cores"
     )
     cache: Literal["none", "ram", "disk"] = Field(default="none", description="where decoded pictures are kept")
@@ -333,41 +355,64 @@ class SshSpec(Section):
     """How `launcher: ssh` reaches hosts."""
 
     port: Port | None = Field(default=None, description="null: as ssh has it")
-    user: str | None = Field(default=None, description="null: as ssh has it")
+    user: Annotated[str, AfterValidator(_is_user)] | None = Field(default=None, description="null: as ssh has it")
     identity_file: str | None = Field(default=None, description="private key; null: as ssh has it")
+    python: str | None = Field(
+        default=None,
+        description="interpreter on the hosts that has mtrain; null: the path of the one that runs mtrain here",
+    )
+    connect_timeout_s: Positive = Field(default=8, description="seconds for a host to answer")
 
 
 class ClusterSpec(Section):
     """Hosts, ranks and ports."""
 
-    ips: list[str] = Field(
+    ips: list[HostName] = Field(
         default_factory=list, description="addresses of the hosts, the first is the master; empty: this machine"
     )
-    nproc_per_node: Positive | Literal["auto"] = Field(
+    nproc_per_node: PerHost | Literal["auto"] = Field(
         default="auto", description="ranks per host; auto: one per device, on CPU one"
+    )
+    slots: list[PerHost] | None = Field(
+        default=None, description="ranks on each of ips, where they differ (a:2,b:4); null: nproc_per_node on each"
     )
     devices: list[Count] | None = Field(default=None, description="device numbers on every host; null: all")
     node_rank: int | None = Field(
         default=None, ge=0, description="this host's place in ips; null: found from its addresses"
     )
-    master_addr: str | None = Field(default=None, description="null: the first of ips, or 127.0.0.1")
+    master_addr: HostName | None = Field(default=None, description="null: the first of ips, or 127.0.0.1")
     master_port: Port | Literal["auto"] = Field(
-        default="auto", description="rendezvous port; auto: a free one (one host) or 29500 (several)"
+        default="auto", description="rendezvous port of the ranks on the first host; auto: one that is free there"
+    )
+    control_port: Port | Literal["auto"] = Field(
+        default="auto",
+        description="where hosts that are started by hand meet, on the first one; auto: master_port + 1, or 29501",
     )
     start_port: Port | Literal["auto"] = Field(
         default="auto", description="first port of the ranks, for stacks that need one per rank"
     )
     launcher: str = Field(
-        default="auto", description="a plugin of kind `launchers`; auto: what the backend's rendezvous asks for"
+        default="auto",
+        description="ssh: this command starts all hosts; auto: several hosts are each started by hand, with the same command; "
+        "manual: print that command for each; or the plugin that starts the ranks of a host",
     )
     interface: str | None = Field(
         default=None, description="network interface of the collectives; null: the one that owns this host's address"
     )
     ssh: SshSpec = Field(default=SshSpec(), description="how hosts are reached")
+    forward_env: list[str] = Field(
+        default_factory=list,
+        description="further environment variables, NAME or NAME*, that `launcher: ssh` passes on to the other hosts",
+    )
+    failure_timeout_s: int = Field(
+        default=60,
+        ge=4,
+        description="seconds within which a job ends when one of several hosts is silent or does not come",
+    )
     max_restarts: int = Field(
         default=0, ge=0, description="times the job is started again from its newest checkpoint after a failure"
     )
-    threads: Positive | Literal["auto"] = Field(
+    threads: PerHost | Literal["auto"] = Field(
         default="auto", description="CPU threads per rank; auto: 1 on CPU-only ranks that share cores"
     )
     log_dir: str | None = Field(default=None, description="folder of the per-rank logs; null: logs/ in the run folder")
@@ -408,6 +453,11 @@ class ReportSpec(Section):
     every_updates: Positive = Field(default=1, description="one record of losses per this many updates")
     tensorboard: bool = Field(default=True, description="write TensorBoard events")
     plots: bool = Field(default=True, description="results.png and val_batch.jpg")
+    trace: Literal["none", "traffic", "state"] = Field(
+        default="none",
+        description="what `mtrain compare` asks of the ranks after every update: traffic, the bytes sent so far; state, digests of "
+        "samples, weights, averages and moments too",
+    )
     display: Literal["auto", "rich", "plain", "quiet"] = Field(
         default="auto", description="progress on the console; auto: rich on a terminal, plain lines elsewhere"
     )

@@ -135,7 +135,7 @@ class Trainer:
         total_updates, losses (mean over the global batch), rate (of the last group), rates, momentum (None: as the
         groups say), norm (before clipping), skipped (updates of the job whose gradient was
         not finite: such an update is always reported), samples_per_s, wait_share (of the time, waiting for data),
-        seconds, memory_bytes (of this rank).
+        seconds, memory_bytes (of this rank), and what else the backend measures.
         """
         job, clock = self.job, self.hooks.clock
         turn = _Turn(started=clock())
@@ -186,6 +186,7 @@ class Trainer:
 
     def _report(self, turn: _Turn, progress: Progress, rates: Rates, *, norm: float, means: list[float]) -> None:
         seconds = max(self.hooks.clock() - turn.started, 1e-9)
+        measured = self.job.backend.measure()
         where = {"update": progress.update, "epoch": progress.epoch, "position": progress.position}
         self.hooks.on_update(
             {
@@ -201,7 +202,8 @@ class Trainer:
                 "samples_per_s": self.job.global_batch / seconds,
                 "wait_share": min(means[-1] / seconds, 1.0),
                 "seconds": seconds,
-                "memory_bytes": int(self.job.backend.measure()["memory_bytes"]),
+                **measured,
+                "memory_bytes": int(measured["memory_bytes"]),
             }
         )
 

@@ -1,7 +1,7 @@
 """Why a job ended: which rank failed first, and what to tell."""
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from mtrain.core.runfolder import RunFolder, read_failures
 CONSEQUENCES = (signal.SIGTERM, signal.SIGABRT)
 """A rank may die of these because another one failed before: the starter ends it, or a collective's watchdog does."""
 TAIL_LINES = 20
+TRACEBACK = "Traceback (most recent call last):"
 HINTS = {
     signal.SIGKILL: "something outside killed it; often the kernel, for lack of memory (see `dmesg`): "
     "use a smaller batch, fewer loader workers",
@@ -33,69 +34,139 @@ class Verdict:
     """One line."""
 
 
+def real(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without those of ranks that ended because they were asked to."""
+    return [failure for failure in failures if failure.get("exit_code") != Interrupted.exit_code]
+
+
 def real_failures(run: RunFolder) -> list[dict[str, Any]]:
     """What failed ranks left, without those that ended because they were asked to."""
-    return [failure for failure in read_failures(run) if failure.get("exit_code") != Interrupted.exit_code]
+    return real(read_failures(run))
 
 
-def asked_to_end(run: RunFolder) -> bool:
-    """Whether ranks of this host ended because the job was asked to, and none failed: only rank 0's host has records."""
-    return bool(read_failures(run)) and not real_failures(run)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Log:
+    """The end of a log, and where it lies."""
+
+    place: str
+    text: str
+    """Last lines, indented; empty: nothing was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What an attempt left, on one host or on many."""
+
+    failures: Sequence[Mapping[str, Any]]
+    """Of ranks that were not asked to end, the cause first."""
+    deaths: Sequence[tuple[int, int]]
+    """(rank, exit status; negative: signal) as starters saw them."""
+    status: int
+    """Exit status of the command, on several hosts of the first that failed; negative: signal."""
+    log: Callable[[int], Log]
+    """Of a rank."""
+    starter: Log
+    """Of that command."""
+    host: Callable[[int], str] = lambda rank: ""
+    """Of a rank, for people; empty on the only one."""
 
 
 def judge(run: RunFolder, deaths: Sequence[tuple[int, int]], *, status: int) -> Verdict:
-    """The first cause, from what ranks left behind, the deaths their starter saw, and its own exit status."""
-    failures = real_failures(run)
-    killed = [(rank, signal.Signals(-code)) for rank, code in deaths if code < 0 and not _wrote(failures, rank)]
+    """The first cause, from what the ranks of the only host left behind, the deaths their starter saw, and its exit status."""
+    return conclude(
+        Evidence(
+            failures=real_failures(run),
+            deaths=deaths,
+            status=status,
+            log=lambda rank: Log(place=str(run.rank_log(rank)), text=tail(run.rank_log(rank))),
+            starter=Log(place=str(run.starter_log), text=starter_excerpt(_end_of(run.starter_log))),
+        )
+    )
+
+
+def conclude(evidence: Evidence) -> Verdict:
+    """The first cause."""
+    failures = evidence.failures
+    killed = [
+        (rank, signal.Signals(-code)) for rank, code in evidence.deaths if code < 0 and not _wrote(failures, rank)
+    ]
     for rank, number in killed:
         if number not in CONSEQUENCES:
-            return _of_signal(run, rank, number)
+            return _of_signal(evidence, rank, number)
     if failures:
-        return _of_failure(run, failures[0])
+        return _of_failure(evidence, failures[0])
+    for rank, code in evidence.deaths:
+        if code >= 0:
+            return _of_log(evidence, rank, f"rank {rank}{_on(evidence, rank)} ended with exit code {code}")
     for rank, number in killed:
-        return _of_signal(run, rank, number)
-    for rank, code in deaths:
-        return _of_log(run.rank_log(rank), run, f"rank {rank} ended with exit code {code}")
+        return _of_signal(evidence, rank, number)
+    status = evidence.status
     how = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit code {status}"
-    return _of_log(run.starter_log, run, f"the starter of the ranks ended with {how}")
+    return _of_log(evidence, None, f"the starter of the ranks ended with {how}")
 
 
 def _wrote(failures: Sequence[Mapping[str, Any]], rank: int) -> bool:
     return any(failure.get("rank") == rank for failure in failures)
 
 
-def _of_failure(run: RunFolder, failure: Mapping[str, Any]) -> Verdict:
-    rank, host = failure.get("rank", 0), failure.get("host", "?")
-    log = f"log: {run.rank_log(rank)}"
+def _on(evidence: Evidence, rank: int) -> str:
+    host = evidence.host(rank)
+    return f" on {host}" if host else ""
+
+
+def _of_failure(evidence: Evidence, failure: Mapping[str, Any]) -> Verdict:
+    rank = int(failure.get("rank", 0))
+    log = f"log: {evidence.log(rank).place}"
     code = int(failure.get("exit_code") or 1)
     if failure.get("expected"):
         return Verdict(code=code, headline=str(failure.get("error")), text=f"{log}\nerror: {failure.get('message')}")
-    head = f"rank {rank} on {host} failed first: {failure.get('error')}"
+    head = f"rank {rank} on {evidence.host(rank) or failure.get('host', '?')} failed first: {failure.get('error')}"
     return Verdict(code=1, headline=head, text=f"{head}\n{log}\n{str(failure.get('traceback', '')).rstrip()}")
 
 
-def _of_signal(run: RunFolder, rank: int, number: signal.Signals) -> Verdict:
+def _of_signal(evidence: Evidence, rank: int, number: signal.Signals) -> Verdict:
     hint = HINTS.get(number)
-    head = f"rank {rank} was ended by signal {int(number)} ({number.name})" + (f": {hint}" if hint else "")
-    return _of_log(run.rank_log(rank), run, head)
+    head = f"rank {rank}{_on(evidence, rank)} was ended by signal {int(number)} ({number.name})"
+    return _of_log(evidence, rank, head + (f": {hint}" if hint else ""))
 
 
-def _of_log(log: Path, run: RunFolder, head: str) -> Verdict:
-    last = tail(log) or tail(run.starter_log)
-    said = (
-        f"last lines of {log if tail(log) else run.starter_log}:\n{last}\n"
-        if last
-        else f"nothing was written to {log}\n"
-    )
+def _of_log(evidence: Evidence, rank: int | None, head: str) -> Verdict:
+    """``rank``: whose log tells more; None: nobody's, the starter's does."""
+    log = evidence.starter if rank is None else evidence.log(rank)
+    shown = log if log.text else evidence.starter
+    said = f"nothing was written to {log.place}\n"
+    if shown.text:
+        said = f"{'from' if TRACEBACK in shown.text else 'last lines of'} {shown.place}:\n{shown.text}\n"
     return Verdict(code=1, headline=head, text=f"{said}error: {head}")
 
 
 def tail(log: Path, *, lines: int = TAIL_LINES) -> str:
     """The last lines of a log, indented; empty when there are none."""
+    return _indented(_end_of(log).rstrip().splitlines()[-lines:])
+
+
+def starter_excerpt(text: str, *, lines: int = TAIL_LINES) -> str:
+    """The first traceback in the output of a starter, else its last lines, indented: it says much after a rank has failed.
+
+    A rank that fails before it has a log of its own, because something cannot be imported, leaves its traceback there.
+    """
+    said = text.rstrip().splitlines()
+    first = next((i for i, line in enumerate(said) if TRACEBACK in line), None)
+    if first is None:
+        return _indented(said[-lines:])
+    margin = said[first].index(TRACEBACK)  # starters put the rank's name in front
+    ends = (i for i in range(first + 1, len(said)) if said[i][margin : margin + 1].strip())
+    return _indented(line[margin:] for line in said[first : next(ends, len(said) - 1) + 1])
+
+
+def _end_of(log: Path) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - 64 * 1024))
-            text = file.read().decode(errors="replace")
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
-    return "\n".join(f"  {line}" for line in text.rstrip().splitlines()[-lines:])
+
+
+def _indented(lines: Iterable[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines)

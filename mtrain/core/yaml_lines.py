@@ -5,9 +5,11 @@ core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), so that 
 ``1:30``, ``2024-01-01`` are text.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
 import yaml
@@ -16,8 +18,11 @@ Path: TypeAlias = tuple[str | int, ...]
 """Keys and list positions from the top of a document to a value."""
 
 MAX_DEPTH = 40
-MAX_VALUES = 50_000
-MAX_BYTES = 4_000_000
+MAX_VALUES = 30_000
+"""More than the longest list that a spec has: the names of ImageNet's 21,841 classes."""
+MAX_BYTES = 1_000_000
+LARGEST = 2**63 - 1
+"""Whole numbers beyond it are read as floats: nothing in a spec counts so far."""
 
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 _NULL = re.compile(r"^(?:null|Null|NULL|~|)$")
@@ -51,19 +56,31 @@ def scalar(text: str) -> Any:
         return text.lower() == "true"
     if _INT.match(text):
         digits = text.replace("_", "")
-        return int(digits, 0) if "x" in digits or "o" in digits else int(digits)
+        number = int(digits, 0) if "x" in digits or "o" in digits else int(digits)
+        return number if abs(number) <= LARGEST else _as_float(number)
     if _SPECIAL.match(text):
         return float(text.lower().replace(".", ""))
     return float(text.replace("_", "")) if _FLOAT.match(text) else text
 
 
+def _as_float(number: int) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
 class _Loader(yaml.SafeLoader):
-    """Composes nodes without resolving scalars, and refuses deep nesting before it costs anything."""
+    """Composes nodes without resolving scalars, and refuses deep nesting and long lists before they cost anything."""
 
     depth = 0
+    count = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
+        self.count += index is not None  # keys have none
+        if self.count > MAX_VALUES:
+            raise yaml.MarkedYAMLError(problem=f"more than {MAX_VALUES} values", problem_mark=self.line_mark())
         if self.depth > MAX_DEPTH:
             raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=self.line_mark())
         node = super().compose_node(parent, index)
@@ -80,6 +97,27 @@ _Loader.yaml_implicit_resolvers = {}
 
 class TooManyValues(Exception):
     """Aliases expand to more values than any spec has, or contain themselves."""
+
+
+def read_text(file: FilePath) -> str:
+    """The text of a file that a person wrote, of at most ``MAX_BYTES``.
+
+    Raises:
+        ValueError: it is no regular file, cannot be read, is longer, or is not UTF-8; the message says which.
+    """
+    try:
+        if not file.is_file():
+            raise ValueError("is no file" if file.exists() else "no such file")
+        with file.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES} bytes; this is no file that mtrain reads settings from")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError("is not UTF-8 text") from error
 
 
 def parse(text: str, *, name: str, local_tags: bool = False) -> Parsed:

@@ -43,6 +43,8 @@ class Digits:
 
     kind: ClassVar[str] = "detection"
     Options = DigitsOptions
+    made_on_first_use: ClassVar[bool] = True
+    """Its folder need not be there before, nor be the same on several hosts before the first job."""
 
     def __init__(self, options: DigitsOptions | None = None) -> None:
         self.options = options or DigitsOptions()

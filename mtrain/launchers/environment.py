@@ -1,18 +1,41 @@
-"""The caller's environment, cleaned of what another job may have left in it."""
+"""The caller's environment: cleaned of what another job may have left in it, cut down for other hosts, masked for files."""
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from mtrain.core.errors import UsageError
 
 STALE = re.compile(
     r"^(PADDLE_|PET_|HOROVOD_|OMPI_|PMI_|PMIX_|TORCHELASTIC_|DEEPSPEED_|DS_|FLAGS_selected_|GROUP_|ROLE_)"
     r"|^(MASTER_|GLOO_SOCKET_|MTRAIN_[A-Z]+__)"
     r"|^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|CROSS_RANK|CROSS_SIZE|TRAINER_ENDPOINTS|DISTRIBUTED_TRAINER_ENDPOINTS"
     r"|POD_IP|POD_NAME|PORT_RANGE|COLLECTIVE_MASTER_IP|FLAGS_START_PORT|FLAGS_FIXED_PORT|FLAGS_stop_check_timeout"
-    r"|OMP_NUM_THREADS|MKL_NUM_THREADS|OPENBLAS_NUM_THREADS|OMP_WAIT_POLICY)$"
+    r"|MTRAIN_JOB_SECRET|OMP_NUM_THREADS|MKL_NUM_THREADS|OPENBLAS_NUM_THREADS|OMP_WAIT_POLICY)$"
 )
 """Names that starters use to tell a rank who it is, or that a plan sets itself: only the plan may say these things."""
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_KEY|AUTH|COOKIE", re.IGNORECASE)
+FORWARDED = re.compile(
+    r"^(NCCL_|RCCL_|GLOO_|UCX_|FI_|IBV_|MLX5_|CUDA_|CUBLAS_|CUDNN_|HIP_|ROCR_|HSA_|XLA_|TORCH_|TORCHINDUCTOR_|PYTORCH_|AOTI_|FLAGS_"
+    r"|KMP_|OMP_|MKL_|ONEDNN_|DNNL_|ATEN_|TRITON_|LC_)"
+    r"|^(PYTHONPATH|PYTHONHASHSEED|PYTHONWARNINGS|PYTHONFAULTHANDLER|PYTHONDEVMODE|PYTHONUTF8|LD_LIBRARY_PATH|LANG|TZ|MTRAIN_DEBUG"
+    r"|MALLOC_ARENA_MAX|MALLOC_MMAP_THRESHOLD_|MALLOC_TRIM_THRESHOLD_)$"
+)
+"""Names that another host is told: settings of the libraries that train, and of Python. Everything else, PATH and HOME
+included, is that host's own. ``cluster.forward_env`` adds names."""
+SECRET = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|AUTH|COOKIE|SIGNATURE|DSN$|_PWD$|_PASS$|_KEY$"
+    r"|SESSION_ID|WEBHOOK|CONNECTION_STRING",
+    re.IGNORECASE,
+)
+"""Names whose values nobody should read."""
+SECRET_VALUE = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|\b(?:gh[a-z]_|github_pat_|glpat-|hf_|sk-|xox[a-z]-|AKIA|ASIA)[A-Za-z0-9_-]{12,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]+\.|\b(?:bearer|basic) +[\w.~+/=-]{8,}|\b(?:password|passwd|pwd|token|secret|api_?key)=[^\s&;]+",
+    re.IGNORECASE,
+)
+"""Values that are secrets whatever their name: keys of well-known services, web tokens, parts of connection strings."""
+PASSWORD_IN_URL = re.compile(r"://\S*@")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 
 
 def caller() -> dict[str, str]:
@@ -25,9 +48,32 @@ def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not STALE.search(name)}
 
 
+def forwarded(environ: Mapping[str, str], extra: Iterable[str] = ()) -> dict[str, str]:
+    """What of ``environ`` the ranks on another host are told: the names of ``FORWARDED``, and those of ``extra``.
+
+    A name that looks secret is told only where ``extra`` names it in full. ``extra``: names, ``NAME*`` for all that begin
+    so; what is not set here is left out.
+
+    Raises:
+        UsageError: ``extra`` holds what is no name, or a name that only the plan may set.
+    """
+    asked = list(extra)
+    for name in asked:
+        if not NAME.fullmatch(name):
+            raise UsageError(f"cluster.forward_env: {name!r} is no name of an environment variable; give NAME or NAME*")
+        if STALE.search(name):
+            raise UsageError(f"cluster.forward_env: {name} tells a rank who it is; only the plan sets it, leave it out")
+    prefixes = tuple(name[:-1] for name in asked if name.endswith("*"))
+
+    def told(name: str) -> bool:
+        return name in asked or (bool(FORWARDED.search(name) or name.startswith(prefixes)) and not SECRET.search(name))
+
+    return {name: value for name, value in cleaned(environ).items() if told(name)}
+
+
 def redacted(environ: Mapping[str, str]) -> dict[str, str]:
     """``environ`` for a file that people pass on: values that look secret, and passwords in URLs, are masked."""
     return {
-        name: "***" if SECRET.search(name) else re.sub(r"://[^/@\s]+@", "://***@", value)
+        name: "***" if SECRET.search(name) or SECRET_VALUE.search(value) else PASSWORD_IN_URL.sub("://***@", value)
         for name, value in sorted(environ.items())
     }

@@ -13,6 +13,7 @@ FAILED_RANK = re.compile(r"^Container rank (\d+) status failed .* code (-?\d+) l
 """The rank within this host, and its exit status, of the first failed process in Paddle's order."""
 PLACE = re.compile(r"^LAUNCH INFO \S+ \S+ (rank|nproc_per_node): (-?\d+)$", re.MULTILINE)
 """Where the agent says which host it is of."""
+LAST_PORT = 65535
 LOG_FOLDER = "fleetrun"
 """Beside the logs of the ranks, for what Paddle's agent writes."""
 
@@ -52,6 +53,17 @@ class Fleetrun:
             raise SpecError(
                 f"cluster.devices: {list(self.options.devices)} given for {ranks_per_host} ranks, and Paddle's launcher gives "
                 "each rank one of its own; give as many, or fewer ranks"
+            )
+        if len({host.slots for host in hosts}) > 1:
+            raise SpecError(
+                f"cluster.slots: {[host.slots for host in hosts]} given, and Paddle's launcher starts as many ranks on every "
+                "host; give the same number for each"
+            )
+        last = (self.options.start_port or 0) + ranks_per_host
+        if last > LAST_PORT:
+            raise SpecError(
+                f"cluster.start_port: {self.options.start_port} given; {ranks_per_host} ranks and the launcher take the ports up to "
+                f"{last}, and the last one is {LAST_PORT}; give {LAST_PORT - ranks_per_host} or less"
             )
         env = self._environment(hosts, ranks_per_host)
         return [
@@ -93,7 +105,7 @@ class Fleetrun:
             "--start_port": None if options.start_port is None else str(options.start_port),
             "--run_mode": "collective",
             "--max_restart": "0",
-            "--log_dir": _log_folder(argv),
+            "--log_dir": _log_folder(argv) if nodes == 1 else f"{_log_folder(argv)}-{node}",
         }
         given = [word for name, value in words.items() if value is not None for word in (name, value)]
         return (options.python, "-m", "paddle.distributed.launch", *given)

@@ -1,16 +1,15 @@
-"""Ranks through Horovod's own starter, ``python -m horovod.runner.launch`` (``horovodrun``), over gloo."""
+"""Ranks of Horovod over gloo: on one host through ``python -m horovod.runner.launch`` (``horovodrun``), on several per host."""
 
 import re
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Command, Host
 from mtrain.core.placement import LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^Process (\d+) exit with status code (\d+)\.$", re.MULTILINE)
-"""What horovodrun prints of a rank that failed; of one that a signal ended, 128 and the signal's number."""
-START_TIMEOUT_S = 60
-"""For looking at all hosts before ranks are started."""
+"""What is printed of a rank that failed; of one that a signal ended, 128 and the signal's number."""
 KEPT_SHELL = ("sh", "-c", '"$@"; exit $?', "sh")
 """Runs the rank as a child of its own. To end a rank, horovodrun sends SIGTERM to the children of the shell that it started,
 waits 5 s, and kills. A shell like bash has become the rank itself by then: the rank's loader processes would get the signal,
@@ -18,9 +17,10 @@ and the rank would be frozen and killed before it has saved anything."""
 
 
 class Horovodrun:
-    """One agent on the first host, which starts the ranks of every host: those of the others over ssh.
+    """On one host one agent, horovodrun. On several one agent per host, ``mtrain.backends._horovod.host``, which starts the
+    ranks of that host: horovodrun would start those of the others over ssh sessions that nobody else can watch and end.
 
-    Its rendezvous takes a port of its own. Restarts are ours (``cluster.max_restarts``): this is no elastic job.
+    Restarts are ours (``cluster.max_restarts``): this is no elastic job.
     """
 
     class Options(LaunchOptions):
@@ -33,34 +33,50 @@ class Horovodrun:
         self.options = options
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
-        """One command, for the first host."""
-        starter = (
-            *(self.options.python, "-m", "horovod.runner.launch", "--gloo"),
-            *("-np", str(ranks_per_host * len(hosts))),
-            *("-H", ",".join(f"{host.address}:{ranks_per_host}" for host in hosts)),
-        )
-        command = (*starter, *self._between(hosts), *self._devices(hosts), *KEPT_SHELL, self.options.python, *argv)
-        return [Command(host=hosts[0].address, argv=command, env=rank_environment(self.options))]
+        """One command per host, differing in ``--node-rank`` alone. Hosts may have different numbers of ranks.
 
-    def _between(self, hosts: Sequence[Host]) -> tuple[str, ...]:
-        """Options for several hosts; on one, horovodrun takes the loopback interface and refuses another."""
+        Raises:
+            SpecError: a host of several has an address of IPv6, which Horovod's rendezvous cannot reach, or occurs twice.
+        """
+        env = rank_environment(self.options)
+        worker = (self.options.python, *argv)
         if len(hosts) == 1:
-            return ()
-        interface = self.options.interface
-        named = () if interface is None else ("--network-interfaces", interface)
-        return ("--start-timeout", str(START_TIMEOUT_S), "--disable-cache", *named)
+            return [Command(host=hosts[0].address, argv=(*self._alone(hosts[0], ranks_per_host), *worker), env=env)]
+        _check(hosts)
+        return [
+            Command(host=host.address, argv=(*self._together(hosts, node), *worker), env=env)
+            for node, host in enumerate(hosts)
+        ]
 
-    def _devices(self, hosts: Sequence[Host]) -> tuple[str, ...]:
-        """The one variable of the environment that horovodrun does not pass on over ssh."""
-        devices = self.options.devices
-        if len(hosts) == 1 or devices is None:
-            return ()
-        return ("env", f"CUDA_VISIBLE_DEVICES={','.join(str(device) for device in devices)}")
+    def _alone(self, host: Host, ranks: int) -> tuple[str, ...]:
+        """Its rendezvous takes a port of its own; it takes the loopback interface and refuses another."""
+        starter = (self.options.python, "-m", "horovod.runner.launch", "--gloo", "-np", str(ranks))
+        return (*starter, "-H", f"{host.address}:{ranks}", *KEPT_SHELL)
+
+    def _together(self, hosts: Sequence[Host], node: int) -> tuple[str, ...]:
+        return (
+            *(self.options.python, "-m", "mtrain.backends._horovod.host"),
+            f"--node-rank={node}",
+            "--hosts=" + ",".join(f"{host.address}:{host.slots}" for host in hosts),
+            f"--rendezvous={self.options.master_addr}:{self.options.master_port}",
+            "--",
+        )
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
-        """Failed ranks as horovodrun reports them; one that ended on SIGTERM may have been ended by horovodrun."""
+        """Failed ranks as they are reported; one that ended on SIGTERM may have been ended by horovodrun."""
         found = {int(rank): _status(int(code)) for rank, code in FAILED_RANK.findall(log)}
         return sorted(found.items())
+
+
+def _check(hosts: Sequence[Host]) -> None:
+    addresses = [host.address for host in hosts]
+    for address in addresses:
+        if ":" in address:
+            raise SpecError(
+                f"cluster.ips: {address!r} given, which Horovod's rendezvous cannot use; give its IPv4 address"
+            )
+    if len(set(addresses)) < len(addresses):
+        raise SpecError(f"cluster.ips: {', '.join(addresses)} given; give each host once, with its number of ranks")
 
 
 def _status(code: int) -> int:

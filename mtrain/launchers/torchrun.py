@@ -28,10 +28,10 @@ class Torchrun:
         self.options = options
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
-        """One command per host, differing in ``--node-rank`` alone."""
+        """One command per host, differing in ``--node-rank`` and, where hosts have other numbers of ranks, in that."""
         env = rank_environment(self.options)
         return [
-            Command(host=host.address, argv=(*self._starter(len(hosts), node, ranks_per_host), *argv), env=env)
+            Command(host=host.address, argv=(*self._starter(len(hosts), node, host.slots), *argv), env=env)
             for node, host in enumerate(hosts)
         ]
 

@@ -35,8 +35,17 @@ def expected(file: Weights, model: str, *, options: Mapping[str, Any] | None = N
     Raises:
         PluginError: there is no such model.
     """
-    published = published_of(plugins.load("models", model))
+    published = published_of(plugins.load("models", model, policy=policy_of(file)))
     return _expected_all(file, {model: published}, options=options or {})[0]
+
+
+def policy_of(file: Weights) -> plugins.Policy:
+    """Which plugins may load, and from where, as the run that wrote ``file`` had it; else as for any command here."""
+    return plugins.read_policy(_policy_file(file))
+
+
+def _policy_file(file: Weights) -> str | None:
+    return file.plugins if file.plugins and Path(file.plugins).is_file() else None
 
 
 def fitted(file: Weights, wanted: Expected) -> Match:
@@ -58,9 +67,10 @@ def fitted(file: Weights, wanted: Expected) -> Match:
 
 def closest(file: Weights, *, besides: str, share: float) -> str | None:
     """``; N fit MODEL: ...`` for the installed model that most arrays of ``file`` fit, if that is most of them."""
-    names = [entry.name for entry in plugins.names("models") if entry.enabled and entry.name != besides]
+    policy = policy_of(file)
+    names = [entry.name for entry in plugins.names("models", policy=policy) if entry.enabled and entry.name != besides]
     best: tuple[float, str] = (max(share, _ENOUGH), "")
-    for wanted in _expected_all(file, _published(names), options={}):
+    for wanted in _expected_all(file, _published(names, policy), options={}):
         if wanted is not None:
             fits = match(file, wanted.state, wanted.published)
             if fits.share > best[0]:
@@ -108,12 +118,12 @@ def check_start(spec: Spec, *, classes: int, training: bool) -> None:
         raise SpecError(f"model.weights: {found.summary()}; evaluation needs all: {'; '.join(found.warnings())}")
 
 
-def _published(models: Sequence[str]) -> dict[str, Published]:
+def _published(models: Sequence[str], policy: plugins.Policy) -> dict[str, Published]:
     """What each model says; one that cannot be loaded is left out."""
     told: dict[str, Published] = {}
     for model in models:
         try:
-            told[model] = published_of(plugins.load("models", model))
+            told[model] = published_of(plugins.load("models", model, policy=policy))
         except MtrainError:
             continue
     return told
@@ -124,7 +134,8 @@ def _expected_all(
 ) -> list[Expected | None]:
     shapes = {name: tuple(array.shape) for name, array in neutral_names(file.arrays).items()}
     pairs = [(model, count) for model in models for count in (1, 2)]
-    found = outlines([Question(model=model, classes=count, options=options) for model, count in pairs])
+    policy = _policy_file(file)
+    found = outlines([Question(model=model, classes=count, options=options, policy=policy) for model, count in pairs])
     states = dict(zip(pairs, found, strict=True))
     return [_expected(model, told, shapes, states[model, 1], states[model, 2]) for model, told in models.items()]
 

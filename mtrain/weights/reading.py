@@ -39,6 +39,8 @@ class Weights:
     """``model.name`` of the run that wrote it, where the file says."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """``model.options`` of that run."""
+    plugins: str | None = None
+    """``plugins`` of that run: the file that says which plugins may load."""
 
 
 def read(path: Path) -> Weights:
@@ -49,6 +51,8 @@ def read(path: Path) -> Weights:
     """
     if path.is_dir():
         return _read_folder(path)
+    if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
+        raise CheckpointError(f"{path} is neither a file nor a folder; {EXPECTED}")
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -139,4 +143,5 @@ def _read_folder(path: Path) -> Weights:
         told=f"checkpoint of mtrain at update {saved.progress.update}, {part}",
         model=model.get("name"),
         options=model.get("options") or {},
+        plugins=saved.spec.get("plugins"),
     )

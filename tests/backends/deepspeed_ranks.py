@@ -1,7 +1,7 @@
 """What one rank of the DeepSpeed tests runs: ``deepspeed_ranks STUDIES BACKEND OUT OPTIONS``, started by torchrun.
 
-The studies of ``horovod_ranks`` and those of this file; what one returns on every rank comes to OUT/<study>.json as a list
-ordered by rank. Arrays go there as digests: equality is asked for bit by bit.
+STUDIES names functions of this file and of ``studies``, with commas between; what one returns on every rank comes to
+OUT/<study>.json as a list ordered by rank.
 """
 
 import json
@@ -16,8 +16,8 @@ import torch
 from mtrain.backends.ddp import DDP
 from mtrain.backends.deepspeed import DeepSpeed
 from mtrain.core.interfaces import Rates, State
-from tests.backends import horovod_ranks as shared
-from tests.backends.horovod_ranks import Whole, batches, recipe, told
+from tests.backends import studies as shared
+from tests.backends.studies import Whole, batches, recipe, told
 
 
 def convnet(backend: Any) -> Any:

@@ -98,6 +98,59 @@ class TestChannel:
         zero.join()
         assert found == [["zero", "one"]]
 
+    def test_a_rank_that_does_not_know_the_secret_is_sent_away_and_told_nothing(self):
+        address = ("127.0.0.1", placement.free_port())
+        found: list[Any] = []
+
+        def first() -> None:
+            found.append(Channel(0, 2, address=address, timeout_s=20, secret="ours").all_gather("zero"))
+
+        zero = threading.Thread(target=first)
+        zero.start()
+        with pytest.raises(PeerLost, match="rank 0 was not reached"):
+            Channel(1, 2, address=address, timeout_s=0.5, secret="theirs")
+        assert Channel(1, 2, address=address, timeout_s=20, secret="ours").all_gather("one") == ["zero", "one"]
+        zero.join()
+        assert found == [["zero", "one"]]
+
+    def test_an_impostor_in_the_place_of_rank_0_is_not_believed(self):
+        heard: list[bytes] = []
+        with socket.create_server(("127.0.0.1", 0)) as impostor:
+
+            def answer() -> None:
+                with impostor.accept()[0] as connected:
+                    for content in (b"\0" * 32, b"\1" * 32):
+                        connected.sendall(len(content).to_bytes(4, "big") + content)
+                    heard.extend(iter(lambda: connected.recv(1000), b""))
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            with pytest.raises(PeerLost, match="rank 0 was not reached"):
+                Channel(1, 2, address=impostor.getsockname()[:2], timeout_s=0.5, secret="ours").all_gather("private")
+            thread.join()
+        assert len(b"".join(heard)) == 4 + 4 + 32 + 32  # length, rank, nonce, proof: nothing more
+
+    def test_a_message_that_was_changed_on_its_way_is_refused(self):
+        def work(channel: Channel, rank: int) -> object:
+            if rank == 1:
+                peer = channel._peers[0]
+                peer.connection.send_bytes(b"\0" * 32 + b"N.")
+            return channel.all_gather(rank)
+
+        zero, _ = as_ranks(2, work)
+        assert isinstance(zero, PeerLost)
+
+    def test_a_message_that_stops_in_its_middle_ends_the_wait(self):
+        def work(channel: Channel, rank: int) -> object:
+            if rank == 1:
+                os.write(channel._peers[0].connection.fileno(), (1000).to_bytes(4, "big") + b"half")
+                time.sleep(2)
+                return None
+            return channel.all_gather(rank)
+
+        zero, _ = as_ranks(2, work, timeout_s=0.5)
+        assert "rank 1 did not come to a collective within 0.5 s" in str(zero)
+
     def test_says_that_its_port_is_taken(self):
         with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LaunchError, match="--start-port"):
             Channel(0, 2, address=taken.getsockname()[:2], timeout_s=1)
@@ -111,6 +164,9 @@ def test_a_rank_finds_its_place_in_what_the_launcher_says():
         "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:7000,10.0.0.1:7001,10.0.0.2:7000,10.0.0.2:7001",
     }
     assert place.of_this_rank(said) == place.Place(rank=3, local_rank=1, size=4, first=("10.0.0.1", 7000))
+    told = place.of_this_rank(said | {"MTRAIN_JOB_SECRET": "w0rd"})
+    assert told.secret == "w0rd"
+    assert "w0rd" not in repr(told)
 
 
 def test_a_process_that_no_launcher_started_is_told_how_to(monkeypatch):

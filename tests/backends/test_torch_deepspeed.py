@@ -273,7 +273,7 @@ def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str)
         textwrap.dedent(f"""
         import os
         from mtrain.backends.deepspeed import DeepSpeed
-        from tests.backends.horovod_ranks import Whole, recipe, train
+        from tests.backends.studies import Whole, recipe, train
         from mtrain.core.collective import barrier
         with DeepSpeed(DeepSpeed.Options(device="cpu", stage=3)) as backend:
             train(backend, updates=1)
@@ -296,7 +296,7 @@ def test_ranks_end_without_a_word(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent("""
         from mtrain.backends.deepspeed import DeepSpeed
-        from tests.backends.horovod_ranks import train
+        from tests.backends.studies import train
         with DeepSpeed(DeepSpeed.Options(device="cpu", stage=3)) as backend:
             train(backend, updates=2)
     """)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -150,3 +152,51 @@ def test_every_stack_trains_alike(trained):
     for name in STACKS:
         np.testing.assert_allclose(losses[name], losses["solo-torch"], rtol=1e-9, err_msg=name)
     assert len(set(accuracies.values())) == 1
+
+
+EXACT = ["train.epochs=null", "train.updates=12", "evaluate.every_epochs=null", "checkpoint.every_epochs=null"]
+"""Twelve updates of the fourteen of an epoch, scored at the end."""
+ZERO = {stage: ["-b", "deepspeed", "-o", f"backend.options.stage={stage}"] for stage in (1, 2, 3)}
+ALIKE = {"ddp": ["-b", "ddp"], "horovod": ["-b", "horovod"], **{f"deepspeed-{n}": words for n, words in ZERO.items()}}
+
+
+def learnt(folder: Path, name: str, *more: str) -> dict:
+    """What a job of two ranks has at its end: digests, and every figure of its evaluation."""
+    stack = [*ALIKE[name], "--nproc-per-node", "2", "--name", f"exact-{name}"]
+    values = [*QUICK, *EXACT, "checkpoint.every_updates=5", "checkpoint.keep_last=9"]
+    done = mtrain("-c", "vit_digits", *stack, *overrides(*values), *more, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = summary_of(folder / f"runs/exact-{name}")
+    return {key: summary[key] for key in ("updates", "last", "weights_sha256", "ema_sha256")}
+
+
+@pytest.fixture(scope="module")
+def by_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What two ranks of ddp learn."""
+    return learnt(tmp_path_factory.mktemp("by-ddp"), "ddp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ALIKE if name != "ddp"])
+def test_two_ranks_have_the_weights_and_figures_of_ddp_bit_for_bit(tmp_path: Path, by_ddp: dict, name: str) -> None:
+    if find_spec(name.partition("-")[0]) is None:
+        pytest.skip(f"{name} is not installed here")
+    ours = learnt(tmp_path, name)
+    print(f"{name}: accuracy {ours['last']['accuracy']}, weights {ours['weights_sha256'][:16]}")
+    assert ours == by_ddp
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp", "deepspeed-3"])
+def test_resumed_in_mid_epoch_it_ends_with_the_same_bits(tmp_path: Path, by_ddp: dict, name: str) -> None:
+    if name != "ddp" and find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed here")
+    assert learnt(tmp_path, name) == by_ddp
+    run = tmp_path / f"runs/exact-{name}"
+    for later in ("step-00000010", "step-00000012"):
+        shutil.rmtree(run / "checkpoints" / later)
+    shutil.move(run / "summary.json", tmp_path / "former.json")
+    assert learnt(tmp_path, name, "--resume", str(run)) == by_ddp
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    starts = [record["update"] for record in records if record["kind"] == "start"]
+    assert starts == [0, 5]

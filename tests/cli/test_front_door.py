@@ -111,7 +111,7 @@ def test_a_host_file_gives_hosts_and_ranks(here):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("-H", "a:1,b:2"), "same number of ranks"),
+        (("-H", "a:1,b"), "of every host, or of none"),
         (("-H", "a:x"), "not HOST or HOST:RANKS"),
         (("-H", ","), "names no host"),
         (("-H", "a", "--hostfile", "b"), "both given"),

@@ -49,12 +49,13 @@ def test_two_hosts_get_one_fleetrun_command_each_with_the_devices_that_were_sele
     assert first["argv"] == [
         *(sys.executable, "-m", "paddle.distributed.launch", "--master", "10.0.0.1:29500", "--nnodes", "2"),
         *("--rank", "0", "--host", "10.0.0.1", "--nproc_per_node", "2", "--devices", "0,1"),
-        *("--run_mode", "collective", "--max_restart", "0", "--log_dir", "runs/yolov5n/logs/fleetrun"),
+        *("--run_mode", "collective", "--max_restart", "0", "--log_dir", "runs/yolov5n/logs/fleetrun-0"),
         *(sys.executable, "-m", "mtrain.worker", "--run-dir", "runs/yolov5n"),
     ]
     assert [pair for pair in zip(first["argv"], second["argv"], strict=True) if len(set(pair)) > 1] == [
         ("0", "1"),
         ("10.0.0.1", "10.0.0.2"),
+        ("runs/yolov5n/logs/fleetrun-0", "runs/yolov5n/logs/fleetrun-1"),
     ]
     assert first["env"] == second["env"]
     assert first["env"]["CUDA_VISIBLE_DEVICES"] == "0,1"
@@ -193,3 +194,65 @@ def test_planning_loads_no_framework():
         "bad = {'torch', 'paddle', 'cv2', 'matplotlib', 'rich'} & set(sys.modules); assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+# ------------------------------------------------------------------------------------------------- brought to other hosts
+SSH = ("--backend", "ddp", "--launcher", "ssh", "-o", "train.batch_size=12")
+
+
+def test_ssh_brings_an_agent_to_each_host_and_nothing_of_the_spec_into_a_command_line(capsys):
+    flags = ("--ips", "10.0.0.1,10.0.0.2", "--ssh-port", "2222", "--ssh-identity-file", "my key", "--name", "$(reboot)")
+    found = plan_json(capsys, *SSH, *flags)
+    assert (found["carrier"], found["launcher"]) == ("ssh", "torchrun")
+    argv = found["brought"][1]
+    assert (argv[0], argv[-2]) == ("ssh", "10.0.0.2")
+    assert argv[-1] == f"exec {sys.executable} -m mtrain.hosts.agent"
+    assert [argv[argv.index(flag) + 1] for flag in ("-p", "-i")] == ["2222", "my key"]
+    assert "BatchMode=yes" in argv
+    assert not any("reboot" in word for argv in found["brought"] for word in argv)
+    text = plan(capsys, *SSH, *flags)
+    assert "ddp, started by torchrun on each host, brought there by ssh" in text
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=reboot", "a b", "a;reboot", "$(reboot)", "a\nb"])
+def test_what_is_no_host_never_reaches_ssh(capsys, host):
+    assert main(["plan", "-c", "yolov5n", *SSH, "-o", f"cluster.ips=[{json.dumps(host)}, '10.0.0.2']"]) == 2
+    assert "host " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["--ips=10.0.0.1:2,10.0.0.2:4", "-H10.0.0.1:2,10.0.0.2:4", "--hostfile=hosts"])
+def test_hosts_may_have_other_numbers_of_ranks(capsys, tmp_path, how):
+    (tmp_path / "hosts").write_text("10.0.0.1 slots=2  # the old one\n\n10.0.0.2 slots=4\n")
+    found = plan_json(capsys, *SSH, how)
+    assert found["numbers"]["ranks"] == "6 (2 hosts: 2 + 4)"
+    ranks = [word for command in found["commands"] for word in command["argv"] if word.startswith("--nproc")]
+    assert ranks == ["--nproc-per-node=2", "--nproc-per-node=4"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--ips", "10.0.0.1:2,10.0.0.2"), "give the number of ranks of every host, or of none"),
+        (("--ips", "10.0.0.1,10.0.0.1"), "cluster.ips: 10.0.0.1 given twice"),
+        (("-o", "cluster.ips=[10.0.0.1]", "cluster.slots=[1, 2]"), "2 numbers given for 1 hosts"),
+        ((), "cluster.launcher: 'ssh' given, but no host is named"),
+    ],
+)
+def test_hosts_that_make_no_job_are_refused(capsys, flags, message):
+    assert main(["plan", "-c", "yolov5n", *SSH, *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_manual_prints_the_line_for_each_host_and_starts_nothing(tmp_path):
+    given = [*("-c", "digits", "--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2"), "--launcher=manual"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mtrain", *given, "--name", "it's mine"], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0::2] == ["# 10.0.0.1", "# 10.0.0.2"]
+    for node, line in enumerate(lines[1::2]):
+        assert shlex.split(line) == [
+            *(sys.executable, "-m", "mtrain", *given[:-1], "--name", "it's mine"),
+            *("--launcher", "auto", "--node-rank", str(node)),
+        ]
+    assert list(tmp_path.iterdir()) == []

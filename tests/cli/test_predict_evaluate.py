@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -86,11 +87,17 @@ def test_predict_runs_on_the_framework_of_the_spec_and_needs_no_other(trained, m
     (trained / "trap/torch/__init__.py").write_text("raise ImportError('torch is not to be imported')")
     monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(trained / "trap"))
     given = ["--run", "runs/small", "--confidence", "0.0", "--no-draw", "digits/images", "--out"]
-    assert mtrain("predict", *given, "failed", cwd=trained).returncode != 0
+    before = set(Path(tempfile.gettempdir()).glob("mtrain-predict-*"))
+    failed = mtrain("predict", *given, "failed", cwd=trained)
+    assert failed.returncode != 0
+    assert "failed/.run/logs/rank-0.log" in failed.stderr, "the log that is named is in the folder of the results"
+    assert set(Path(tempfile.gettempdir()).glob("mtrain-predict-*")) == before
     paddle = ["-o", "backend.options={framework: paddle}"]
     done = mtrain("predict", *given, "by-paddle", *paddle, cwd=trained)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((trained / "by-paddle/predictions.json").read_text())
+    assert mtrain("predict", *given, "failed", *paddle, cwd=trained).returncode == 0
+    assert not (trained / "failed/.run").exists(), "a prediction that succeeds leaves nothing but its results"
 
 
 def test_a_class_id_of_predict_is_the_annotation_files_own(trained):
@@ -114,6 +121,14 @@ def test_a_class_id_of_predict_is_the_annotation_files_own(trained):
     )
     rows = json.loads((trained / "predictions/predictions.json").read_text())
     assert {row["category_id"] for row in rows} <= set(range(40, 51))
+
+
+def test_evaluation_without_a_run_says_what_to_evaluate(tmp_path):
+    done = mtrain("--eval", "-c", "digits", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nothing to evaluate: no run digits" in done.stderr
+    assert "--run FOLDER" in done.stderr
+    assert "--resume" not in done.stderr
 
 
 def test_sources_without_pictures_are_all_named_and_nothing_starts(trained):

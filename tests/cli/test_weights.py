@@ -1,6 +1,7 @@
 """`mtrain weights`, and a job that starts from files of other programs, through the real command line."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -8,6 +9,9 @@ import numpy as np
 import pytest
 
 from mtrain.cli import main
+from mtrain.core.checkpoint_files import Saved
+from mtrain.core.checkpoint_files import write as write_checkpoint
+from mtrain.core.interfaces import Progress, State
 from mtrain.weights.reading import read
 from mtrain.weights.writing import write
 from tests.weights import golden
@@ -203,3 +207,26 @@ def test_predict_refuses_weights_of_other_classes(files, digits):
     assert done.returncode == 2, done.stdout + done.stderr
     assert "the number of classes differs" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    for name in (str(tmp_path / "pipe"), "/dev/zero"):
+        assert main(["weights", "show", name]) == 2
+        assert "is neither a file nor a folder" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_a_model_of_its_own_is_read_with_the_plugins_of_its_run(tmp_path, capsys):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "own_model_of_a_run.py").write_text("from mtrain.models.yolov5 import YOLOv5n as Own\n")
+    (tmp_path / "own" / "plugins.toml").write_text('[models.own]\nmodule = "own_model_of_a_run:Own"\n')
+    spec = {"plugins": str(tmp_path / "own" / "plugins.toml"), "model": {"name": "own", "options": {}}}
+    neutral = tmp_path / "neutral.safetensors"
+    published = tmp_path / "yolov5n.pt"
+    write(published, golden.yolov5("n"))
+    assert main(["weights", "import", str(published), "--model", "yolov5n", "--to", str(neutral)]) == 0
+    state = State(weights=dict(read(neutral).arrays))
+    write_checkpoint(tmp_path / "step-00000001", Saved(state=state, progress=Progress(update=1), spec=spec))
+    target = tmp_path / "out.pt"
+    assert main(["weights", "export", str(tmp_path / "step-00000001"), "--to", str(target)]) == 0, capsys.readouterr()
+    assert "own with 80 classes: 349 of 349 arrays taken" in capsys.readouterr().out

@@ -298,11 +298,11 @@ def test_no_override_is_lost_whatever_their_number(chosen):
 
 
 _PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1, max_size=60), inner, max_size=3),
     max_leaves=8,
 )
-"""Keys are short: YAML ends a key on one line at 1024 characters."""
+"""Keys are short: YAML ends a key on one line at 1024 characters. Whole numbers are those that a spec may hold."""
 
 
 @settings(max_examples=150, deadline=None)
@@ -366,3 +366,28 @@ def test_an_override_that_begins_as_a_list_or_mapping_and_is_none_is_refused(tex
     with pytest.raises(SpecError) as caught:
         config.load("digits", overrides=[text], environ={})
     assert any(line.startswith(f"-o {text}: ") and "and is none" in line for line in caught.value.problems)
+
+
+# ------------------------------------------------------------------------------------------- another backend than the file's
+def test_options_of_the_files_backend_are_left_out_where_a_flag_chooses_another(here):
+    Path("a.yml").write_text("backend: {name: deepspeed, options: {stage: 2, device: cpu}}\n")
+    loaded = config.load("a.yml", flags={"backend.name": config.Given("solo", "--backend solo")}, environ={})
+    assert loaded.spec.backend.options == {"device": "cpu"}
+    assert loaded.notes == ("a.yml:1 backend.options.stage: left out, solo has no such option (--backend solo)",)
+    assert config.load("a.yml", environ={}).spec.backend.options == {"stage": 2, "device": "cpu"}
+
+
+def test_an_unknown_option_is_refused_where_it_is_typed_for_the_backend_or_the_backend_is_the_same(here):
+    Path("a.yml").write_text("backend: {name: deepspeed, options: {stage: 2}}\n")
+    chosen = {"backend.name": config.Given("solo", "--backend solo")}
+    chosen["backend.options.stagee"] = config.Given(1, "-o stagee")
+    with pytest.raises(SpecError, match=r"backend\.options\.stagee: unknown key"):
+        config.load("a.yml", flags=chosen, environ={})
+    Path("b.yml").write_text("backend: {name: solo, options: {stage: 2}}\n")
+    with pytest.raises(SpecError, match=r"backend\.options\.stage: unknown key"):
+        config.load("b.yml", flags={"backend.name": config.Given("solo", "--backend solo")}, environ={})
+
+
+def test_an_empty_list_where_one_must_have_entries_is_told_so(here):
+    with pytest.raises(SpecError, match=r"data\.augment\.sizes=\[\]: given \[\], expected a list of at least 1, each"):
+        config.load("digits", overrides=["data.augment.sizes=[]"], environ={})

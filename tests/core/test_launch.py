@@ -11,7 +11,7 @@ import pytest
 from mtrain.core import placement, runfolder
 from mtrain.core.errors import CheckpointError, DataError, Interrupted, UsageError
 from mtrain.core.runfolder import RunFolder, read_failures, write_failure
-from mtrain.core.verdict import asked_to_end, judge
+from mtrain.core.verdict import judge
 from mtrain.launchers.environment import cleaned, redacted
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
@@ -134,15 +134,6 @@ def test_of_two_failures_the_earlier_is_the_cause(tmp_path):
     assert told.code == 1
 
 
-def test_a_host_without_records_knows_from_its_ranks_that_the_job_was_asked_to_end(tmp_path):
-    run = RunFolder(tmp_path)
-    assert not asked_to_end(run)
-    fail(run, 2, Interrupted("asked"), now=1.0)
-    assert asked_to_end(run)
-    fail(run, 3, ValueError("cause"), now=2.0)
-    assert not asked_to_end(run)
-
-
 def test_a_run_folder_takes_one_starter_at_a_time(tmp_path):
     run = RunFolder(tmp_path)
     refused = pytest.raises(UsageError, match=rf"process {os.getpid()} is running")
@@ -226,6 +217,19 @@ def test_deaths_are_read_from_torchruns_report():
     options = Torchrun.Options(python="python")
     assert list(Torchrun(options).deaths(REPORT, 1)) == [(2, 1), (3, -9)]
     assert list(Torchrun(options).deaths("nothing", 1)) == []
+
+
+def test_what_a_rank_could_not_import_is_told_once_and_not_what_its_starter_says_of_it(tmp_path):
+    run = RunFolder(tmp_path)
+    run.make()
+    trace = ["Traceback (most recent call last):", '  File "worker.py", line 1, in <module>', "    import absent"]
+    trace += ["ModuleNotFoundError: No module named 'absent'"]
+    noise = [f"E0000 line {i} of the starter" for i in range(40)]
+    lines = [*(f"[rank1]: {line}" for line in trace), *(f"[rank0]: {line}" for line in trace), *noise]
+    run.starter_log.write_text("\n".join(lines))
+    told = judge(run, [(0, -signal.SIGTERM), (1, 1)], status=1)
+    assert told.headline == "rank 1 ended with exit code 1", "not the one that was ended for it"
+    assert told.text.splitlines()[1:-1] == [f"  {line}" for line in trace]
 
 
 def test_a_directly_started_rank_dies_with_the_status_of_its_command():

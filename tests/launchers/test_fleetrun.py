@@ -28,13 +28,19 @@ def test_every_flag_is_given_and_nothing_is_left_to_the_name_of_the_host():
     assert list(first.argv) == [
         *("/opt/python", "-m", "paddle.distributed.launch", "--master", "10.0.0.1:31000", "--nnodes", "2"),
         *("--rank", "0", "--host", "10.0.0.1", "--nproc_per_node", "2", "--devices", "2,3"),
-        *("--run_mode", "collective", "--max_restart", "0", "--log_dir", "/runs/a b/logs/fleetrun"),
+        *("--run_mode", "collective", "--max_restart", "0", "--log_dir", "/runs/a b/logs/fleetrun-0"),
         *("/opt/python", *WORKER),
     ]
     differing = [pair for pair in zip(first.argv, second.argv, strict=True) if len(set(pair)) > 1]
-    assert differing == [("0", "1"), ("10.0.0.1", "10.0.0.2")]
+    logs = [f"/runs/a b/logs/fleetrun-{node}" for node in (0, 1)]
+    assert differing == [("0", "1"), ("10.0.0.1", "10.0.0.2"), tuple(logs)], "where hosts share a folder, theirs are apart"
     # Paddle counts --devices among those that this variable lists.
     assert first.env["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+def test_hosts_with_other_numbers_of_ranks_are_refused():
+    with pytest.raises(SpecError, match=r"cluster\.slots: \[2, 4\] given, and Paddle's launcher starts as many"):
+        launcher(master_addr="10.0.0.1").plan(WORKER, [TWO[0], Host(address="10.0.0.2", slots=4)], 4)
 
 
 def test_agents_of_several_hosts_meet_without_the_callers_proxy():
@@ -50,6 +56,12 @@ def test_the_first_port_is_given_in_the_way_that_this_form_of_the_launcher_obeys
     assert command.env["PORT_RANGE"] == "6170:6173"
     (command,) = launcher().plan(WORKER, [Host(address="127.0.0.1", slots=3)], 3)
     assert "PORT_RANGE" not in command.env
+
+
+def test_a_first_port_that_leaves_no_room_is_refused():
+    with pytest.raises(SpecError, match=r"65535 given; 2 ranks .* up to 65537, .* give 65533 or less"):
+        launcher(start_port=65535).plan(WORKER, [Host(address="127.0.0.1", slots=2)], 2)
+    assert launcher(start_port=65533).plan(WORKER, [Host(address="127.0.0.1", slots=2)], 2)
 
 
 def test_ranks_on_the_cpu_get_no_devices():

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Host
 from mtrain.launchers.horovodrun import Horovodrun
 
@@ -37,13 +38,29 @@ def test_one_host_needs_no_ssh_and_no_interface():
     assert command.env["OMP_NUM_THREADS"] == "3"
 
 
-def test_several_hosts_are_started_from_the_first_with_the_devices_that_horovodrun_would_not_pass_on():
-    hosts = [Host(address="10.0.0.1", slots=2), Host(address="10.0.0.2", slots=2)]
-    (command,) = launcher(interface="eth0", devices=(0, 3)).plan(WORKER, hosts, 2)
-    text = " ".join(command.argv)
-    assert command.host == "10.0.0.1"
-    assert "-np 4 -H 10.0.0.1:2,10.0.0.2:2 --start-timeout 60 --disable-cache --network-interfaces eth0" in text
-    assert " env CUDA_VISIBLE_DEVICES=0,3 sh -c " in text
+def test_each_of_several_hosts_starts_its_own_ranks_and_they_differ_in_their_place_alone():
+    hosts = [Host(address="10.0.0.1", slots=2), Host(address="10.0.0.2", slots=4)]
+    options = {"interface": "eth0", "devices": (0, 3), "master_addr": "10.0.0.1", "master_port": 31000}
+    first, second = launcher(**options).plan(WORKER, hosts, 2)
+    assert list(first.argv) == [
+        *("/opt/python", "-m", "mtrain.backends._horovod.host", "--node-rank=0", "--hosts=10.0.0.1:2,10.0.0.2:4"),
+        *("--rendezvous=10.0.0.1:31000", "--", "/opt/python", *WORKER),
+    ]
+    assert (first.host, second.host) == ("10.0.0.1", "10.0.0.2")
+    assert [pair for pair in zip(first.argv, second.argv, strict=True) if len(set(pair)) > 1] == [
+        ("--node-rank=0", "--node-rank=1")
+    ]
+    assert second.env == first.env
+    assert first.env["CUDA_VISIBLE_DEVICES"] == "0,3"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "message"),
+    [(("fe80::1", "fe80::2"), "'fe80::1' given, .* IPv4"), (("10.0.0.1", "10.0.0.1"), "give each host once")],
+)
+def test_hosts_that_horovod_would_mistake_are_refused(addresses, message):
+    with pytest.raises(SpecError, match=f"cluster.ips: .*{message}"):
+        launcher().plan(WORKER, [Host(address=address, slots=1) for address in addresses], 1)
 
 
 def test_deaths_are_read_from_what_horovodrun_prints():

@@ -1,6 +1,5 @@
 """``TorchCollective`` over Horovod."""
 
-import pickle
 import time
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
@@ -9,6 +8,8 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 from torch import Tensor
+
+from mtrain.core.values import packed, unpacked
 
 T = TypeVar("T")
 PAUSE_S = 1e-4
@@ -38,10 +39,10 @@ class HorovodCollective:
 
     def all_gather(self, value: T) -> list[T]:
         """See ``Collective.all_gather``."""
-        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        mine = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
         sizes = wait(hvd.allgather_async(torch.tensor([len(mine)]), name="mtrain.objects.sizes")).tolist()
         everyone = wait(hvd.allgather_async(mine, name="mtrain.objects")).split(sizes)
-        return [pickle.loads(part.numpy().tobytes()) for part in everyone]  # noqa: S301  from ranks of this job
+        return [unpacked(part.numpy().tobytes()) for part in everyone]
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
         """``x`` of all ranks, stacked along a new first axis."""

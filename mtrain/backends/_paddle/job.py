@@ -56,7 +56,7 @@ class FleetJob:
                 "PADDLE_PG_TIMEOUT": str(math.ceil(options.timeout_s * 1000)),
             }
         )
-        channel = Channel(own.rank, own.size, address=own.first, timeout_s=options.timeout_s)
+        channel = Channel(own.rank, own.size, address=own.first, timeout_s=options.timeout_s, secret=own.secret)
         channel.all_gather(None)
         if own.rank != 0:
             time.sleep(HEAD_START_S)

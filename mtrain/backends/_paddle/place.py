@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from mtrain.core import job_secret
 from mtrain.core.errors import LaunchError
 
 NEEDED = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS")
@@ -19,6 +20,8 @@ class Place:
     size: int
     first: tuple[str, int]
     """Address and port that the launcher has set aside for rank 0."""
+    secret: str = field(default="", repr=False)
+    """See ``core.job_secret``; empty where the ranks were not started by mtrain."""
 
 
 def of_this_rank(environ: Mapping[str, str] = os.environ) -> Place:
@@ -39,6 +42,7 @@ def of_this_rank(environ: Mapping[str, str] = os.environ) -> Place:
         local_rank=int(environ.get("PADDLE_LOCAL_RANK") or environ.get("PADDLE_RANK_IN_NODE") or 0),
         size=int(environ["PADDLE_TRAINERS_NUM"]),
         first=(host, int(port)),
+        secret=environ.get(job_secret.VARIABLE, ""),
     )
 
 

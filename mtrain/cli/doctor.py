@@ -1,0 +1,258 @@
+"""``mtrain doctor``: look at this host, at the hosts of a job, and at every installed backend, before a job does."""
+
+import contextlib
+import io
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mtrain.cli.options import JobCommand, host_options, load_job
+
+if TYPE_CHECKING:
+    from mtrain.cli.several import Brief
+    from mtrain.core.config import Loaded
+    from mtrain.core.plugins import Entry
+    from mtrain.hosts.findings import Finding
+
+RANKS = 2
+"""Of an all-reduce on this host, unless it has another number of GPUs or --nproc-per-node says so."""
+PLAIN = "digits"
+"""The spec under which backends add up that are not the spec's own."""
+FOLDER = Path("~/.cache/mtrain/doctor")
+"""Where all-reduces run, on every host; what failed stays there."""
+INTERRUPTED = 128
+"""Exit codes above it are those of a job that a signal ended."""
+
+
+@click.command("doctor", cls=JobCommand)
+@host_options
+@click.option("--quick", is_flag=True, help="Leave out the all-reduce of each backend.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.pass_context
+def doctor(context: click.Context, /, **params: Any) -> None:
+    """Check this host and the hosts of --ips, and let each installed backend (or that of -b) add up numbers over its ranks.
+
+    Without --launcher ssh the same command is started on each of several hosts. Exit code: 0, nothing is in the way of a job; 1,
+    something is; 2, wrong use.
+    """
+    context.exit(Doctor(params).run())
+
+
+class Doctor:
+    """One visit."""
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        """``params``: of the command."""
+        from mtrain.cli import several
+
+        self._params = params
+        self._loaded = load_job(params)
+        cluster = self._loaded.spec.cluster
+        if several.is_several(self._loaded) and not cluster.ips:
+            raise click.UsageError(
+                f"--launcher {cluster.launcher}: no host is named; give them with --ips A,B or --hostfile"
+            )
+        self._hosts = cluster.ips if several.is_several(self._loaded) else []
+        self._found: list[Finding] = []
+        self._stream = sys.stdout
+
+    def run(self) -> int:
+        """Look at everything; returns the exit code."""
+        self._look_here()
+        code = self._look_at_hosts() if self._hosts else 0
+        if code == 0 and not self._params["quick"]:
+            for entry in self._entries():
+                code = self._add_up(entry)
+                if code > INTERRUPTED:
+                    break
+        return code if code > INTERRUPTED else self._close(code)
+
+    def _tell(self, findings: Sequence["Finding"], *, every: str = "here") -> None:
+        """Show them at once, unless one document is wanted at the end."""
+        from mtrain.hosts.findings import show
+
+        self._found += findings
+        if not self._params["as_json"]:
+            show(findings, every=every, stream=self._stream)
+
+    def _tell_of_hosts(self, findings: Sequence["Finding"]) -> None:
+        self._tell(findings, every=f"all {len(self._hosts)} hosts")
+
+    def _close(self, code: int) -> int:
+        from mtrain import __version__
+        from mtrain.hosts.findings import bad, worst
+
+        state = worst(self._found)
+        if self._params["as_json"]:
+            rows = [finding.as_json() for finding in self._found]
+            click.echo(json.dumps({"mtrain": __version__, "state": state, "findings": rows}, indent=2))
+        elif state == "bad":
+            count = len(bad(self._found))
+            click.echo(f"{count} finding{'s are' if count > 1 else ' is'} in the way of a job")
+        return 1 if state == "bad" or code else 0
+
+    # ------------------------------------------------------------------------------------------------------- this host
+    def _look_here(self) -> None:
+        """This machine, its libraries, and what the spec asks of it."""
+        from mtrain.hosts.libraries import libraries, this_host
+        from mtrain.launchers import environment
+
+        spec, environ = self._loaded.spec, environment.caller()
+        self._tell(this_host(environ))
+        python = spec.backend.python or sys.executable
+        cleaned = environment.cleaned(environ)
+        self._tell(libraries(self._backends(), asked=self._asked_backend(), python=python, environ=cleaned))
+        if self._params["config"] is not None and not self._hosts:
+            self._tell(self._spec())
+
+    def _asked_backend(self) -> str | None:
+        """The backend that a person wants to train with."""
+        given = self._params["config"] is not None or self._params["backend"] is not None
+        return self._loaded.spec.backend.name if given else None
+
+    def _backends(self) -> list["Entry"]:
+        """All that may train, or the one of -b."""
+        from mtrain.core import plugins
+
+        entries = plugins.names("backends", policy=self._loaded.policy)
+        return [entry for entry in entries if entry.enabled and self._params["backend"] in (None, entry.name)]
+
+    def _spec(self) -> list["Finding"]:
+        """What keeps the spec from training here, as ``mtrain train`` would say it."""
+        from mtrain import preflight
+        from mtrain.cli import starting
+        from mtrain.core.errors import UsageError
+        from mtrain.hosts.findings import Finding
+
+        try:
+            plan = starting.planned(self._loaded, starting.locate(self._loaded, resume=None))
+            notes = preflight.check(self._loaded.spec, size=plan.size)
+        except UsageError as error:
+            return [Finding(check="spec", state="bad", text=line) for line in str(error).splitlines()]
+        text = f"{self._loaded.source}: data, model and {plan.size} rank{'s' if plan.size > 1 else ''} fit together"
+        found = [Finding(check="spec", state="ok", text=text)]
+        return [*found, *(Finding(check="data", state="warning", text=note) for note in notes)]
+
+    # ------------------------------------------------------------------------------------------------------- all hosts
+    def _look_at_hosts(self) -> int:
+        """Preflight. Returns the exit code: on a host that another one leads, that one's."""
+        from mtrain.cli import several
+        from mtrain.core.errors import UsageError
+        from mtrain.hosts.findings import worst
+        from mtrain.hosts.leader import LOOK
+
+        loaded = self._loaded if self._params["config"] is not None else self._job(self._loaded.spec.backend.name)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # notes: who is waited for
+                result = several.run(self._brief(loaded, LOOK, "preflight"), tell=self._tell_of_hosts)
+        except UsageError:
+            if worst(self._found) != "bad":
+                raise
+            return 1
+        return result if isinstance(result, int) else result.code
+
+    def _brief(self, loaded: "Loaded", mode: str, name: str) -> "Brief":
+        from mtrain.cli import several, starting
+
+        by_hand = several.carried(loaded) is None
+        machine = starting.here(loaded)
+        return several.Brief(loaded=loaded, mode=mode, name=name, machine=machine, by_hand=by_hand, latest=False)
+
+    # ------------------------------------------------------------------------------------------------------ all-reduces
+    def _entries(self) -> Iterator["Entry"]:
+        """Backends that can be started."""
+        own = self._loaded.spec.backend
+        for entry in self._backends():
+            here = entry.installed or (entry.name == own.name and own.python is not None)
+            if here and not entry.rivals and (not self._hosts or self._rendezvous(entry.name) != "none"):
+                yield entry
+
+    def _rendezvous(self, backend: str) -> str:
+        from mtrain.core import plugins
+
+        return str(plugins.load("backends", backend, policy=self._loaded.policy).rendezvous)
+
+    def _add_up(self, entry: "Entry") -> int:
+        """Let the ranks of one backend add up; returns the exit code of the job."""
+        from mtrain.core.errors import MtrainError
+        from mtrain.hosts.findings import Finding
+
+        tell = self._tell_of_hosts if self._hosts else self._tell
+        summary: Mapping[str, Any] = {}
+        with _unheard() as said:
+            try:
+                code, summary = self._start(self._job(entry.name), entry.name)
+            except MtrainError as error:
+                code = error.exit_code
+                said.write(f"error: {error}")
+        if code:
+            lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
+            last = lines[-1].removeprefix("error: ") if lines else f"exit code {code}"
+            tell([Finding(check="all-reduce", state="bad", text=f"{entry.name}: {last}", remedy=f"see {FOLDER}")])
+        elif summary:
+            tell([Finding(check="all-reduce", state="ok", text=f"{entry.name}: {_in_words(summary)}")])
+        return code
+
+    def _start(self, loaded: "Loaded", name: str) -> tuple[int, Mapping[str, Any]]:
+        """Run the job; its exit code, and what rank 0 has to say, which on hosts that another one leads is nothing."""
+        from mtrain.cli import several, starting
+
+        if self._hosts:
+            result = several.run(self._brief(loaded, "allreduce", name))
+            return (result, {}) if isinstance(result, int) else (result.code, result.summary or {})
+        where = starting.created(loaded, starting.Where(run_dir=Path(name), checkpoint=None), name=name)
+        code = starting.run_job(loaded, where, mode="allreduce", quiet=True)
+        summary = starting.read_summary(where.run_dir)
+        if code == 0:
+            shutil.rmtree(where.run_dir, ignore_errors=True)
+        return code, summary
+
+    def _job(self, backend: str) -> "Loaded":
+        """The spec as given where it is the backend's own; else the plainest one, on the same hosts."""
+        own = backend == self._loaded.spec.backend.name
+        given = [text for text in self._params["overrides"] if own or text.startswith("cluster.")]
+        config = self._params["config"] if own else PLAIN
+        params = {**self._params, "backend": backend, "config": config, "nproc_per_node": None}
+        ranks = self._ranks(
+            load_job({**self._params, "backend": backend, "config": config, "overrides": given}), backend
+        )
+        slots = self._loaded.spec.cluster.slots
+        size = sum(slots) if slots else ranks * max(1, len(self._hosts))
+        given += [f"cluster.nproc_per_node={ranks}", f"train.batch_size={size}", "train.accumulate=1"]
+        given += ["cluster.max_restarts=0", f"report.dir={FOLDER.expanduser()}", "report.display=quiet"]
+        return load_job({**params, "overrides": given})
+
+    def _ranks(self, loaded: "Loaded", backend: str) -> int:
+        """Of each host: as many as were asked for; else two here, unless devices are fewer, and one on each of several hosts."""
+        from mtrain.cli import starting
+        from mtrain.core.plan import TYPED
+
+        asked = loaded.spec.cluster.nproc_per_node
+        if self._rendezvous(backend) == "none":
+            return 1
+        typed = loaded.origin("cluster.nproc_per_node").kind in TYPED or self._params["config"] is not None
+        if typed and asked != "auto":
+            return asked
+        return 1 if self._hosts else min(RANKS, starting.here(loaded).devices or RANKS)
+
+
+def _in_words(summary: Mapping[str, Any]) -> str:
+    hosts, ranks = summary["hosts"], summary["ranks"]
+    where = f"over {', '.join(hosts)}" if len(hosts) > 1 else "on this host"
+    return (
+        f"{ranks} rank{'s' if ranks > 1 else ''} {where}, first sum {summary['seconds']:.1f} s after the start of rank 0, "
+        f"4 MiB at {summary['mib_per_s']:.0f} MiB/s"
+    )
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[io.StringIO]:
+    """Keep what a job prints, on both streams."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        yield said

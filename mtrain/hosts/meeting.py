@@ -1,0 +1,342 @@
+"""The same command on every host, by hand: the first host's process leads, the others find it and serve as agents.
+
+They meet at ``cluster.control_port`` of the first host's address, and nowhere else. Every hello holds the whole spec, the hosts in
+order and the version: a host that would train something else is refused at once, here and there, by the first difference. Two
+hosts that both take themselves for the first one (another order of ``--ips``) find each other, because one who waits also
+looks whether the others are waiting.
+"""
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import mtrain
+from mtrain.core import placement, processes
+from mtrain.core.errors import LaunchError, UsageError
+from mtrain.core.launch import EXIT_CODES
+from mtrain.hosts.agent import FIRST_WORD_S, Agent, hello
+from mtrain.hosts.channel import Channel, Lost, Message
+from mtrain.hosts.findings import Finding
+from mtrain.hosts.members import Member
+from mtrain.hosts.ssh import CLOSING_S, Line, hear, open_line
+
+CONNECT_S = 2.0
+AGAIN_S = 0.3
+PATIENT_S = 3.0
+"""Waited in silence; then it is told who is missing."""
+HELLO_S = 5.0
+"""For a stranger to say hello."""
+OWN_KEYS = ("cluster.node_rank", "report.display")
+"""Of the spec, that each host may have otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Party:
+    """One host's view of the job; equal on all but for ``node``."""
+
+    hosts: Sequence[str]
+    node: int
+    port: int
+    """``cluster.control_port``."""
+    mode: str
+    values: Mapping[str, Any]
+    """The whole spec as plain values."""
+    line: Callable[[int], str]
+    """What is to be typed on a host."""
+
+    def job(self) -> dict[str, Any]:
+        """For the hello."""
+        return {"node": self.node, "hosts": list(self.hosts), "mode": self.mode, "spec": _flat(self.values)}
+
+    @property
+    def first(self) -> str:
+        """Where the hosts meet."""
+        return self.hosts[0]
+
+
+def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], *, version: str) -> str | None:
+    """The first thing in which two views of a job differ; None: they are of one job."""
+    if version != mtrain.__version__:
+        return f"it has mtrain {version}, the first host {mtrain.__version__}"
+    for key, flag in (("hosts", "--ips"), ("mode", "the command")):
+        if mine[key] != theirs.get(key):
+            return f"{flag}: it has {_shown(theirs.get(key))}, the first host {_shown(mine[key])}"
+    here, there = mine["spec"], theirs.get("spec") or {}
+    for key in [*here, *(key for key in there if key not in here)]:
+        if key not in OWN_KEYS and here.get(key, _ABSENT) != there.get(key, _ABSENT):
+            return f"{key}: it has {_shown(there.get(key))}, the first host {_shown(here.get(key))}"
+    return None
+
+
+_ABSENT = object()
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else repr(value)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted path -> value."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        found |= _flat(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- on the other hosts
+def join(party: Party, *, timeout_s: float, note: Callable[[str], None], again: bool) -> tuple[int, str]:
+    """Serve the first host as agent until it says goodbye; returns the exit code of the job, and its last words.
+
+    ``again``: come back when the first host is lost, as a job that may be started again wants.
+
+    Raises:
+        LaunchError: the first host does not answer for ``timeout_s``, or is lost.
+        UsageError: it refuses this host.
+    """
+    with processes.Requests() as requests, processes.adopting_orphans():
+        while True:
+            channel = _reach_first(party, timeout_s=timeout_s, note=note, requests=requests)
+            if channel is None:
+                return EXIT_CODES[requests.first or signal.SIGTERM], "ended before anything was started"
+            channel.send(hello(job=party.job()))
+            try:
+                code, text = Agent(channel, requests).serve()
+            except Lost as lost:
+                reason = f"the first host, {party.first}, is lost: {lost}; everything of the job was ended here"
+                if not again or requests.count:
+                    raise LaunchError(reason) from None
+                note(f"{reason}; waiting for it to start again")
+                continue
+            finally:
+                channel.close()
+            if code == UsageError.exit_code and text.startswith("error: "):  # refused, or nothing was started
+                raise UsageError(text.removeprefix("error: "))
+            return code, text
+
+
+def _reach_first(
+    party: Party, *, timeout_s: float, note: Callable[[str], None], requests: processes.Requests
+) -> Channel | None:
+    deadline, told = time.monotonic() + timeout_s, time.monotonic() + PATIENT_S
+    while not requests.count:
+        try:
+            connection = socket.create_connection((party.first, party.port), timeout=CONNECT_S)
+            return _channel(connection, peer=party.first)
+        except OSError as error:
+            now = time.monotonic()
+            if now > deadline:
+                raise LaunchError(
+                    f"the first host, {party.first}, has not answered at port {party.port} for {timeout_s:.0f} s "
+                    f"({error.strerror or error}); start the job there too: {party.line(0)}"
+                ) from error
+            if now > told:
+                told = float("inf")
+                note(f"waiting for the first host, {party.first}; start the job there too: {party.line(0)}")
+            time.sleep(AGAIN_S)
+    return None
+
+
+def _channel(connection: socket.socket, *, peer: str) -> Channel:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.settimeout(None)
+    descriptor = connection.detach()
+    return Channel(descriptor, descriptor, peer=peer, silence_s=FIRST_WORD_S)
+
+
+# ------------------------------------------------------------------------------------------------------ on the first host
+@dataclass(kw_only=True)
+class Meeting:
+    """The first host waits for the others; its own ranks have an agent as well."""
+
+    party: Party
+    python: str
+    """Interpreter of the agent of this host."""
+    environ: Mapping[str, str]
+    note: Callable[[str], None]
+    forwards: bool = False
+    _own: Line | None = None
+    _members: dict[int, Member] = field(default_factory=dict)
+    _strangers: list[tuple[Channel, float]] = field(default_factory=list)
+    """Connected, no hello yet; and until when it has to come."""
+    _found: "SimpleQueue[socket.socket]" = field(default_factory=SimpleQueue)
+    """Others that wait for hosts, too."""
+
+    def __post_init__(self) -> None:
+        address = next((each for each in placement.resolve(self.party.first) if placement.is_own(each)), None)
+        if address is None:
+            raise UsageError(
+                f"--ips {','.join(self.party.hosts)}: {self.party.first} is no address of this machine, on which the first host "
+                "of the job was started; correct --ips, or --node-rank"
+            )
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.socket(family)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._listener.bind((address, self.party.port))
+            self._listener.listen(64)
+        except OSError as error:
+            self._listener.close()
+            raise UsageError(
+                f"cluster.control_port: the hosts cannot meet at port {self.party.port} of {address}: "
+                f"{error.strerror or error}; give another --control-port on all hosts, or end what listens there"
+            ) from error
+        self._listener.settimeout(0.0)
+
+    def gather(
+        self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]
+    ) -> tuple[dict[int, Member], list[Finding]]:
+        """Wait for the hosts of ``nodes``; see ``Gathering``.
+
+        Raises:
+            UsageError: one of them is of another job, or a second one of the same place.
+        """
+        deadline, told = time.monotonic() + timeout_s, time.monotonic() + PATIENT_S
+        findings: list[Finding] = []
+        if 0 in nodes:
+            findings += self._start_own()
+        look = 0.0
+        while (missing := self._missing(nodes)) and time.monotonic() < deadline and not stop():
+            self._accept()
+            for channel, message in self._hellos():
+                self._admit(channel, message, nodes)
+            now = time.monotonic()
+            if now > look:
+                look = now + CONNECT_S
+                for node in missing:
+                    threading.Thread(target=self._look_at, args=(self.party.hosts[node],), daemon=True).start()
+            if now > told and missing:
+                told = float("inf")
+                self._tell(missing)
+            time.sleep(0.02)
+        findings += [self._never_came(node, timeout_s) for node in self._missing(nodes)]
+        return {node: self._members[node] for node in nodes if node in self._members}, findings
+
+    def last_words(self, node: int) -> str:
+        """Only the own agent is a process that is seen from here."""
+        return self._own.last_words() if node == 0 and self._own is not None else ""
+
+    def let_go(self, node: int) -> None:
+        """Close the connection."""
+        member = self._members.pop(node, None)
+        if node == 0 and self._own is not None:
+            self._own.end(wait_s=CLOSING_S)
+            self._own = None
+        elif member is not None:
+            member.channel.close()
+
+    def close(self) -> None:
+        """Close all connections, and listen no more."""
+        self._listener.close()
+        for channel, _ in self._strangers:
+            channel.close(flush_s=0.0)
+        for node in list(self._members):
+            self.let_go(node)
+
+    def _missing(self, nodes: Sequence[int]) -> list[int]:
+        return [node for node in nodes if node not in self._members and node != 0]
+
+    def _tell(self, missing: Sequence[int]) -> None:
+        hosts = ", ".join(self.party.hosts[node] for node in missing)
+        self.note(f"waiting for {hosts}; start the job there too, with the same command: {self.party.line(missing[0])}")
+
+    def _never_came(self, node: int, timeout_s: float) -> Finding:
+        return Finding(
+            check="meeting",
+            state="bad",
+            hosts=(self.party.hosts[node],),
+            text=f"has not come within {timeout_s:.0f} s",
+            remedy=f"start the job there too: {self.party.line(node)}",
+        )
+
+    def _start_own(self) -> list[Finding]:
+        line = open_line(self.party.first, 0, brought=(), python=self.python, environ=self.environ, local=True)
+        said = hear(line, timeout_s=FIRST_WORD_S)
+        if isinstance(said, Finding):
+            line.end(wait_s=CLOSING_S)
+            return [said]
+        self._own = line
+        self._members[0] = Member(node=0, host=self.party.first, channel=line.channel, hello=said)
+        return []
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                connection, _ = self._listener.accept()
+                self._greet(connection)
+        except BlockingIOError:
+            pass
+        try:
+            while True:
+                connection = self._found.get_nowait()
+                channel = self._greet(connection)
+                channel.send(hello(job=self.party.job()))
+        except Empty:
+            pass
+
+    def _greet(self, connection: socket.socket) -> Channel:
+        connection.settimeout(None)
+        channel = _channel(connection, peer="another host")
+        self._strangers.append((channel, time.monotonic() + HELLO_S))
+        return channel
+
+    def _look_at(self, host: str) -> None:
+        """Whether somebody waits for hosts over there as well."""
+        try:
+            self._found.put(socket.create_connection((host, self.party.port), timeout=CONNECT_S))
+        except OSError:
+            return
+
+    def _hellos(self) -> list[tuple[Channel, Message]]:
+        found, waiting = [], []
+        for channel, until in self._strangers:
+            message = next(iter(channel.receive()), None)
+            if message is not None:
+                found.append((channel, message))
+            elif channel.lost is None and time.monotonic() < until:
+                waiting.append((channel, until))
+            else:
+                channel.close(flush_s=0.0)
+        self._strangers = waiting
+        return found
+
+    def _admit(self, channel: Channel, message: Message, nodes: Sequence[int]) -> None:
+        """Take a host in, or refuse it; who is of this job but wrong ends it for all."""
+        if message.get("do") == "bye":  # another one that waits, and refuses us
+            channel.close(flush_s=0.0)
+            raise self._refusal(str(message.get("text", "")).removeprefix("error: "))
+        job = message.get("job")
+        if message.get("event") != "hello" or not isinstance(job, dict):
+            channel.close(flush_s=0.0)
+            return
+        hosts, node = list(job.get("hosts") or ()), int(job.get("node", -1))
+        own = str(hosts[node]) if 0 <= node < len(hosts) else "?"
+        label = f"{own} ({message.get('host')})"
+        problem = difference(self.party.job(), job, version=str(message.get("version")))
+        if problem is None and node == 0:
+            problem = "--node-rank: it has 0, which this host has, too"
+        elif problem is None and node in self._members and self._members[node].channel.lost is None:
+            problem = f"--node-rank: it has {node}, which {self._members[node].label} has, too"
+        if problem is not None:
+            text = f"host {label} does not fit this job: {problem}; give the same command on every host"
+            channel.send({"do": "bye", "code": UsageError.exit_code, "text": f"error: {text}"})
+            channel.close()
+            if sorted(hosts) == sorted(self.party.hosts) or (node != 0 and own in self.party.hosts):
+                raise self._refusal(text)
+            return
+        if node not in nodes:
+            channel.close(flush_s=0.0)
+            return
+        channel.peer = own
+        self._members[node] = Member(node=node, host=own, channel=channel, hello=message)
+
+    def _refusal(self, text: str) -> UsageError:
+        """Ends the job for all that have come: each of them tells why."""
+        for member in self._members.values():
+            member.channel.send({"do": "bye", "code": UsageError.exit_code, "text": f"error: {text}"})
+        return UsageError(text)

@@ -1,0 +1,299 @@
+"""A job on three hosts that are three addresses of this machine: whatever happens to ranks, agents or the leader, one clear end."""
+
+import io
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mtrain.core import processes
+from mtrain.core.errors import UsageError
+from mtrain.core.interfaces import Command, Host
+from mtrain.core.plan import Plan
+from mtrain.core.report_console import Plain
+from mtrain.hosts.attempts import Attempts
+from mtrain.hosts.round import Limits
+from mtrain.hosts.ssh import SshGathering
+from mtrain.launchers.environment import caller
+
+RANKS = Path(__file__).parents[1] / "launchers" / "ranks.py"
+HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+QUICK = Limits(silence_s=30.0, settle_s=1.5, ending_s=10.0, straggling_s=60.0)
+SOON = Limits(silence_s=4.0, settle_s=1.0, ending_s=10.0)
+
+
+class Direct:
+    """Starts a rank itself, without a starter in between."""
+
+    agent = False
+
+    def deaths(self, log, status):
+        return []
+
+
+def make_plan(run_dir: Path, *behaviours: str, max_restarts: int = 0) -> Plan:
+    hosts = [Host(address=address) for address in HOSTS]
+    commands = [
+        Command(
+            host=host.address,
+            argv=[sys.executable, str(RANKS), behaviour, "--run-dir", str(run_dir)],
+            env={"RANK": str(node), "MASTER_PORT": "7"},
+        )
+        for node, (host, behaviour) in enumerate(zip(hosts, behaviours, strict=True))
+    ]
+    return Plan(
+        title="test",
+        source="test",
+        run_dir=run_dir,
+        resume=None,
+        backend="test",
+        launcher_name="direct",
+        launcher=Direct(),
+        hosts=hosts,
+        commands=commands,
+        max_restarts=max_restarts,
+        log_dir=None,
+        numbers={},
+    )
+
+
+class Job:
+    """A job of three hosts in this process, and what came of it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.shown = io.StringIO()
+        self.requests = processes.Requests()
+        self.plans = []
+        self.members = {}
+        self.result = None
+
+    def folder(self, plan):
+        return {"spec.json": "{}\n"}
+
+    def again(self, members, plan, checkpoint):
+        self.plans.append(checkpoint)
+        return plan
+
+    def run(self, plan: Plan, *, limits: Limits = QUICK, forwarded=None) -> None:
+        with ExitStack() as stack:
+            gathering = SshGathering(HOSTS, brought=[()] * 3, python=sys.executable, environ=caller())
+            stack.callback(gathering.close)
+            self.members, missing = gathering.gather(range(3), timeout_s=60, stop=lambda: False)
+            assert missing == []
+            attempts = Attempts(
+                members=self.members,
+                gathering=gathering,
+                display=Plain(self.shown, title="test"),
+                requests=self.requests,
+                replan=self,
+                forwarded=forwarded or {},
+                limits=limits,
+                back_s=30.0,
+            )
+            self.result = attempts.run(plan)
+            for member in self.members.values():
+                member.channel.send({"do": "bye"})
+
+    def agent(self, node: int) -> psutil.Process:
+        return psutil.Process(self.members[node].hello["pid"])
+
+
+def living(run_dir: Path) -> list[int]:
+    """Processes whose command line names this run."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline", "status"])
+        if str(run_dir) in (process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def until(condition, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def job(tmp_path):
+    found = Job(tmp_path)
+    yield found
+    until(lambda: living(tmp_path) == [], timeout_s=20)
+
+
+@pytest.fixture
+def meanwhile(tmp_path):
+    """Calls something in another thread once all ranks have said that they are ready."""
+    threads = []
+
+    def start(action) -> None:
+        def wait_and_act() -> None:
+            until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(3)))
+            action()
+
+        threads.append(threading.Thread(target=wait_and_act))
+        threads[-1].start()
+
+    yield start
+    for thread in threads:
+        thread.join()
+
+
+def test_a_job_that_ends_well_gives_0_and_shows_the_records_of_rank_0(job, tmp_path):
+    job.run(make_plan(tmp_path, *["succeed"] * 3))
+    assert (job.result.code, job.result.text) == (0, "")
+    assert "end: done" in job.shown.getvalue()
+    assert (tmp_path / "spec.json").read_text() == "{}\n"
+    assert sorted(path.name for path in (tmp_path / "logs").glob("host-*")) == [
+        "host-0.log",
+        "host-1.log",
+        "host-2.log",
+    ]
+
+
+def test_the_first_failing_rank_is_told_with_its_host_and_ranks_that_hang_are_ended_everywhere(job, tmp_path):
+    job.run(make_plan(tmp_path, *["rank_1_raises_and_0_hangs"] * 3))
+    lines = job.result.text.splitlines()
+    assert job.result.code == 1
+    assert lines[0].startswith("rank 1 on 127.0.0.2 (")
+    assert lines[1] == f"log: {job.members[1].label}:{tmp_path}/logs/rank-1.log"
+    assert lines[-1] == "ValueError: the seventh picture is upside down"
+
+
+def test_an_expected_error_gives_its_own_exit_code(job, tmp_path):
+    job.run(make_plan(tmp_path, "save_when_asked", "refuse", "save_when_asked"))
+    assert (job.result.code, job.result.text.splitlines()[-1]) == (2, "error: train: 3 pictures cannot be read")
+
+
+def test_a_rank_that_a_signal_ends_is_named_with_its_host(job, tmp_path):
+    job.run(make_plan(tmp_path, "save_when_asked", "save_when_asked", "die_of_sigsegv"))
+    assert job.result.code == 1
+    last = job.result.text.splitlines()[-1]
+    assert last == f"error: the starter of the ranks on {job.members[2].label} was ended by signal 11 (SIGSEGV)"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_request_to_end_lets_every_rank_on_every_host_save(job, tmp_path, meanwhile, number, code):
+    meanwhile(lambda: job.requests.take(number))
+    job.run(make_plan(tmp_path, *["save_when_asked"] * 3))
+    assert job.result.code == code
+    assert "saving and ending" in job.shown.getvalue()
+    assert "state saved; go on with --resume" in job.result.text
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
+
+
+def test_a_second_request_ends_ranks_that_do_not_listen(job, tmp_path, meanwhile):
+    def ask_twice() -> None:
+        job.requests.take(signal.SIGINT)
+        until(lambda: "saving and ending" in job.shown.getvalue())
+        job.requests.take(signal.SIGINT)
+
+    meanwhile(ask_twice)
+    job.run(make_plan(tmp_path, *["ignore_requests"] * 3))
+    assert job.result.code == 130
+    assert "ended before the state was saved; there is no checkpoint" in job.result.text
+
+
+def test_an_agent_that_is_asked_to_end_ends_the_whole_job_politely(job, tmp_path, meanwhile):
+    meanwhile(lambda: job.agent(2).terminate())
+    job.run(make_plan(tmp_path, *["save_when_asked"] * 3))
+    assert job.result.code == 143
+    assert f"{job.members[2].label} was asked to end the job" in job.shown.getvalue()
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
+
+
+def test_a_host_whose_agent_dies_is_the_cause_and_nothing_is_left_on_any(job, tmp_path, meanwhile):
+    meanwhile(lambda: job.agent(1).kill())
+    job.run(make_plan(tmp_path, *["save_when_asked"] * 3))
+    assert job.result.code == 1
+    lines = job.result.text.splitlines()
+    assert lines[-1] == (
+        f"error: host {job.members[1].label} is lost: the connection was closed (its agent ended with signal 9)"
+    )
+    assert lines[0] == f"rank 1 ran there; log: {job.members[1].label}:{tmp_path}/logs/rank-1.log"
+
+
+def test_a_silent_host_is_lost_and_nothing_is_left_on_this_machine(job, tmp_path, meanwhile):
+    meanwhile(lambda: job.agent(1).suspend())
+    job.run(make_plan(tmp_path, *["ignore_requests"] * 3), limits=SOON)
+    assert job.result.code == 1
+    last = job.result.text.splitlines()[-1]
+    assert last.startswith(f"error: host {job.members[1].label} has been silent for ")
+    assert "could not be told to end" in job.shown.getvalue()
+
+
+def test_a_failed_job_is_started_again_on_all_hosts(job, tmp_path):
+    plan = make_plan(tmp_path, "succeed", "fail_the_first_time", "succeed", max_restarts=1)
+    job.run(plan)
+    assert job.result.code == 0
+    assert job.plans == [None]
+    assert "RuntimeError: a cosmic ray\nstarting again from the beginning: " in job.shown.getvalue()
+    assert [path.name for path in (tmp_path / "failures").glob("rank-*")] == []
+
+
+def test_a_job_is_started_again_on_a_host_that_was_lost_and_came_back(job, tmp_path, meanwhile):
+    def kill() -> None:
+        for rank in range(3):
+            (tmp_path / f"ready-{rank}").unlink()
+        job.agent(2).kill()
+        until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(3)))
+        job.requests.take(signal.SIGTERM)
+
+    meanwhile(kill)
+    job.run(make_plan(tmp_path, *["save_when_asked"] * 3, max_restarts=1))
+    assert job.result.code == 143
+    assert "is lost: the connection was closed" in job.shown.getvalue()
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
+
+
+def test_ranks_see_the_plans_variables_the_forwarded_ones_and_no_stale_ones(job, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    monkeypatch.setenv("MASTER_PORT", "9")
+    monkeypatch.setenv("KEPT", "here")
+    job.run(make_plan(tmp_path, "show_environment", "succeed", "succeed"), forwarded={"NCCL_DEBUG": "INFO"})
+    seen = dict(line.split("=", 1) for line in (tmp_path / "environment.txt").read_text().splitlines() if "=" in line)
+    assert "WORLD_SIZE" not in seen
+    assert (seen["MASTER_PORT"], seen["KEPT"], seen["NCCL_DEBUG"]) == ("7", "here", "INFO")
+    assert seen["GLOO_SOCKET_IFNAME"] == seen["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+def test_a_folder_in_which_another_job_runs_is_refused(job, tmp_path):
+    from mtrain.core.runfolder import RunFolder, taken
+
+    with (
+        taken(RunFolder(tmp_path), node=1),
+        pytest.raises(UsageError, match=r"127\.0\.0\.2 .*is running a job in this"),
+    ):
+        job.run(make_plan(tmp_path, *["succeed"] * 3))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+def test_a_leader_that_is_lost_takes_everything_along(tmp_path, number):
+    script = textwrap.dedent(
+        f"""
+        import importlib.util, sys
+        from pathlib import Path
+        spec = importlib.util.spec_from_file_location("attempts", {str(Path(__file__))!r})
+        attempts = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(attempts)
+        folder = Path({str(tmp_path)!r})
+        attempts.Job(folder).run(attempts.make_plan(folder, *["ignore_requests"] * 3), limits=attempts.SOON)
+        """
+    )
+    leader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(3)))
+        assert len(living(tmp_path)) == 3
+        leader.send_signal(number)
+        until(lambda: living(tmp_path) == [], timeout_s=30)
+    finally:
+        leader.kill()
+        leader.wait()

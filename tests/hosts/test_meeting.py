@@ -1,0 +1,222 @@
+"""The same command on every host, by hand: hosts of one job find each other, and any that would train something else is refused."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from mtrain.core.errors import LaunchError, UsageError
+from mtrain.core.placement import free_port
+from mtrain.hosts.meeting import Meeting, Party, difference, join
+from mtrain.launchers.environment import caller
+
+HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+SPEC = {"train": {"batch_size": 8, "seed": 0}, "cluster": {"ips": HOSTS, "node_rank": None, "slots": None}}
+JOINING = """
+import json, sys
+from mtrain.core.errors import MtrainError
+from mtrain.hosts.meeting import Party, join
+fields = json.loads(sys.argv[1])
+party = Party(**fields, line=lambda node: f"mtrain --node-rank {node}")
+try:
+    print(json.dumps(join(party, timeout_s=60, note=lambda text: None, again=False)))
+except MtrainError as error:
+    print(json.dumps([error.exit_code, str(error)]))
+"""
+
+
+def fields(node: int, port: int, *, hosts=HOSTS, **changes):
+    values = json.loads(json.dumps(SPEC))
+    for path, value in changes.items():
+        section, key = path.split("__")
+        values[section][key] = value
+    values["cluster"]["node_rank"] = node
+    return {"hosts": hosts, "node": node, "port": port, "mode": "train", "values": values}
+
+
+def party(node: int, port: int, **changes) -> Party:
+    return Party(**fields(node, port, **changes), line=lambda node: f"mtrain --node-rank {node}")
+
+
+@pytest.fixture
+def port():
+    return free_port()
+
+
+@pytest.fixture
+def meeting(port):
+    """The first host's; closed at the end, which ends its agent."""
+    told = []
+    made = Meeting(party=party(0, port), python=sys.executable, environ=caller(), note=told.append)
+    made.told = told
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def joining(port):
+    """Processes of other hosts; ``answers`` waits for them: (exit code, last words) of each."""
+    started = []
+
+    def start(node: int, **changes) -> None:
+        given = json.dumps(fields(node, port, **changes))
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", JOINING, given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+
+    def answers():
+        found = []
+        for process in started:
+            out, problems = process.communicate(timeout=60)
+            assert process.returncode == 0, problems
+            found.append(tuple(json.loads(out)))
+        return found
+
+    start.answers = answers
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def gather(meeting, nodes=range(3), *, timeout_s=60.0, stop=lambda: False):
+    return meeting.gather(nodes, timeout_s=timeout_s, stop=stop)
+
+
+def goodbye(members, code: int = 0, text: str = "") -> None:
+    for member in members.values():
+        member.channel.send({"do": "bye", "code": code, "text": text})
+
+
+def test_hosts_find_the_first_one_whichever_comes_first_and_all_hear_how_the_job_ended(meeting, joining):
+    joining(2)
+    joining(1)
+    members, missing = gather(meeting)
+    assert missing == []
+    assert [members[node].host for node in range(3)] == HOSTS
+    assert members[2].label == f"127.0.0.3 ({socket.gethostname()})"
+    goodbye(members, 1, "error: rank 0 failed")
+    assert joining.answers() == [(1, "error: rank 0 failed")] * 2
+
+
+def test_a_host_that_never_comes_is_named_with_the_line_to_type_there(meeting, joining):
+    joining(1)
+    members, missing = gather(meeting, timeout_s=4.0)
+    goodbye(members)
+    assert sorted(members) == [0, 1]
+    assert [finding.hosts for finding in missing] == [("127.0.0.3",)]
+    assert missing[0].line() == (
+        "meeting 127.0.0.3: has not come within 4 s; start the job there too: mtrain --node-rank 2"
+    )
+    assert meeting.told[0].startswith("waiting for ")
+
+
+def test_a_request_to_end_ends_the_waiting(meeting):
+    began = time.monotonic()
+    gather(meeting, timeout_s=600.0, stop=lambda: time.monotonic() > began + 0.5)
+
+
+def test_a_first_host_that_does_not_come_is_named_with_the_line_to_type_there(port):
+    with pytest.raises(
+        LaunchError, match=rf"127\.0\.0\.1, has not answered at port {port}.*start.*: mtrain --node-rank 0"
+    ):
+        join(party(1, port), timeout_s=1.0, note=lambda text: None, again=False)
+
+
+@pytest.mark.parametrize(
+    ("node", "changes", "named"),
+    [
+        (1, {"train__batch_size": 16}, "train.batch_size: it has 16, the first host 8"),
+        (2, {"cluster__slots": [1, 2, 2]}, "cluster.slots: it has 1,2,2, the first host None"),
+        (1, {"hosts": [HOSTS[0], HOSTS[2]]}, "--ips: it has 127.0.0.1,127.0.0.3, the first host 127.0.0.1,127.0.0.2"),
+        (2, {"hosts": [HOSTS[0], HOSTS[2], HOSTS[1]]}, "--ips: it has 127.0.0.1,127.0.0.3,127.0.0.2"),
+        (0, {}, "--node-rank: it has 0, which this host has, too"),
+    ],
+    ids=["spec", "slots", "fewer hosts", "order", "twice the first"],
+)
+def test_a_host_with_another_job_is_refused_on_both_sides_by_the_first_difference(
+    meeting, joining, node, changes, named
+):
+    joining(node, **changes)
+    with pytest.raises(UsageError) as refused:
+        gather(meeting)
+    ((code, text),) = joining.answers()
+    assert named in str(refused.value)
+    assert (code, text) == (2, str(refused.value))
+
+
+def test_a_place_that_is_taken_is_refused(meeting, joining):
+    joining(1)
+    members, _ = gather(meeting, [0, 1])
+    joining(1)
+    with pytest.raises(UsageError, match=r"--node-rank: it has 1, which 127\.0\.0\.2 .* has, too"):
+        gather(meeting, [2])
+    goodbye(members)
+    assert [code for code, _ in joining.answers()] == [0, 2]
+
+
+def test_two_hosts_that_both_take_themselves_for_the_first_find_each_other(meeting, port):
+    swapped = [HOSTS[1], HOSTS[0], HOSTS[2]]
+    other = Meeting(
+        party=party(0, port, hosts=swapped), python=sys.executable, environ=caller(), note=lambda text: None
+    )
+    raised = []
+
+    def wait_there() -> None:
+        try:
+            gather(other, [1, 2])
+        except UsageError as error:
+            raised.append(str(error))
+
+    waiting = threading.Thread(target=wait_there)
+    waiting.start()
+    with pytest.raises(UsageError, match=r"--ips: it has "):
+        gather(meeting, [1, 2])
+    waiting.join()
+    other.close()
+    assert len(raised) == 1
+    assert "--ips: it has " in raised[0]
+
+
+def test_a_job_of_other_hosts_is_refused_and_ends_nothing_here(meeting, joining):
+    joining(1, hosts=[HOSTS[0], "127.0.0.9"])
+    joining(1)
+    joining(2)
+    members, missing = gather(meeting)
+    assert missing == []
+    goodbye(members)
+    codes = sorted(code for code, _ in joining.answers())
+    assert codes == [0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    "words", [b"GET / HTTP/1.1\r\n\r\n", b'{"event": "hello", "job": 7}\n', b'{"do": "start"}\n', b""]
+)
+def test_strangers_are_passed_over(meeting, joining, port, words):
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(words)
+        joining(1)
+        joining(2)
+        members, missing = gather(meeting)
+    assert missing == []
+    goodbye(members)
+
+
+def test_a_port_that_is_taken_and_an_address_of_another_machine_are_refused(meeting, port):
+    with pytest.raises(
+        UsageError, match=rf"cluster.control_port: the hosts cannot meet at port {port} of 127\.0\.0\.1"
+    ):
+        Meeting(party=party(0, port), python=sys.executable, environ=caller(), note=print)
+    with pytest.raises(UsageError, match=r"192\.0\.2\.1 is no address of this machine"):
+        Meeting(party=party(0, port, hosts=["192.0.2.1"]), python=sys.executable, environ=caller(), note=print)
+
+
+def test_another_version_is_the_first_difference():
+    mine, theirs = party(0, 1).job(), party(1, 1, train__seed=9).job()
+    assert difference(mine, theirs, version="0.0.0").startswith("it has mtrain 0.0.0")
