@@ -72,7 +72,8 @@ parity: $(VENV)/.installed-dev  ## torch and Paddle side by side: the table of d
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m tests.parity.report
 
 checkpoint-matrix: $(VENV)/.installed-horovod  ## save under every backend, resume under every other: a table
-	OMP_NUM_THREADS=1 $(PY) -m tests.parity.matrix
+	$(PY) -m pip install --quiet --no-deps --upgrade --target build/fsdp ./examples/mtrain-fsdp
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/build/fsdp $(PY) -m tests.parity.matrix
 
 contract: $(VENV)/.installed-horovod  ## two ranks learn what one rank learns
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/contract $(PYTEST_ARGS)

@@ -52,7 +52,7 @@ STACKS: Mapping[str, Mapping[str, Any]] = {
 SIZES = (1, 2, 3)
 HALF, WHOLE = 10, 20
 """Updates: where a row saves, and where all jobs end."""
-BOUNDS = {"fp64": 1e-9, "fp32": 1e-3}
+BOUNDS = {"fp64": 1e-9, "fp32": 1e-5}
 """Largest relative difference between jobs that round differently."""
 NORM_OF_SHARDS = ("fsdp",)
 """Stacks that add the squares of the gradient up shard by shard, so that its norm, and with it what is clipped, is rounded by where
