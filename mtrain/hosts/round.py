@@ -27,6 +27,8 @@ class Limits:
     """Without a word of a host, after which it is lost, to the leader as to its agent."""
     settle_s: float = 4.0
     """For others to tell, after the first failure, what they know; then all are ended."""
+    known_s: float = 0.5
+    """The same where a rank was killed: no failure of another rank does that."""
     ending_s: float = 6.0
     """For agents to say that all is ended."""
     straggling_s: float = 60.0
@@ -68,7 +70,7 @@ class Outcome:
     failures: list[dict[str, Any]] = field(default_factory=list)
     """What failed ranks left, with ``when``, in this process's monotonic time."""
     ended: dict[int, Message] = field(default_factory=dict)
-    """By host: its "ended" event, with ``when``, and ``told``: whether it was told to end."""
+    """By host: its "ended" event, with ``when``, ``told``: whether it was told to end, and ``killed``: whether a rank was."""
     lost: dict[int, Loss] = field(default_factory=dict)
     suspects: dict[int, float] = field(default_factory=dict)
     """By host: seconds of its silence when the first failure was told."""
@@ -265,7 +267,9 @@ class Round:
         elif event == "failure":
             self._outcome.failures.append({**message["failure"], "when": now - float(message["age_s"])})
         elif event == "ended":
-            self._outcome.ended[node] = {**message, "when": now, "told": self._ending}
+            deaths = self.plan.launcher.deaths(str(message["log"]), int(message["status"]))
+            killed = any(code == -signal.SIGKILL for _, code in deaths)
+            self._outcome.ended[node] = {**message, "when": now, "told": self._ending, "killed": killed}
             self._outcome.summary = self._outcome.summary or message.get("summary")
         elif event == "asked":
             self.requests.take(signal.Signals(int(message["signal"])))
@@ -307,6 +311,8 @@ class Round:
         done = self._outcome
         if any(loss.reason.startswith("silent") for loss in done.lost.values()):
             return 0.0
+        if any(message["killed"] and not message["told"] for message in done.ended.values()):
+            return min(self.limits.known_s, self.limits.settle_s)
         if done.lost or verdict.real(done.failures):
             return self.limits.settle_s
         statuses = [int(message["status"]) for message in done.ended.values()]

@@ -33,7 +33,9 @@ def test_every_flag_is_given_and_nothing_is_left_to_the_name_of_the_host():
     ]
     differing = [pair for pair in zip(first.argv, second.argv, strict=True) if len(set(pair)) > 1]
     logs = [f"/runs/a b/logs/fleetrun-{node}" for node in (0, 1)]
-    assert differing == [("0", "1"), ("10.0.0.1", "10.0.0.2"), tuple(logs)], "where hosts share a folder, theirs are apart"
+    assert differing == [("0", "1"), ("10.0.0.1", "10.0.0.2"), tuple(logs)], (
+        "where hosts share a folder, theirs are apart"
+    )
     # Paddle counts --devices among those that this variable lists.
     assert first.env["CUDA_VISIBLE_DEVICES"] == "2,3"
 
