@@ -118,6 +118,7 @@ class TestEveryStage:
 
 
 @needs_deepspeed
+@pytest.mark.slow
 def test_reducing_in_every_micro_batch_is_rounded_differently_but_hardly(found: Any) -> None:
     ours, theirs = (
         [float.fromhex(norm) for norm in rank["norms"]]

@@ -202,6 +202,7 @@ def test_a_collective_that_waits_too_long_for_a_rank_ends_the_job(tmp_path: Path
 
 
 @needs_horovod
+@pytest.mark.slow
 def test_ranks_end_without_aborting_however_often(tmp_path: Path) -> None:
     """Processes of a rank that end while native threads still run can crash."""
     body = """

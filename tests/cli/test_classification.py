@@ -137,6 +137,7 @@ STACKS = {
 }
 
 
+@pytest.mark.slow
 def test_every_stack_trains_alike(trained):
     """Twelve updates in float64 with augmentation, AdamW, decay groups, clipping and EMA."""
     values = [*QUICK, "train.epochs=null", "train.updates=12", "train.precision=fp64", "evaluate.every_epochs=null"]

@@ -37,6 +37,7 @@ def rows_of(found: dict) -> dict[str, dict]:
     return {row["label"]: row for row in found["backends"]}
 
 
+@pytest.mark.slow
 def test_wrong_backends_are_found_and_described(tmp_path):
     found, printed = compare(
         tmp_path / "out",

@@ -20,7 +20,7 @@ def undisturbed(tmp_path_factory, digits) -> dict:
     }
 
 
-@pytest.mark.parametrize("update", [2, 6])
+@pytest.mark.parametrize("update", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(runner, undisturbed, update):
     process = runner.start(runner.arguments(name="killed"))
     runner.wait_for_update("killed", update, process)
@@ -40,7 +40,9 @@ def test_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(runner, undistu
     assert resumed["ema_sha256"] == undisturbed["summary"]["ema_sha256"]
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_job_that_is_asked_to_end_saves_and_goes_on_later_to_the_same_bits(runner, undisturbed, number, expected):
     process = runner.start(runner.arguments(name="asked"))
     runner.wait_for_update("asked", 1, process)

@@ -276,9 +276,8 @@ def test_a_killed_rank_ends_the_job_and_a_resumed_one_ends_with_the_same_bits(jo
 
 
 @needs_horovod
-@pytest.mark.parametrize(
-    ("number", "expected"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_job_that_is_asked_to_end_saves_and_goes_on_later_to_the_same_bits(jobs, undisturbed, number, expected):
     process = jobs.start("asked")
     jobs.wait_for_update("asked", 2, process)

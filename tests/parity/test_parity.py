@@ -86,7 +86,7 @@ def test_the_weights_do_move(trained):
     ("model", "writer", "reader"),
     [
         ("yolov5n", "ddp", "fleet"),
-        ("ppyoloe_s", "fleet", "ddp"),
+        pytest.param("ppyoloe_s", "fleet", "ddp", marks=pytest.mark.slow),
         pytest.param("yolov5n", "fleet", "ddp", marks=pytest.mark.slow),
         pytest.param("ppyoloe_s", "ddp", "fleet", marks=pytest.mark.slow),
     ],
