@@ -110,8 +110,13 @@ def parse_variants(text: str) -> list[Variant]:
                 )
             if "." in key:
                 overrides.append(setting)
-            else:
+                continue
+            try:
                 options[key] = parse_value(value)
+            except ValueError as error:
+                raise UsageError(
+                    f"--backends {entry}: {key}: {error}; a value there has no comma and no colon"
+                ) from error
         found.append(Variant(label=entry, name=name, options=options, overrides=overrides))
     labels = [variant.label for variant in found]
     twice = sorted({label for label in labels if labels.count(label) > 1})
@@ -125,12 +130,15 @@ def compare(order: Order) -> Comparison:
     """Run everything and compare.
 
     Raises:
-        UsageError: the spec or a backend's options are wrong; nothing was started.
+        UsageError: the spec, a backend's options or the folder are wrong; nothing was started.
         Ended: a job was asked to end.
     """
     benches = [_bench(order, variant) for variant in order.variants]
     _preflight(order, benches)
-    order.out.mkdir(parents=True, exist_ok=True)
+    try:
+        order.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {order.out}: cannot be made ({error.strerror}); name another folder") from error
     reference: tuple[_Bench, State] | None = None
     against: dict[str, Against] = {}
     for bench in (bench for bench in benches if bench.row is None):
@@ -179,7 +187,12 @@ def _common(order: Order) -> dict[str, Any]:
 
 
 def _bench(order: Order, variant: Variant) -> _Bench:
-    flags = {path: config.Given(value, f"compare: {path}={value}") for path, value in _common(order).items()}
+    common = _common(order)
+    for setting in variant.overrides:
+        path, value = setting.split("=", 1)
+        if path in common or path == "backend.name":
+            raise UsageError(f"--backends {variant.label}: {path}={value} given, but a comparison sets {path} itself")
+    flags = {path: config.Given(value, f"compare: {path}={value}") for path, value in common.items()}
     loaded = config.load(order.config, overrides=[*order.overrides, *variant.overrides], flags=flags)
     policy = loaded.policy
     plugin = plugins.load("backends", variant.name, policy=policy)

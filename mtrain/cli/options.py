@@ -172,14 +172,22 @@ def _host_flags(ips: str | None, hostfile: str | None) -> dict[str, Any]:
 
 def _hosts_of(file: Path) -> list[str]:
     """Hosts of an MPI-style host file: one a line, ``host``, ``host:2`` or ``host slots=2``; ``#`` starts a comment."""
+    from mtrain.core.yaml_lines import read_text
+
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"--hostfile {file}: cannot be read: {error}") from error
+        lines = read_text(file).splitlines()
+    except ValueError as error:
+        raise click.UsageError(f"--hostfile {file}: {error}") from error
     words = [line.partition("#")[0].split() for line in lines]
     return [
-        ":".join([first, *(word.removeprefix("slots=") for word in rest[:1])]) for first, *rest in filter(None, words)
+        ":".join([_bracketed(first) if rest else first, *(word.removeprefix("slots=") for word in rest[:1])])
+        for first, *rest in filter(None, words)
     ]
+
+
+def _bracketed(host: str) -> str:
+    """``host``, an IPv6 address in brackets, so that a number can stand behind it."""
+    return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
 
 
 def _host_and_slots(entry: str, shown: str) -> tuple[str, int | None]:

@@ -1,5 +1,6 @@
 """``mtrain plugins list`` and ``mtrain plugins test``."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.cli.options import JobCommand
+from mtrain.core.errors import UsageError
 
 if TYPE_CHECKING:
     from mtrain.core.plugins import Entry
@@ -102,11 +104,35 @@ def test_plugin(name: str, **given: Any) -> int:
         python=sys.executable,
         say=lambda text: click.echo(text, err=True),
     )
-    folder = given["out"] or Path(tempfile.mkdtemp(prefix=f"mtrain-test-{name}-"))
-    found = kit.run(wanted, folder)
-    if given["json_file"] is not None:
-        given["json_file"].write_text(json.dumps(found.as_json(), indent=2) + "\n", encoding="utf-8")
+    report = given["json_file"]
+    if report is not None:
+        _check_can_be_written(report)
+    folder = given["out"] or Path(tempfile.mkdtemp(prefix=f"mtrain-test-{Path(name).name}-"))
+    _make(folder)
+    try:
+        found = kit.run(wanted, folder)
+    except UsageError:
+        if given["out"] is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if report is not None:
+        report.write_text(json.dumps(found.as_json(), indent=2) + "\n", encoding="utf-8")
     click.echo(words.report(found))
     if found.passed and given["out"] is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if found.passed else 1
+
+
+def _check_can_be_written(file: Path) -> None:
+    """Before minutes are spent on what is to be written there."""
+    if not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UsageError(
+            f"--json {file}: cannot be written; name a file in a folder that exists and that you may write to"
+        )
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder}: cannot be made ({error.strerror}); name another folder") from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtrain.core.job_secret import CLUSTER_VARIABLE
 from mtrain.core.placement import is_own, line_for, resolve
 from mtrain.core.plan import SEVERAL_HOSTS_PORT, Machine, Plan
 from mtrain.launchers import environment
@@ -134,7 +135,7 @@ def run(
             click.echo(f"# {host.address}\n{shlex.join(line)}")
         return 0
     environ = environment.caller()
-    display = make_display(loaded.spec.report.display, title=f"{brief.name}: {draft.title.partition(': ')[2]}")
+    display = make_display(loaded.spec.report.display, title=f"{_shown_name(brief)}: {draft.title.partition(': ')[2]}")
     gathering: Gathering
     if carrier is not None:
         from mtrain.hosts.ssh import SshGathering
@@ -166,6 +167,16 @@ def run(
     return leader.run()
 
 
+def _shown_name(brief: Brief) -> str:
+    """The run's own name where the folder of one is resumed; which it is otherwise, the first host knows."""
+    from mtrain.cli.starting import AUTO
+
+    if brief.resume in (None, AUTO):
+        return brief.name
+    path = Path(str(brief.resume)).absolute()
+    return path.parent.parent.name if path.parent.name == "checkpoints" else path.name
+
+
 def _party(brief: Brief, *, node: int) -> "Party":
     from mtrain.hosts.meeting import Party
 
@@ -182,6 +193,7 @@ def _party(brief: Brief, *, node: int) -> "Party":
         mode=brief.mode,
         values=brief.loaded.values,
         line=_line_for(brief.machine.line),
+        secret=environment.caller().get(CLUSTER_VARIABLE, ""),
     )
 
 

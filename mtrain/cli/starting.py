@@ -84,10 +84,13 @@ def here(loaded: "Loaded") -> Machine:
 
 
 def typed_line() -> list[str]:
-    """The command that runs, as it would be typed on another host."""
+    """The command that runs, as it would be typed on another host; of one that only plans, that which it plans."""
     program = Path(sys.argv[0])
     start = [sys.executable, "-m", "mtrain"] if program.name == "__main__.py" else [program.name]
-    return [*start, *sys.argv[1:]]
+    words = sys.argv[1:]
+    if words[:1] == ["plan"]:
+        words = ["train", *(word for word in words[1:] if word != "--json")]
+    return [*start, *(word for word in words if word.replace("_", "-") != "--dry-run")]
 
 
 def planned(loaded: "Loaded", where: Where, *, mode: str = "train", machine: Machine | None = None) -> Plan:
@@ -123,7 +126,8 @@ def write_folder(loaded: "Loaded", plan: Plan) -> None:
     (run.path / "plan.txt").write_text(plan.text(), encoding="utf-8")
     write_json(run.path / "plan.json", plan.as_json())
     environ = environment.redacted(environment.cleaned(environment.caller()))
-    write_json(run.path / "environment.json", runfolder.describe_environment(environ))
+    argv = environment.redacted_words(sys.argv)
+    write_json(run.path / "environment.json", runfolder.describe_environment(environ, argv=argv))
 
 
 def run_job(

@@ -75,7 +75,7 @@ def _class(column: str, kind: str) -> str:
 
 
 def _kind(row: Row, result: Comparison) -> str:
-    if row.outcome != "done" or (row.label in result.against and result.against[row.label].beyond):
+    if row.outcome != "done" or row.drifted or (row.label in result.against and result.against[row.label].beyond):
         return "bad"
     return "good" if row.label in result.against else "plain"
 

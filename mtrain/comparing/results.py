@@ -35,6 +35,11 @@ class Row:
     plan: str = ""
     """The traced job's plan as text."""
 
+    @property
+    def drifted(self) -> bool:
+        """Whether its ranks did not hold the same weights, behind some update."""
+        return self.trace is not None and self.trace.drifted is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
@@ -75,8 +80,8 @@ class Comparison:
 
     @property
     def agree(self) -> bool:
-        """Whether all backends ran, repeat themselves, and are within the profile."""
-        ran = all(row.outcome == "done" and row.repeats is not False for row in self.rows)
+        """Whether all backends ran, repeat themselves, keep their ranks alike, and are within the profile."""
+        ran = all(row.outcome == "done" and row.repeats is not False and not row.drifted for row in self.rows)
         return ran and not any(against.beyond for against in self.against.values())
 
     def alike(self) -> list[list[str]]:
@@ -96,6 +101,8 @@ class Comparison:
         """One word or two for the table."""
         if row.outcome != "done":
             return {"failed": "failed", "refused": "refused", "absent": "not installed"}[row.outcome]
+        if row.drifted:
+            return "ranks differ"
         if row is self.reference:
             return "reference"
         against = self.against[row.label]

@@ -25,6 +25,7 @@ def summary(result: Comparison) -> list[Sentence]:
     told += [
         _apart(row, result) for row in result.rows if row.label in result.against and not result.against[row.label].bits
     ]
+    told += [_drifted(row) for row in result.rows if row.drifted]
     told += [_not_done(row) for row in result.rows if row.outcome != "done"]
     told += [
         Sentence(
@@ -48,6 +49,9 @@ def headline(result: Comparison) -> str:
     apart = [label for label, against in result.against.items() if against.beyond]
     if apart:
         return f"{listed(apart)} {'does' if len(apart) == 1 else 'do'} not train like {result.reference.label if result.reference else '?'}"
+    drifted = [row.label for row in result.rows if row.drifted]
+    if drifted:
+        return f"The ranks of {listed(drifted)} do not hold the same weights"
     missing = [row.label for row in result.rows if row.outcome != "done"]
     if missing:
         return f"The backends that ran agree; {listed(missing)} did not run"
@@ -99,6 +103,15 @@ def _growth(against: Against, result: Comparison) -> str:
     gaps = against.difference.gaps
     sizes = [f"{WORDS[name]} {gaps[name].largest:.1e}" for name in (LOSS, NORM, WEIGHTS) if name in gaps]
     return f"Largest over {result.updates} updates: {', '.join(sizes)}"
+
+
+def _drifted(row: Row) -> Sentence:
+    assert row.trace is not None
+    assert row.trace.drifted is not None
+    since = f"behind update {row.trace.drifted - 1}" if row.trace.drifted else "at the start"
+    return Sentence(
+        f"The ranks of {row.label} do not hold the same weights {since}: it trains several models", good=False
+    )
 
 
 def _not_done(row: Row) -> Sentence:

@@ -4,6 +4,8 @@ import secrets
 
 VARIABLE = "MTRAIN_JOB_SECRET"
 """Where ranks are told it. It is in no plan, no file and no log: the starter draws it when it starts a job."""
+CLUSTER_VARIABLE = "MTRAIN_CLUSTER_SECRET"
+"""Where a person says what hosts that are started by hand know of each other. Ranks are not told it."""
 
 
 def drawn() -> dict[str, str]:

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -309,8 +309,8 @@ def _packages() -> list[str]:
     return sorted({found.group() for found in names if found})
 
 
-def describe_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Versions, machine, and ``environ``, which the caller has redacted."""
+def describe_environment(environ: Mapping[str, str], *, argv: Sequence[str] = ()) -> dict[str, Any]:
+    """Versions, machine, and ``environ`` and the command ``argv``, which the caller has redacted."""
     versions = {}
     for name in _packages():
         try:
@@ -323,7 +323,7 @@ def describe_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": sys.version,
         "cores": os.cpu_count(),
-        "argv": sys.argv,
+        "argv": list(argv),
         "versions": versions,
         "environment": dict(environ),
     }

@@ -17,7 +17,7 @@ from mtrain.core.suggest import closest, hint
 from mtrain.core.yaml_lines import Parsed, Path, parse, parse_value, read_text
 
 PREFIX = "MTRAIN_"
-RESERVED = frozenset({"MTRAIN_HOME", "MTRAIN_DEBUG", "MTRAIN_CACHE", job_secret.VARIABLE})
+RESERVED = frozenset({"MTRAIN_HOME", "MTRAIN_DEBUG", "MTRAIN_CACHE", job_secret.VARIABLE, job_secret.CLUSTER_VARIABLE})
 """Variables that are no values of a spec."""
 FOREIGN = {"FLAGS_START_PORT": "cluster.start_port"}
 """Variables of other programs that users set for the same purpose."""

@@ -17,7 +17,7 @@ newest     nothing                                                     checkpoin
 start      ``Orders``                                                  nothing; events follow, "ended" is the last of them
 stop       signal                                                      nothing; the ranks are asked to save and end
 end        nothing                                                     nothing; all processes of the attempt are killed
-bye        code, text                                                  nothing; the agent ends
+bye        code, text, discard                                         nothing; the agent ends; discard: without its run folder
 facts ...  see ``facts.py``                                            what ``Witness.answer`` says
 =========  ==========================================================  =====================================================
 
@@ -37,6 +37,7 @@ A leader that closes the channel or is silent for too long is lost: the agent ki
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -117,6 +118,7 @@ class Agent:
         self._held = ExitStack()
         self._told = 0
         self._farewell: tuple[int, str] | None = None
+        self._discards = False
         self._witness: Any = None
         self._verbs: dict[str, Callable[[Message], dict[str, Any]]] = {
             "names": self._names,
@@ -143,6 +145,8 @@ class Agent:
                     self._attempt(message)
                 else:
                     self.take(message)
+        if self._discards and self._run is not None:
+            shutil.rmtree(self._run.path, ignore_errors=True)
         return self._farewell
 
     def take(self, message: Message) -> None:
@@ -150,6 +154,7 @@ class Agent:
         verb = message.get("do")
         if verb == "bye":
             self._farewell = int(message.get("code", 0)), str(message.get("text", ""))
+            self._discards = bool(message.get("discard"))
             self._asked.at_once()
         elif verb == "stop":
             self._asked.politely(signal.Signals(int(message.get("signal", signal.SIGTERM))))

@@ -117,13 +117,22 @@ class Attempts:
         return told
 
     def _newest(self) -> str | None:
-        if self.members[0].channel.lost is not None:
-            return None
-        found = ask(self.members, 0, "newest").get("checkpoint")
+        """The newest intact checkpoint on the first host.
+
+        Raises:
+            LaunchError: that host does not say.
+        """
+        try:
+            found = ask(self.members, 0, "newest").get("checkpoint")
+        except UsageError as error:  # the job has run, whatever the exit code of the question
+            raise LaunchError(str(error)) from error
         return None if found is None else str(found)
 
     def _newest_name(self) -> str | None:
-        found = self._newest()
+        try:
+            found = None if self.members[0].channel.lost is not None else self._newest()
+        except LaunchError:
+            return None
         return None if found is None else Path(found).name
 
     def _restarted(self, plan: Plan, outcome: Outcome, told: Verdict, *, left: int) -> Plan:

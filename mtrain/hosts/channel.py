@@ -37,7 +37,11 @@ class Lost(Exception):
 
 
 class Refused(Exception):
-    """The peer could not do what it was asked; the text is its own."""
+    """The peer could not do what it was asked; the text is its own, and the exit code, where it gave one."""
+
+    def __init__(self, text: str, *, code: int | None = None) -> None:
+        self.code = code
+        super().__init__(text)
 
 
 class Channel:
@@ -145,7 +149,7 @@ class Channel:
                 raise Lost(self._lost)
             raise TimeoutError(f"{self.peer} did not answer within {timeout_s:g} s")
         if "error" in found:
-            raise Refused(str(found["error"]))
+            raise Refused(str(found["error"]), code=found.get("code"))
         return found
 
     def close(self, *, flush_s: float = 1.0) -> None:
@@ -159,7 +163,7 @@ class Channel:
 
     # ------------------------------------------------------------------------------------------------------- the thread
     def _wake(self) -> None:
-        with suppress(OSError):  # full, so it will wake; or closed
+        with self._changed, suppress(OSError):  # full, so it will wake; or closed
             os.write(self._wake_write, b".")
 
     def _lose(self, reason: str) -> None:
@@ -190,8 +194,8 @@ class Channel:
             with self._changed:
                 descriptors = {self._incoming, self._outgoing, self._wake_read, self._wake_write}
                 self._wake_write = self._wake_read = -1
-            for descriptor in descriptors:
-                os.close(descriptor)
+                for descriptor in descriptors:  # not outside: their numbers may be others' by then
+                    os.close(descriptor)
 
     def _turn(self, timeout_s: float) -> None:
         poll = select.poll()
@@ -267,7 +271,8 @@ def ask_all(
 ) -> list[Message]:
     """Ask every peer at once; one answer for each, in the same order.
 
-    ``each``: fields for one peer each. Where a peer could not, is gone or is late, its answer is ``{"error": text}``.
+    ``each``: fields for one peer each. Where a peer could not, is gone or is late, its answer is ``{"error": text}``,
+    with the ``code`` that it gave.
     """
     deadline = time.monotonic() + timeout_s
     own = each or [{}] * len(channels)
@@ -276,6 +281,8 @@ def ask_all(
     for channel, number in zip(channels, numbers, strict=True):
         try:
             answers.append(channel.answer(number, timeout_s=max(0.0, deadline - time.monotonic())))
-        except (Refused, Lost, TimeoutError) as error:
+        except Refused as error:
+            answers.append({"error": str(error)} | ({} if error.code is None else {"code": error.code}))
+        except (Lost, TimeoutError) as error:
             answers.append({"error": str(error)})
     return answers

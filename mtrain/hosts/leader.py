@@ -4,6 +4,7 @@ It is started once: on a host that reaches the others by ssh, or on the first of
 two is a ``Gathering``; all else is the same.
 """
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,8 @@ CHECKED = ("train", "evaluate")
 """The modes in which ranks read data and build a model."""
 LOOK = "look"
 """The mode of a job that ends behind its preflight."""
+TRIAL = "allreduce"
+"""The mode of a job whose run folder is of no use once it has gone well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +41,15 @@ class Survey:
     hellos: Sequence[Message]
     port: int
     """Free on the first of them."""
+
+
+class NotStarted(UsageError):
+    """Findings, shown here already, are in the way; ``whole`` names them for hosts that have not seen them."""
+
+    def __init__(self, bad: Sequence[Finding]) -> None:
+        head = f"the job was not started: {len(bad)} thing{'s' if len(bad) > 1 else ''} to mend"
+        self.whole = "\n".join([head, *(f"  {finding.line()}" for finding in bad)])
+        super().__init__(f"{head}, marked bad above")
 
 
 class Brief(Protocol):
@@ -117,13 +129,16 @@ class Leader:
                 result = self._lead(requests)
             code, text = result.code, result.text
         except MtrainError as error:
-            code, text = error.exit_code, f"error: {error}"
+            code, text = error.exit_code, f"error: {error.whole if isinstance(error, NotStarted) else error}"
             raise
         finally:
+            discard = code == 0 and self.brief.mode == TRIAL
             for member in self._members.values():
-                member.channel.send({"do": "bye", "code": code, "text": text})
+                member.channel.send({"do": "bye", "code": code, "text": text, "discard": discard})
             self.gathering.close()
             self.display.close()
+        if discard and result.run_dir is not None:
+            shutil.rmtree(result.run_dir, ignore_errors=True)
         if result.text:
             print(result.text, file=self.stream, flush=True)
         return result
@@ -140,7 +155,7 @@ class Leader:
             return interrupted(requests)
         if len(self._members) < len(nodes) and 0 not in self._members:
             self._show(missing)
-            raise self._refusal(missing)
+            raise NotStarted(missing)
         run_dir, checkpoint = self._place()
         plan = self.brief.plan(self._survey(), run_dir, checkpoint)
         self._preflight(plan, missing)
@@ -209,7 +224,7 @@ class Leader:
         self._show(found)
         if bad:
             self.display.note(f"{took}: {len(bad)} of {len(found)} findings are in the way")
-            raise self._refusal(bad)
+            raise NotStarted(bad)
         self.display.note(f"{took}: {len(found)} findings, none in the way")
 
     def _show(self, found: Sequence[Finding]) -> None:
@@ -217,10 +232,6 @@ class Leader:
             self.tell(found)
         elif findings.worst(found) != "ok":
             findings.show(found, every="all hosts", stream=self.stream)
-
-    def _refusal(self, bad: Sequence[Finding]) -> UsageError:
-        lines = "\n".join(f"  {finding.line()}" for finding in bad)
-        return UsageError(f"the job was not started: {len(bad)} thing{'s' if len(bad) > 1 else ''} to mend\n{lines}")
 
     def _check(self, plan: Plan) -> None:
         """The checks that any job gets, on the first host, where rank 0 will be."""

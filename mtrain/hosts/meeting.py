@@ -11,18 +11,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeGuard
 
 import mtrain
 from mtrain.core import placement, processes
 from mtrain.core.errors import LaunchError, UsageError
+from mtrain.core.job_secret import CLUSTER_VARIABLE
 from mtrain.core.launch import EXIT_CODES
 from mtrain.hosts.agent import FIRST_WORD_S, Agent, hello
 from mtrain.hosts.channel import Channel, Lost, Message
 from mtrain.hosts.findings import Finding
 from mtrain.hosts.members import Member
+from mtrain.hosts.proof import EVENT as PROOF
+from mtrain.hosts.proof import SAME, Unproven, prove, refuse
 from mtrain.hosts.ssh import CLOSING_S, Line, hear, open_line
 
 CONNECT_S = 2.0
@@ -31,6 +35,8 @@ PATIENT_S = 3.0
 """Waited in silence; then it is told who is missing."""
 HELLO_S = 5.0
 """For a stranger to say hello."""
+MOST_STRANGERS = 64
+"""At once; more wait."""
 OWN_KEYS = ("cluster.node_rank", "report.display")
 """Of the spec, that each host may have otherwise."""
 
@@ -48,6 +54,8 @@ class Party:
     """The whole spec as plain values."""
     line: Callable[[int], str]
     """What is to be typed on a host."""
+    secret: str = ""
+    """By which hosts know each other; empty: they take each other's word."""
 
     def job(self) -> dict[str, Any]:
         """For the hello."""
@@ -71,6 +79,17 @@ def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], *, version: s
         if key not in OWN_KEYS and here.get(key, _ABSENT) != there.get(key, _ABSENT):
             return f"{key}: it has {_shown(there.get(key))}, the first host {_shown(here.get(key))}"
     return None
+
+
+def _is_job(job: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether a stranger's words are such as ``Party.job`` makes."""
+    return (
+        isinstance(job, dict)
+        and type(job.get("node")) is int
+        and isinstance(job.get("spec"), dict)
+        and isinstance(job.get("hosts"), list)
+        and all(isinstance(host, str) for host in job["hosts"])
+    )
 
 
 _ABSENT = object()
@@ -97,7 +116,7 @@ def join(party: Party, *, timeout_s: float, note: Callable[[str], None], again: 
 
     Raises:
         LaunchError: the first host does not answer for ``timeout_s``, or is lost.
-        UsageError: it refuses this host.
+        UsageError: it refuses this host, or does not know the secret.
     """
     with processes.Requests() as requests, processes.adopting_orphans():
         while True:
@@ -127,7 +146,13 @@ def _reach_first(
     while not requests.count:
         try:
             connection = socket.create_connection((party.first, party.port), timeout=CONNECT_S)
+            if party.secret:
+                _prove(connection, party.secret)
             return _channel(connection, peer=party.first)
+        except Unproven as error:
+            raise UsageError(
+                f"what answers at port {party.port} of {party.first} did not prove itself: {error}"
+            ) from error
         except OSError as error:
             now = time.monotonic()
             if now > deadline:
@@ -140,6 +165,15 @@ def _reach_first(
                 note(f"waiting for the first host, {party.first}; start the job there too: {party.line(0)}")
             time.sleep(AGAIN_S)
     return None
+
+
+def _prove(connection: socket.socket, secret: str) -> None:
+    """See ``prove``; closes the connection where it fails."""
+    try:
+        prove(connection, secret, joins=True)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _channel(connection: socket.socket, *, peer: str) -> Channel:
@@ -164,8 +198,10 @@ class Meeting:
     _members: dict[int, Member] = field(default_factory=dict)
     _strangers: list[tuple[Channel, float]] = field(default_factory=list)
     """Connected, no hello yet; and until when it has to come."""
-    _found: "SimpleQueue[socket.socket]" = field(default_factory=SimpleQueue)
-    """Others that wait for hosts, too."""
+    _met: "SimpleQueue[tuple[socket.socket, bool] | str]" = field(default_factory=SimpleQueue)
+    """Connections, and whether this end has made them because others wait for hosts, too; or a note on one that was refused."""
+    _called: "set[Channel]" = field(default_factory=set)
+    """Channels to these others."""
 
     def __post_init__(self) -> None:
         address = next((each for each in placement.resolve(self.party.first) if placement.is_own(each)), None)
@@ -265,32 +301,51 @@ class Meeting:
         return []
 
     def _accept(self) -> None:
-        try:
-            while True:
+        while len(self._strangers) < MOST_STRANGERS:
+            try:
                 connection, _ = self._listener.accept()
-                self._greet(connection)
-        except BlockingIOError:
-            pass
-        try:
+            except OSError:  # nobody waits, or who did has gone
+                break
+            if self.party.secret:
+                threading.Thread(target=self._examine, args=(connection,), daemon=True).start()
+            else:
+                self._greet(connection, called=False)
+        with suppress(Empty):
             while True:
-                connection = self._found.get_nowait()
-                channel = self._greet(connection)
-                channel.send(hello(job=self.party.job()))
-        except Empty:
-            pass
+                met = self._met.get_nowait()
+                if isinstance(met, str):
+                    self.note(met)
+                else:
+                    self._greet(met[0], called=met[1])
 
-    def _greet(self, connection: socket.socket) -> Channel:
-        connection.settimeout(None)
+    def _examine(self, connection: socket.socket, *, called: bool = False) -> None:
+        """Let who is at the other end prove itself, where there is a secret."""
+        try:
+            host = connection.getpeername()[0]
+            if self.party.secret:
+                prove(connection, self.party.secret, joins=called)
+        except Unproven as error:
+            refuse(connection, f"this host was refused: {error}")
+            self._met.put(f"{host} asked to take part, and was refused: {error}")
+        except OSError:
+            connection.close()
+        else:
+            self._met.put((connection, called))
+
+    def _greet(self, connection: socket.socket, *, called: bool) -> None:
         channel = _channel(connection, peer="another host")
         self._strangers.append((channel, time.monotonic() + HELLO_S))
-        return channel
+        if called:
+            self._called.add(channel)
+            channel.send(hello(job=self.party.job()))
 
     def _look_at(self, host: str) -> None:
         """Whether somebody waits for hosts over there as well."""
         try:
-            self._found.put(socket.create_connection((host, self.party.port), timeout=CONNECT_S))
+            connection = socket.create_connection((host, self.party.port), timeout=CONNECT_S)
         except OSError:
             return
+        self._examine(connection, called=True)
 
     def _hellos(self) -> list[tuple[Channel, Message]]:
         found, waiting = [], []
@@ -307,14 +362,16 @@ class Meeting:
 
     def _admit(self, channel: Channel, message: Message, nodes: Sequence[int]) -> None:
         """Take a host in, or refuse it; who is of this job but wrong ends it for all."""
-        if message.get("do") == "bye":  # another one that waits, and refuses us
+        if message.get("do") == "bye" and channel in self._called:  # another one that waits, and refuses us
             channel.close(flush_s=0.0)
             raise self._refusal(str(message.get("text", "")).removeprefix("error: "))
+        if message.get("event") == PROOF:
+            self.note(f"a host with a {CLUSTER_VARIABLE} asked to take part; this one has none: {SAME}")
         job = message.get("job")
-        if message.get("event") != "hello" or not isinstance(job, dict):
+        if message.get("event") != "hello" or not _is_job(job):
             channel.close(flush_s=0.0)
             return
-        hosts, node = list(job.get("hosts") or ()), int(job.get("node", -1))
+        hosts, node = list(job["hosts"]), job["node"]
         own = str(hosts[node]) if 0 <= node < len(hosts) else "?"
         label = f"{own} ({message.get('host')})"
         problem = difference(self.party.job(), job, version=str(message.get("version")))

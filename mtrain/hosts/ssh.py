@@ -22,8 +22,6 @@ AGENT = ("-m", "mtrain.hosts.agent")
 KEPT_LINES = 40
 CLOSING_S = 5.0
 """For ssh to end after its agent has."""
-SLOW_S = 30.0
-"""For a host that has answered to run the agent: its Python may lie on a slow network."""
 
 
 @dataclass(kw_only=True)

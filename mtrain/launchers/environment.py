@@ -11,7 +11,7 @@ STALE = re.compile(
     r"|^(MASTER_|GLOO_SOCKET_|MTRAIN_[A-Z]+__)"
     r"|^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|CROSS_RANK|CROSS_SIZE|TRAINER_ENDPOINTS|DISTRIBUTED_TRAINER_ENDPOINTS"
     r"|POD_IP|POD_NAME|PORT_RANGE|COLLECTIVE_MASTER_IP|FLAGS_START_PORT|FLAGS_FIXED_PORT|FLAGS_stop_check_timeout"
-    r"|MTRAIN_JOB_SECRET|OMP_NUM_THREADS|MKL_NUM_THREADS|OPENBLAS_NUM_THREADS|OMP_WAIT_POLICY)$"
+    r"|MTRAIN_JOB_SECRET|MTRAIN_CLUSTER_SECRET|OMP_NUM_THREADS|MKL_NUM_THREADS|OPENBLAS_NUM_THREADS|OMP_WAIT_POLICY)$"
 )
 """Names that starters use to tell a rank who it is, or that a plan sets itself: only the plan may say these things."""
 FORWARDED = re.compile(
@@ -69,6 +69,20 @@ def forwarded(environ: Mapping[str, str], extra: Iterable[str] = ()) -> dict[str
         return name in asked or (bool(FORWARDED.search(name) or name.startswith(prefixes)) and not SECRET.search(name))
 
     return {name: value for name, value in cleaned(environ).items() if told(name)}
+
+
+def redacted_words(words: Iterable[str]) -> list[str]:
+    """A command for such a file: values of what looks secret, as ``NAME=VALUE`` or behind ``--name``, and passwords in URLs."""
+    kept: list[str] = []
+    follows = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and (SECRET.search(name) or SECRET_VALUE.search(value)):
+            kept.append(f"{name}=***")
+        else:
+            kept.append("***" if follows or SECRET_VALUE.search(word) else PASSWORD_IN_URL.sub("://***@", word))
+        follows = word.startswith("--") and not equals and SECRET.search(word) is not None
+    return kept
 
 
 def redacted(environ: Mapping[str, str]) -> dict[str, str]:

@@ -194,7 +194,7 @@ class _Kit:
             )
             entries = _diaries(ended.run_dir, self._ranks)
             still_taken = none_of("ports that stay taken behind the job", self._taken(ended))
-            guilty = None if ended.code == 0 else _unfinished(entries, [LIGHT, ENTERS, *waiting]) or waiting[-1]
+            guilty = _unfinished(entries, [LIGHT, ENTERS, *waiting]) or (waiting[-1] if ended.code else None)
             for check in [check for check in waiting if check is not guilty]:
                 measures = [m for entry in entries for m in entry.measures.get(check.id, [])]
                 if sum(check.id in entry.measures for entry in entries) == self._ranks:
@@ -280,7 +280,13 @@ class _Kit:
             remedy = entry.remedy(self._wanted.python)
             raise PluginError(f"backend {entry.name!r} needs {needed}, which is not installed here; {remedy}")
         options = plugins.options("backends", entry.name, spec.backend.options, path=OWN_OPTIONS, policy=policy)
-        return plugins.load("backends", entry.name, policy=policy)(options)
+        plugin = plugins.load("backends", entry.name, policy=policy)
+        try:
+            return plugin(options)
+        except Exception as error:
+            raise PluginError(
+                f"backend {entry.name!r} cannot be constructed: {type(error).__name__}: {error}; look at __init__ of {entry.target}"
+            ) from error
 
     def _loaded(self, ranks: int, more: Sequence[str] = ()) -> Loaded:
         return _load(self._wanted.backend, ranks, (*more, *self._wanted.overrides))

@@ -132,7 +132,8 @@ def flat(state: State) -> dict[str, Array]:
 
 
 def differences(a: Mapping[str, Array], b: Mapping[str, Array]) -> dict[str, float]:
-    """Largest difference of each array, relative to the largest magnitude in that of ``a``; inf: not in both in one shape."""
+    """Largest difference of each array, relative to the largest magnitude in that of ``a``; inf: not in both in one
+    shape, or not a number."""
     return {name: _difference(a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b])}
 
 
@@ -140,7 +141,8 @@ def _difference(a: Array | None, b: Array | None) -> float:
     if a is None or b is None or a.shape != b.shape:
         return float("inf")
     a, b = a.astype(np.float64), b.astype(np.float64)
-    return float(np.abs(a - b).max(initial=0.0) / max(np.abs(a).max(initial=0.0), 1e-3))
+    difference = np.abs(a - b).max(initial=0.0) / max(np.abs(a).max(initial=0.0), 1e-3)
+    return float("inf") if np.isnan(difference) else float(difference)
 
 
 def disagreements(a: Mapping[str, Array], b: Mapping[str, Array], *, bound: float = TOLERANCE) -> list[str]:

@@ -116,7 +116,7 @@ def test_entries_of_backends_hold_options_and_paths():
     assert other.folder == "deepspeed-stage=3-offload=true-train.channels_last=false"
 
 
-@pytest.mark.parametrize("text", ["", " , ", "ddp,ddp", "deepspeed:3", "deepspeed:=3"])
+@pytest.mark.parametrize("text", ["", " , ", "ddp,ddp", "deepspeed:3", "deepspeed:=3", "ddp:timeout_s=[1,2]"])
 def test_entries_that_are_none_are_refused(text):
     with pytest.raises(UsageError, match="--backends"):
         parse_variants(text)
@@ -129,6 +129,9 @@ def test_entries_that_are_none_are_refused(text):
         (["--backends", "ddp,deepspeed:stage=9"], "--backends deepspeed:stage=9.stage"),
         (["--backends", "ddp,deepspeed:stag=1"], "did you mean 'stage'"),
         (["--backends", "ddp,solo:train.batch=1"], "train.batch"),
+        (["--backends", "ddp,ddp:train.updates=9"], "a comparison sets train.updates itself"),
+        (["--backends", "ddp:backend.name=solo"], "a comparison sets backend.name itself"),
+        (["--backends", "ddp", "--out", f"{__file__}/out"], "cannot be made (Not a directory)"),
         (["--backends", "ddp", "-o", "train.batch_size=7"], "does not divide"),
         (["--backends", "ddp", "--profile", "exact"], "'bitwise', 'float32', 'loose'"),
         ([], "Missing option"),

@@ -104,6 +104,9 @@ def test_a_host_file_gives_hosts_and_ranks(here):
     (here / "hosts").write_text("# two machines\n10.0.0.1 slots=2\n\n10.0.0.2:2  # the other\n")
     cluster = spec("--hostfile", "hosts").cluster
     assert (cluster.ips, cluster.nproc_per_node) == (["10.0.0.1", "10.0.0.2"], 2)
+    (here / "hosts").write_text("fe80::1 slots=2\n[fe80::2] slots=2\n")
+    cluster = spec("--hostfile", "hosts").cluster
+    assert (cluster.ips, cluster.nproc_per_node) == (["fe80::1", "fe80::2"], 2)
     assert spec("-H", "[fe80::1]:2,[fe80::2]:2").cluster.ips == ["fe80::1", "fe80::2"]
     assert spec("-H", "fe80::1,fe80::2").cluster.ips == ["fe80::1", "fe80::2"]
 
@@ -115,7 +118,8 @@ def test_a_host_file_gives_hosts_and_ranks(here):
         (("-H", "a:x"), "not HOST or HOST:RANKS"),
         (("-H", ","), "names no host"),
         (("-H", "a", "--hostfile", "b"), "both given"),
-        (("--hostfile", "absent"), "cannot be read"),
+        (("--hostfile", "absent"), "--hostfile absent: no such file"),
+        (("--hostfile", "/dev/zero"), "--hostfile /dev/zero: is no file"),
         (("--nnodes", "2"), "no host is named"),
         (("--nnodes", "3", "-H", "a,b"), "--ips names 2"),
         (("--nnodes", "1:4"), "keeps its number of hosts"),

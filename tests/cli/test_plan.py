@@ -256,3 +256,14 @@ def test_manual_prints_the_line_for_each_host_and_starts_nothing(tmp_path):
             *("--launcher", "auto", "--node-rank", str(node)),
         ]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [("plan",), ("train", "--dry-run"), ("train", "--dry_run")])
+def test_a_plan_of_manual_shows_the_line_that_trains(words):
+    given = ["-c", "digits", "--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2"]
+    argv = [sys.executable, "-m", "mtrain", words[0], *given, *words[1:], "--launcher", "manual"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    start = [sys.executable, "-m", "mtrain", "train", *given, "--launcher", "auto", "--node-rank"]
+    assert [line.strip() for line in done.stdout.splitlines() if "--node-rank " in line] == [
+        shlex.join([*start, str(node)]) for node in range(2)
+    ]

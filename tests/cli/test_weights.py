@@ -170,6 +170,7 @@ def test_a_job_starts_from_a_published_file_says_once_what_was_left_out_and_need
     assert again.stdout.count("349 of 349 arrays taken") == 1
 
 
+@pytest.mark.slow
 def test_the_form_for_inference_is_scored_with_the_option_that_says_so(digits):
     job = ("-b", "solo", "-c", "ppyoloe_s_bccd", "--nproc-per-node", "1", "-o", "data.root=digits", *SIZES)
     done = mtrain("train", *job, "--name", "deployed", "--epochs", "1", cwd=digits)

@@ -57,6 +57,17 @@ WRONG = {**ALIKE, "<b>wrong</b>": Planted(recipe=replace(RECIPE, clip_norm=5.0))
 ABSENT = Row(label="four", outcome="absent", reason="four needs a library")
 
 
+@pytest.mark.parametrize("label", ["one", "two"])
+def test_ranks_that_part_are_no_agreement_even_where_rank_0_has_the_same_bits(label):
+    alike = comparison(ALIKE)
+    parted = [replace(row, trace=replace(row.trace, drifted=5)) if row.label == label else row for row in alike.rows]
+    result = replace(alike, rows=parted)
+    assert not result.agree
+    assert words.headline(result) == f"The ranks of {label} do not hold the same weights"
+    assert result.verdict(next(row for row in result.rows if row.label == label)) == "ranks differ"
+    assert any(f"The ranks of {label} do not" in sentence.text for sentence in words.summary(result))
+
+
 def test_backends_that_agree_are_said_to():
     result = comparison(ALIKE)
     assert result.agree

@@ -10,8 +10,8 @@ import pytest
 
 from mtrain.core import config, plugins
 from mtrain.core.errors import PluginError, SpecError, UsageError
-from mtrain.core.job_secret import VARIABLE, drawn
-from mtrain.launchers.environment import cleaned, forwarded, redacted
+from mtrain.core.job_secret import CLUSTER_VARIABLE, VARIABLE, drawn
+from mtrain.launchers.environment import cleaned, forwarded, redacted, redacted_words
 
 BILLION_LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(12)
@@ -238,6 +238,26 @@ def test_secrets_are_masked_whole(name, value):
 )
 def test_passwords_in_addresses_are_masked(value, shown):
     assert redacted({"SOMETHING": value}) == {"SOMETHING": shown}
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["-o", "plugin.api_key=hunter2"], ["-o", "plugin.api_key=***"]),
+        (["--opt=a.note=hf_abcdefghijklmnopqr"], ["--opt=***"]),
+        (["--token", "hunter2", "--name", "a"], ["--token", "***", "--name", "a"]),
+        (["-o", "data.root=s3://me:hunter2@host/data"], ["-o", "data.root=s3://***@host/data"]),
+        (["-c", "digits", "--seed", "7"], ["-c", "digits", "--seed", "7"]),
+    ],
+)
+def test_secrets_are_masked_in_a_command(words, shown):
+    assert redacted_words(words) == shown
+
+
+def test_what_hosts_know_of_each_other_reaches_no_rank_and_no_other_host():
+    assert cleaned({CLUSTER_VARIABLE: "x", "HOME": "/root"}) == {"HOME": "/root"}
+    with pytest.raises(UsageError):
+        forwarded({CLUSTER_VARIABLE: "x"}, [CLUSTER_VARIABLE])
 
 
 def test_each_job_has_a_secret_of_its_own_that_no_other_job_inherits():

@@ -65,9 +65,10 @@ def test_a_killed_rank_is_named_and_the_job_goes_on_later_to_the_same_bits(runne
     assert runner.summary("killed")["ema_sha256"] == undisturbed["ema_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "expected"),
-    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130)],
     ids=["SIGTERM", "Ctrl-C"],
 )
 def test_a_job_that_is_asked_to_end_saves_and_goes_on_later_to_the_same_bits(runner, undisturbed, number, expected):

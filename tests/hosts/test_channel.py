@@ -89,7 +89,7 @@ def test_all_are_asked_at_once_and_each_failure_stands_in_the_place_of_its_peer(
 
     answering = [
         threading.Thread(target=answer, args=(ends[0][1], {"port": 7})),
-        threading.Thread(target=answer, args=(ends[1][1], {"error": "taken"})),
+        threading.Thread(target=answer, args=(ends[1][1], {"error": "taken", "code": 1})),
     ]
     for thread in answering:
         thread.start()
@@ -99,6 +99,7 @@ def test_all_are_asked_at_once_and_each_failure_stands_in_the_place_of_its_peer(
         thread.join()
     assert found[0]["port"] == 7
     assert [answer["error"] for answer in found[1:]] == ["taken", "the connection was closed"]
+    assert [answer.get("code") for answer in found[1:]] == [1, None]
 
 
 def test_a_peer_that_beats_is_never_silent_and_one_that_stops_is_lost(pair):

@@ -54,7 +54,7 @@ def test_a_killed_rank_ends_the_job_on_all_hosts(jobs: Jobs, lab: Lab, backend: 
 @pytest.mark.parametrize(("backend", "start"), cases(STARTS))
 def test_a_rank_that_raises_is_told_last_with_its_traceback(jobs: Jobs, lab: Lab, backend: str, start: str):
     job: Job = getattr(jobs, start)("raising", backend=backend, model__name="exploding", **ENDLESSLY)
-    job.reach(2)
+    job.reach(0)
     ends(job, within_s=SEEN_S + 5)
     told(job, r"rank 2 on .*(10\.77\.0\.3|node3).*Traceback")
     assert job.leader.last[0] == "RuntimeError: the fourth batch is on fire"

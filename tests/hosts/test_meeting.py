@@ -12,6 +12,7 @@ import pytest
 from mtrain.core.errors import LaunchError, UsageError
 from mtrain.core.placement import free_port
 from mtrain.hosts.meeting import Meeting, Party, difference, join
+from mtrain.hosts.proof import Unproven, prove
 from mtrain.launchers.environment import caller
 
 HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
@@ -29,13 +30,13 @@ except MtrainError as error:
 """
 
 
-def fields(node: int, port: int, *, hosts=HOSTS, **changes):
+def fields(node: int, port: int, *, hosts=HOSTS, secret="", **changes):
     values = json.loads(json.dumps(SPEC))
     for path, value in changes.items():
         section, key = path.split("__")
         values[section][key] = value
     values["cluster"]["node_rank"] = node
-    return {"hosts": hosts, "node": node, "port": port, "mode": "train", "values": values}
+    return {"hosts": hosts, "node": node, "port": port, "mode": "train", "values": values, "secret": secret}
 
 
 def party(node: int, port: int, **changes) -> Party:
@@ -220,3 +221,93 @@ def test_a_port_that_is_taken_and_an_address_of_another_machine_are_refused(meet
 def test_another_version_is_the_first_difference():
     mine, theirs = party(0, 1).job(), party(1, 1, train__seed=9).job()
     assert difference(mine, theirs, version="0.0.0").startswith("it has mtrain 0.0.0")
+
+
+# ------------------------------------------------------------------------------------------------------- a secret of hosts
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"event": "hello", "job": {"node": "first", "hosts": HOSTS, "spec": {}}},
+        {"event": "hello", "job": {"node": 1, "hosts": 5, "spec": {}}},
+        {"event": "hello", "job": {"node": 1, "hosts": [1, "a"], "spec": {}}},
+        {"event": "hello", "job": {"node": 1, "hosts": HOSTS, "mode": "train", "spec": [1]}},
+        {"do": "bye", "code": 2, "text": "error: go home"},
+    ],
+    ids=["node", "hosts", "mixed hosts", "spec", "goodbye"],
+)
+def test_a_stranger_who_knows_the_words_ends_no_job(meeting, joining, port, words):
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(json.dumps(words).encode() + b"\n")
+        assert gather(meeting, [1], timeout_s=1.0)[1][0].text == "has not come within 1 s"
+
+
+@pytest.fixture
+def guarded(port):
+    """The first host of a job with a secret."""
+    told = []
+    made = Meeting(
+        party=party(0, port, secret="open sesame"), python=sys.executable, environ=caller(), note=told.append
+    )
+    made.told = told
+    yield made
+    made.close()
+
+
+def test_hosts_with_one_secret_find_each_other(guarded, joining):
+    joining(1, secret="open sesame")
+    joining(2, secret="open sesame")
+    members, missing = gather(guarded)
+    assert missing == []
+    goodbye(members)
+    assert joining.answers() == [(0, "")] * 2
+
+
+@pytest.mark.parametrize("secret", ["", "open barley"], ids=["none", "another"])
+def test_a_host_without_the_secret_is_refused_and_told_why_and_ends_nothing_here(guarded, joining, secret):
+    joining(1, secret=secret)
+    _, missing = gather(guarded, [1], stop=lambda: any("was refused" in note for note in guarded.told))
+    ((code, text),) = joining.answers()
+    assert code == 2
+    assert "give the same MTRAIN_CLUSTER_SECRET on every host" in text
+    assert [finding.hosts for finding in missing] == [("127.0.0.2",)]
+
+
+def test_a_host_with_a_secret_serves_no_first_host_without(meeting, joining):
+    joining(1, secret="open sesame")
+    gather(meeting, [1], stop=lambda: any("this one has none" in note for note in meeting.told))
+    ((code, text),) = joining.answers()
+    assert code == 2
+    assert "did not prove itself" in text
+
+
+def test_what_one_end_has_said_proves_nothing_from_the_other():
+    here, there = socket.socketpair()
+    with here, there:
+        echo = threading.Thread(target=lambda: [there.sendall(part) for part in iter(lambda: there.recv(4096), b"")])
+        echo.start()
+        with pytest.raises(Unproven):
+            prove(here, "open sesame", joins=True)
+        here.shutdown(socket.SHUT_RDWR)
+        echo.join()
+
+
+def test_two_first_hosts_with_one_secret_still_find_each_other(guarded, port):
+    swapped = [HOSTS[1], HOSTS[0], HOSTS[2]]
+    other = Meeting(
+        party=party(0, port, hosts=swapped, secret="open sesame"), python=sys.executable, environ=caller(), note=print
+    )
+    raised = []
+
+    def wait_there() -> None:
+        try:
+            gather(other, [1, 2])
+        except UsageError as error:
+            raised.append(str(error))
+
+    waiting = threading.Thread(target=wait_there)
+    waiting.start()
+    with pytest.raises(UsageError, match=r"--ips: it has "):
+        gather(guarded, [1, 2])
+    waiting.join()
+    other.close()
+    assert len(raised) == 1

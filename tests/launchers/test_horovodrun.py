@@ -311,6 +311,7 @@ def test_the_traceback_of_the_rank_that_failed_first_is_told_last(jobs: Jobs, va
 
 
 @needs_horovod
+@pytest.mark.slow
 def test_a_starter_that_is_killed_takes_everything_along(jobs: Jobs):
     process = jobs.start("orphaned")
     jobs.wait_for_update("orphaned", 2, process)

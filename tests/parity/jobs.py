@@ -152,9 +152,10 @@ def trace(run_folder: Path) -> Trace:
 
 
 def relative(a: Array, b: Array) -> float:
-    """Largest difference relative to the largest magnitude (0.001 at least)."""
+    """Largest difference relative to the largest magnitude (0.001 at least); inf where it is not a number."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    return float(np.abs(a - b).max(initial=0.0) / max(np.abs(a).max(initial=0.0), 1e-3))
+    found = float(np.abs(a - b).max(initial=0.0) / max(np.abs(a).max(initial=0.0), 1e-3))
+    return float("inf") if np.isnan(found) else found
 
 
 def curve(a: Array, b: Array) -> Array:

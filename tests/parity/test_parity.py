@@ -66,6 +66,7 @@ def test_fifty_updates_in_float64_are_the_same(trained, setting):
     assert max(found.values()) <= FLOAT64, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", settings("fp32", updates=12))
 def test_in_float32_the_first_updates_differ_by_rounding_alone(trained, setting):
     ours, theirs = trained(setting), trained(jobs.partner(setting))
@@ -85,7 +86,7 @@ def test_the_weights_do_move(trained):
 @pytest.mark.parametrize(
     ("model", "writer", "reader"),
     [
-        ("yolov5n", "ddp", "fleet"),
+        pytest.param("yolov5n", "ddp", "fleet", marks=pytest.mark.slow),
         pytest.param("ppyoloe_s", "fleet", "ddp", marks=pytest.mark.slow),
         pytest.param("yolov5n", "fleet", "ddp", marks=pytest.mark.slow),
         pytest.param("ppyoloe_s", "ddp", "fleet", marks=pytest.mark.slow),

@@ -24,6 +24,10 @@ WRONG = Path(__file__).parent / "wrong"
         (["ddp", "--only", "learn.sgd"], "--only learn.sgd: no such check; did you mean 'learns.sgd'?"),
         (["ddp", "-o", "backend.options.bucket=1"], "backend.options.bucket=1: unknown key; did you mean"),
         (["solo", "--ranks", "2"], "this backend trains in one process"),
+        (["no/such"], "no backend 'no/such'"),
+        (["ddp", "--json", "no/such/folder.json"], "--json no/such/folder.json: cannot be written"),
+        (["ddp", "--out", f"{__file__}/logs"], "cannot be made (Not a directory)"),
+        (["broken", "-o", f"plugins={WRONG / 'plugins.toml'}"], "cannot be constructed: ValueError: no use"),
     ],
 )
 def test_wrong_use_is_told_in_a_line(arguments: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -31,6 +35,12 @@ def test_wrong_use_is_told_in_a_line(arguments: list[str], told: str, capfd: pyt
     said = capfd.readouterr().err
     assert told in said
     assert "Traceback" not in said
+
+
+def test_wrong_use_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main(["plugins", "test", "ddp", "--ranks", "5"]) == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_backend_passes_and_says_so_for_people_and_for_programs(tmp_path: Path) -> None:
@@ -82,6 +92,11 @@ class TestWrongBackends:
         assert found["plugin.light"]["verdict"] == "failed"
         assert found["plugin.light"]["measures"][0]["detail"] == "torch"
         assert found["collective.place"]["verdict"] == "passed"
+
+    def test_ranks_that_end_early_as_if_all_were_well(self, tmp_path: Path) -> None:
+        found, _ = report_on("quitting", tmp_path, "plugin.enters", "collective.place")
+        assert found["plugin.enters"]["error"] == "the ranks ended early, with exit code 0"
+        assert found["collective.place"]["verdict"] == "not run"
 
     def test_a_closed_door(self, tmp_path: Path) -> None:
         found, told = report_on("closed", tmp_path, "plugin", "collective.place")

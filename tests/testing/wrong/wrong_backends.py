@@ -95,3 +95,17 @@ class Lingering(DDP):
             time.sleep(300)
             os._exit(0)
         super().__exit__(*error)
+
+
+class Broken(DDP):
+    """It cannot even be constructed."""
+
+    def __init__(self, options: DDP.Options) -> None:
+        raise ValueError("no use")
+
+
+class Quitting(DDP):
+    """Its ranks end before they meet, as if all were well."""
+
+    def __enter__(self) -> Self:
+        os._exit(0)
