@@ -203,8 +203,8 @@ def _line_for(typed: Sequence[str]) -> Callable[[int], str]:
 
 def closing_lines(loaded: "Loaded", result: "Result") -> list[str]:
     """What a person wants to know at the end: the result, and where everything is."""
-    from mtrain.cli.train import closing_lines as lines_here
-    from mtrain.cli.train import result_lines
+    from mtrain.cli.closing import closing_lines as lines_here
+    from mtrain.cli.closing import result_lines
 
     done = result.code == 0
     assert result.run_dir is not None

@@ -1,11 +1,11 @@
 """``mtrain train``: check, plan, start, watch."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtrain.cli import closing
 from mtrain.cli.options import JobCommand, job_options, load_job
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def train_now(loaded: "Loaded", where: "Where") -> int:
     if where.checkpoint is not None:
         notes.append(f"goes on from {where.checkpoint}")
     code = starting.run_job(loaded, where, notes=notes)
-    for line in closing_lines(where.run_dir, done=code == 0):
+    for line in closing.closing_lines(where.run_dir, done=code == 0):
         click.echo(line)
     return code
 
@@ -93,7 +93,7 @@ def evaluate_only(loaded: "Loaded", resume: str | None) -> int:
     notes = [*checked, f"evaluates {checkpoint or loaded.spec.model.weights}", f"run folder: {where.run_dir}"]
     code = starting.run_job(loaded, where, mode="evaluate", notes=notes)
     summary = starting.read_summary(where.run_dir) if code == 0 else {}
-    for line in figure_lines(summary, summary.get("figures", {})):
+    for line in closing.figure_lines(summary, summary.get("figures", {})):
         click.echo(line)
     return code
 
@@ -134,44 +134,6 @@ def evaluate_on_hosts(loaded: "Loaded", name: str, checkpoint: Path | None) -> i
     if isinstance(result, int):
         return result
     summary = dict(result.summary or {}) if result.code == 0 else {}
-    for line in figure_lines(summary, summary.get("figures", {})):
+    for line in closing.figure_lines(summary, summary.get("figures", {})):
         click.echo(line)
     return result.code
-
-
-def figure_lines(summary: Mapping[str, Any], figures: Mapping[str, Any]) -> list[str]:
-    """Figures by class, and what the evaluation remarks."""
-    from mtrain.core.report_words import class_lines
-
-    return [*class_lines(figures), *summary.get("remarks", ())]
-
-
-def closing_lines(run_dir: Path, *, done: bool) -> list[str]:
-    """What a person wants to know at the end: the result, and where everything is."""
-    from mtrain.cli import starting
-    from mtrain.core.runfolder import RunFolder
-
-    run = RunFolder(run_dir)
-    lines = result_lines(starting.read_summary(run_dir)) if done else []
-    places = {
-        "curves": run.results,
-        "pictures": run.path / "val_batch.jpg",
-        "summary": run.summary,
-        "checkpoints": run.checkpoints,
-        "logs": run.logs,
-    }
-    lines += [f"{name + ':':<13}{path}" for name, path in places.items() if done and path.exists()]
-    return lines
-
-
-def result_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What a finished run says of its result."""
-    from mtrain.core.report_words import duration, headline_figures
-
-    if not summary:
-        return []
-    best = summary.get("best") or summary.get("last") or {}
-    figures = "  ".join(f"{name} {value:.4f}" for name, value in headline_figures({**summary, "figures": best}).items())
-    at = f" (update {best['update']})" if "update" in best else ""
-    lines = [f"done: {summary.get('updates', '?')} updates in {duration(summary.get('seconds'))}"]
-    return lines + ([f"best evaluation: {figures}{at}", *figure_lines(summary, best)] if figures else [])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -63,13 +64,14 @@ def joining(port):
     """Processes of other hosts; ``answers`` waits for them: (exit code, last words) of each."""
     started = []
 
-    def start(node: int, **changes) -> None:
+    def start(node: int, **changes) -> subprocess.Popen[str]:
         given = json.dumps(fields(node, port, **changes))
         started.append(
             subprocess.Popen(
                 [sys.executable, "-c", JOINING, given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
         )
+        return started[-1]
 
     def answers():
         found = []
@@ -186,10 +188,13 @@ def test_two_hosts_that_both_take_themselves_for_the_first_find_each_other(meeti
 
 
 def test_a_job_of_other_hosts_is_refused_and_ends_nothing_here(meeting, joining):
-    joining(1, hosts=[HOSTS[0], "127.0.0.9"])
+    other = joining(1, hosts=[HOSTS[0], "127.0.0.9"])
     joining(1)
-    joining(2)
-    members, missing = gather(meeting)
+    with ThreadPoolExecutor(1) as background:
+        gathering = background.submit(gather, meeting)
+        other.wait(60)
+        joining(2)
+        members, missing = gathering.result()
     assert missing == []
     goodbye(members)
     codes = sorted(code for code, _ in joining.answers())

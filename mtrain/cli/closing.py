@@ -1,0 +1,43 @@
+"""What is said at the end of a job: its result, and where everything is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def figure_lines(summary: Mapping[str, Any], figures: Mapping[str, Any]) -> list[str]:
+    """Figures by class, and what the evaluation remarks."""
+    from mtrain.core.report_words import class_lines
+
+    return [*class_lines(figures), *summary.get("remarks", ())]
+
+
+def closing_lines(run_dir: Path, *, done: bool) -> list[str]:
+    """What a person wants to know at the end: the result, and where everything is."""
+    from mtrain.cli import starting
+    from mtrain.core.runfolder import RunFolder
+
+    run = RunFolder(run_dir)
+    lines = result_lines(starting.read_summary(run_dir)) if done else []
+    places = {
+        "curves": run.results,
+        "pictures": run.path / "val_batch.jpg",
+        "summary": run.summary,
+        "checkpoints": run.checkpoints,
+        "logs": run.logs,
+    }
+    lines += [f"{name + ':':<13}{path}" for name, path in places.items() if done and path.exists()]
+    return lines
+
+
+def result_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What a finished run says of its result."""
+    from mtrain.core.report_words import duration, headline_figures
+
+    if not summary:
+        return []
+    best = summary.get("best") or summary.get("last") or {}
+    figures = "  ".join(f"{name} {value:.4f}" for name, value in headline_figures({**summary, "figures": best}).items())
+    at = f" (update {best['update']})" if "update" in best else ""
+    lines = [f"done: {summary.get('updates', '?')} updates in {duration(summary.get('seconds'))}"]
+    return lines + ([f"best evaluation: {figures}{at}", *figure_lines(summary, best)] if figures else [])
