@@ -6,6 +6,7 @@ With ``mtrain.backends.torch_backend`` this is the public part of ``mtrain.backe
 from mtrain.backends._torch.collective import DistributedCollective, LocalCollective, TorchCollective
 from mtrain.backends._torch.device import choose as choose_device
 from mtrain.backends._torch.engine import NoExchange, TorchEngine, Wrap, of_one_rank
+from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends._torch.sharded import ShardedOptimizer
 from mtrain.backends._torch.state import fill, to_numpy
@@ -24,4 +25,5 @@ __all__ = [
     "fill",
     "of_one_rank",
     "to_numpy",
+    "use_channels_last",
 ]

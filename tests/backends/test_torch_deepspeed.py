@@ -16,13 +16,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from mtrain.backends._deepspeed.layout import channels_last
 from mtrain.backends._deepspeed.library import attributes
-from mtrain.backends._deepspeed.parts import Part, spans_of
-from mtrain.backends._deepspeed.rules import ShardRule, vector_width
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._torch import rules
 from mtrain.backends._torch.engine import channels_last as lay_channels_last
+from mtrain.backends._torch.layout import channels_last
+from mtrain.backends._torch.parts import Part, spans_of
+from mtrain.backends._torch.shard_rules import ShardRule, vector_width
 from mtrain.backends.deepspeed import DeepSpeed
 from tests.backends.processes import ROOT, python
 from tests.backends.recipes import recipe
@@ -257,6 +257,24 @@ def test_without_deepspeed_there_is_one_error_with_the_command_that_installs_it(
     assert done.stdout.strip() == (
         "PluginError 2 backend deepspeed: DeepSpeed is not installed here; install it with: pip install 'mtrain[deepspeed]'"
     ), done.stderr
+
+
+@needs_deepspeed
+def test_gradients_in_float64_are_reduced_in_stage_0() -> None:
+    done = python("""
+        import warnings
+        import torch
+        from mtrain.backends._deepspeed import library
+        library.load("cpu")
+        warnings.simplefilter("ignore")
+        from deepspeed.runtime.engine import split_half_float_double_sparse
+        from mtrain.backends._deepspeed.double import engines_in_float64
+        with engines_in_float64():
+            pass
+        _, found = split_half_float_double_sparse([torch.zeros(2, dtype=torch.float64), torch.zeros(3)])
+        assert sorted(tensor.numel() for _, bucket in found for tensor in bucket) == [2, 3]
+    """)
+    assert done.returncode == 0, done.stderr
 
 
 @needs_deepspeed

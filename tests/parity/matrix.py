@@ -54,9 +54,6 @@ HALF, WHOLE = 10, 20
 """Updates: where a row saves, and where all jobs end."""
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-5}
 """Largest relative difference between jobs that round differently."""
-NORM_OF_SHARDS = ("fsdp",)
-"""Stacks that add the squares of the gradient up shard by shard, so that its norm, and with it what is clipped, is rounded by where
-arrays are cut: they give the same bits as themselves only."""
 EXACT = ("update", "epoch", "position", "rates", "momentum", "skipped")
 """Of the record of an update: these are functions of the spec."""
 
@@ -243,9 +240,8 @@ class Matrix:
         self._train(column, run.name, "--resume", str(run), *more)
 
     def judge(self, row: Stack, column: Stack, continued: Half) -> Cell:
-        """What came of it. Equal frameworks on as many ranks must give the same bits; see ``NORM_OF_SHARDS``."""
-        alike = row.name == column.name or not {row.name, column.name} & {*NORM_OF_SHARDS}
-        bitwise = alike and (row.framework, row.ranks) == (column.framework, column.ranks)
+        """What came of it. Equal frameworks on as many ranks must give the same bits."""
+        bitwise = (row.framework, row.ranks) == (column.framework, column.ranks)
         return compare(Half.of(self.saved(row)), continued, bitwise=bitwise, bound=BOUNDS[self.precision])
 
     def cell(self, row: Stack, column: Stack) -> Cell:

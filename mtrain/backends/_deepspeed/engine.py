@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mtrain.backends._deepspeed.layout import use_channels_last
 from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
-from mtrain.backends._deepspeed.parts import Parts
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
 from mtrain.backends._torch import state
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import TorchEngine, Wrap, alone, channels_last
+from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
+from mtrain.backends._torch.parts import Parts
 from mtrain.core import matching
 from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Array, Recipe, State

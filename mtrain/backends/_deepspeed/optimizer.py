@@ -2,20 +2,19 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from math import prod
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mtrain.backends._deepspeed.parts import Part, Parts
-from mtrain.backends._deepspeed.rules import ShardRule
 from mtrain.backends._deepspeed.zero import Zero, ZeroExchange
 from mtrain.backends._torch import precision
 from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.optimizer import TorchOptimizer
+from mtrain.backends._torch.parts import Part, Parts
+from mtrain.backends._torch.shard_rules import ShardRule
 from mtrain.core.interfaces import Rates, Recipe
 from mtrain.core.optimizer import ema_shares
 
@@ -117,12 +116,7 @@ class ZeroOptimizer(TorchOptimizer):
 
     @override
     def _norm(self, grads: list[Tensor]) -> float:
-        """The norm of whole gradients, each taken in the order of its memory and all added up in the order of the groups.
-
-        Norms of parts would be rounded differently. An array that one rank holds is measured there; one that is split is
-        put together for it, a bucket at a time.
-        """
-        if not self.zero.parts or not grads:
+        if not self.zero.parts:
             return super()._norm(grads)
         names = [
             name
@@ -130,20 +124,5 @@ class ZeroOptimizer(TorchOptimizer):
             for name, parameter in zip(group, parameters, strict=True)
             if parameter.grad is not None
         ]
-        by_name = dict(zip(names, grads, strict=True))
-        norms = torch.zeros(len(names), dtype=grads[0].dtype, device=self._device)
-        owners = {name: self.parts[name].owner for name in names}
-        for i, name in enumerate(names):
-            if owners[name] == self._collective.rank:
-                norms[i] = self._norm_of(by_name[name].to(self._device).view(self.parts[name].shape))
-        norms = self._collective.all_reduce(norms, "sum")
-        split = {name: by_name[name] for name in names if owners[name] is None}
-        places = {name: i for i, name in enumerate(names)}
-        for name, whole in self.parts.whole(split, self._device):
-            norms[places[name]] = self._norm_of(whole)
-        return float(torch.linalg.vector_norm(norms))
-
-    def _norm_of(self, whole: Tensor) -> Tensor:
-        if self._recipe.channels_last and whole.dim() == 4 and prod(whole.shape[2:]) > 1:
-            whole = whole.contiguous(memory_format=torch.channels_last)
-        return torch._foreach_norm([whole])[0]
+        held = dict(zip(names, grads, strict=True))
+        return self.parts.norm(held, self._device, channels_last=self._recipe.channels_last)

@@ -22,6 +22,7 @@ from mtrain.backends.torch_engine import (
     Wrap,
     fill,
     to_numpy,
+    use_channels_last,
 )
 from mtrain.core import matching
 from mtrain.core.errors import SpecError
@@ -36,6 +37,7 @@ class FsdpEngine(TorchEngine):
     def __init__(self, collective: TorchCollective, target: torch.device, *, unit: Unit) -> None:
         super().__init__(collective, target)
         self._unit = unit
+        self._channels_last = False
         self._mesh: DeviceMesh = init_device_mesh(target.type, (collective.size,))
 
     @override
@@ -44,11 +46,14 @@ class FsdpEngine(TorchEngine):
     ) -> tuple[nn.Module, TorchOptimizer]:
         if recipe.compile:
             raise SpecError("train.compile: true given with backend fsdp; use false")
-        # FSDP takes contiguous weights only; their layout is a matter of speed.
+        # FSDP takes contiguous weights only: they are laid out where they are used.
+        self._channels_last = recipe.channels_last
         return super().prepare(build, replace(recipe, channels_last=False), wrap or self._shard)
 
     def _shard(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
         """``Wrap``: cut ``model`` up, in place."""
+        if self._channels_last:
+            use_channels_last(model)
         for unit in [*(_children(model) if self._unit == "children" else ()), model]:
             # Between uses no parameter is whole: what is changed in the parts is what is computed with.
             fully_shard(unit, mesh=self._mesh, reshard_after_forward=True)
@@ -57,6 +62,7 @@ class FsdpEngine(TorchEngine):
     @override
     def optimizer(self, model: nn.Module, recipe: Recipe, exchange: Exchange) -> TorchOptimizer:
         assert isinstance(exchange, Parts)
+        recipe = replace(recipe, channels_last=self._channels_last)
         return ShardedOptimizer(
             model, recipe, parts=exchange.held, exchange=exchange, collective=self.collective, device=self.device
         )

@@ -1,4 +1,4 @@
-"""Weights channels last where they are used: DeepSpeed keeps them in the order of their axes."""
+"""Weights channels last where they are used, under libraries that keep them in the order of their axes."""
 
 from typing import Any, cast
 
@@ -28,11 +28,3 @@ def channels_last(weight_OIHW: Tensor) -> Tensor:
     if (height, width) == (1, 1):
         return weight_OIHW.reshape(outs, ins).view(outs, 1, 1, ins).permute(0, 3, 1, 2)
     return weight_OIHW.contiguous(memory_format=torch.channels_last)
-
-
-def memory_order(shape: tuple[int, ...]) -> Tensor:
-    """Places (int64) of the elements of an array of ``shape`` in the order in which a weight channels last holds them."""
-    places = torch.arange(torch.Size(shape).numel())
-    if len(shape) != 4:
-        return places
-    return places.view(shape).permute(0, 2, 3, 1).reshape(-1)

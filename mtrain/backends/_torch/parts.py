@@ -30,6 +30,14 @@ class Part:
         return holders[0] if len(holders) == 1 else None
 
 
+def memory_order(shape: tuple[int, ...]) -> Tensor:
+    """Places (int64) of the elements of an array of ``shape`` in the order in which a weight channels last holds them."""
+    places = torch.arange(prod(shape))
+    if len(shape) != 4:
+        return places
+    return places.view(shape).permute(0, 2, 3, 1).reshape(-1)
+
+
 def spans_of(length: int, bounds: Sequence[int]) -> Spans:
     """Spans of an array of ``length`` elements that is cut at ``bounds`` (one more than ranks, may lie outside)."""
     inside = [min(max(bound, 0), length) for bound in bounds]
@@ -64,6 +72,26 @@ class Parts:
         for names in self._batches(held):
             yield from self._gather({name: held[name].detach() for name in names}, device)
 
+    def norm(self, held: Mapping[str, Tensor], device: torch.device, *, channels_last: bool) -> float:
+        """L2 norm of the whole arrays, each taken in the order of its memory and all added up in the order of ``held``.
+
+        Norms of parts would be rounded differently. An array that one rank holds is measured there; one that is split is
+        put together for it, a bucket at a time. Every rank calls with the same names.
+        """
+        if not held:
+            return 0.0
+        dtype = next(iter(held.values())).dtype
+        norms = torch.zeros(len(held), dtype=dtype, device=device)
+        owners = {name: self._parts[name].owner for name in held}
+        for i, name in enumerate(held):
+            if owners[name] == self._collective.rank:
+                norms[i] = _norm(held[name].to(device).view(self._parts[name].shape), channels_last=channels_last)
+        norms = self._collective.all_reduce(norms, "sum")
+        places = {name: i for i, name in enumerate(held)}
+        for name, whole in self.whole({name: x for name, x in held.items() if owners[name] is None}, device):
+            norms[places[name]] = _norm(whole, channels_last=channels_last)
+        return float(torch.linalg.vector_norm(norms))
+
     def _batches(self, held: Mapping[str, Tensor]) -> Iterator[list[str]]:
         """Names whose arrays together fill a bucket; all of one type."""
         batch: list[str] = []
@@ -92,3 +120,9 @@ class Parts:
                 pieces.append(everyone[rank, places[rank] : places[rank] + end - first])
                 places[rank] += end - first
             yield name, torch.cat(pieces).view(self._parts[name].shape)
+
+
+def _norm(whole: Tensor, *, channels_last: bool) -> Tensor:
+    if channels_last and whole.dim() == 4 and prod(whole.shape[2:]) > 1:
+        whole = whole.contiguous(memory_format=torch.channels_last)
+    return torch._foreach_norm([whole])[0]

@@ -14,9 +14,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from mtrain.backends._deepspeed.layout import memory_order
-from mtrain.backends._deepspeed.parts import Part
 from mtrain.backends._torch import rules
+from mtrain.backends._torch.parts import Part, memory_order
 
 _WIDEST = 64
 """Elements; no CPU has wider registers (512 bits of bytes)."""

@@ -1,0 +1,65 @@
+"""Two real ranks that hold parts of arrays step as one that holds them whole, bit for bit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.backends.processes import ROOT
+
+RANK = """
+import sys
+import torch
+from torch import distributed as dist, nn
+from mtrain.backends.torch_engine import DistributedCollective, LocalCollective, NoExchange, ShardedOptimizer, TorchOptimizer
+from mtrain.core.interfaces import Rates, Recipe
+
+rank, rule, channels_last = int(sys.argv[2]), sys.argv[3], sys.argv[4] == "True"
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+torch.manual_seed(0)
+whole = nn.Sequential(nn.Conv2d(5, 7, 3), nn.Linear(37, 3), nn.Linear(3, 1))  # one row, odd numbers of rows and elements
+cut = nn.Sequential(nn.Conv2d(5, 7, 3), nn.Linear(37, 3), nn.Linear(3, 1))
+cut.load_state_dict(whole.state_dict())
+if channels_last:
+    whole.to(memory_format=torch.channels_last)
+
+def mine(x):
+    rows = -(-len(x) // 2)
+    return x.detach().contiguous()[rank * rows : (rank + 1) * rows]
+
+recipe = Recipe(
+    rule=rule, groups=(("bias", {}), ("", {"weight_decay": 0.01, "momentum": 0.9, "nesterov": 1.0})),
+    micro_batch=1, clip_norm=3.0, ema_decay=0.9, channels_last=channels_last,
+)
+parts = {name: mine(p).clone() for name, p in cut.named_parameters()}
+shared = dict(exchange=NoExchange(), device=torch.device("cpu"))
+one = TorchOptimizer(whole, recipe, collective=LocalCollective(), **shared)
+collective = DistributedCollective(local_rank=rank, host_group=None)
+two = ShardedOptimizer(cut, recipe, parts=parts, collective=collective, **shared)
+draws = torch.Generator().manual_seed(1)
+for update in range(4):
+    for name, p in whole.named_parameters():
+        p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=draws) * (1.0 if update % 2 else 0.01))
+        parts[name].grad = mine(p.grad).clone()
+    rates = Rates(rates=(0.1, 0.05))
+    norms = one.step(rates), two.step(rates)
+    assert norms[0] == norms[1], (update, norms)
+for found, expected in ((parts, dict(whole.named_parameters())), (two.moments(), one.moments()), (two.ema(), one.ema())):
+    assert found.keys() == expected.keys()
+    wrong = [name for name, x in expected.items() if not torch.equal(found[name], mine(x))]
+    assert not wrong, wrong
+collective.close()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("rule", "channels_last"), [("sgd", True), ("adamw", False)])
+def test_parts_step_as_whole_arrays_do(tmp_path: Path, rule: str, channels_last: bool) -> None:
+    argv = [sys.executable, "-c", RANK, str(tmp_path / "meeting")]
+    ranks = [
+        subprocess.Popen([*argv, str(rank), rule, str(channels_last)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
