@@ -35,7 +35,7 @@ def ends(job: Job, *, within_s: float, reached: tuple[str, ...] = ("node1", "nod
 
 def told(job: Job, pattern: str) -> None:
     """The last words name the cause and the log."""
-    words = "\n".join(reversed(job.leader.last[:30]))
+    words = "\n".join(reversed(job.leader.last[:60]))
     assert re.search(pattern, words, re.DOTALL), words
     assert "/logs/" in words, words
 
