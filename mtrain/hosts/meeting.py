@@ -35,6 +35,8 @@ PATIENT_S = 3.0
 """Waited in silence; then it is told who is missing."""
 HELLO_S = 5.0
 """For a stranger to say hello."""
+TELLING_S = 5.0
+"""For hosts that are still to come to a job that was refused: they are told why, too."""
 MOST_STRANGERS = 64
 """At once; more wait."""
 OWN_KEYS = ("cluster.node_rank", "report.display")
@@ -232,15 +234,22 @@ class Meeting:
         Raises:
             UsageError: one of them is of another job, or a second one of the same place.
         """
+        try:
+            return self._gather(nodes, timeout_s=timeout_s, stop=stop)
+        except UsageError as refusal:
+            self._tell_why(f"error: {refusal}", stop=stop)
+            raise
+
+    def _gather(
+        self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]
+    ) -> tuple[dict[int, Member], list[Finding]]:
         deadline, told = time.monotonic() + timeout_s, time.monotonic() + PATIENT_S
-        findings: list[Finding] = []
-        if 0 in nodes:
-            findings += self._start_own()
+        findings = self._start_own() if 0 in nodes else []
         look = 0.0
         while (missing := self._missing(nodes)) and time.monotonic() < deadline and not stop():
             self._accept()
-            for channel, message in self._hellos():
-                self._admit(channel, message, nodes)
+            while (said := self._next_hello()) is not None:
+                self._admit(*said, nodes)
             now = time.monotonic()
             if now > look:
                 look = now + CONNECT_S
@@ -347,24 +356,27 @@ class Meeting:
             return
         self._examine(connection, called=True)
 
-    def _hellos(self) -> list[tuple[Channel, Message]]:
-        found, waiting = [], []
-        for channel, until in self._strangers:
-            message = next(iter(channel.receive()), None)
+    def _next_hello(self) -> tuple[Channel, Message] | None:
+        """Of a stranger that has spoken; it is none from then on."""
+        for stranger in list(self._strangers):
+            channel, until = stranger
+            try:
+                message = channel.wait(0.0)
+            except Lost:
+                message, until = None, 0.0
+            if message is not None or time.monotonic() > until:
+                self._strangers.remove(stranger)
             if message is not None:
-                found.append((channel, message))
-            elif channel.lost is None and time.monotonic() < until:
-                waiting.append((channel, until))
-            else:
+                return channel, message
+            if time.monotonic() > until:
                 channel.close(flush_s=0.0)
-        self._strangers = waiting
-        return found
+        return None
 
     def _admit(self, channel: Channel, message: Message, nodes: Sequence[int]) -> None:
         """Take a host in, or refuse it; who is of this job but wrong ends it for all."""
         if message.get("do") == "bye" and channel in self._called:  # another one that waits, and refuses us
             channel.close(flush_s=0.0)
-            raise self._refusal(str(message.get("text", "")).removeprefix("error: "))
+            raise UsageError(str(message.get("text", "")).removeprefix("error: "))
         if message.get("event") == PROOF:
             self.note(f"a host with a {CLUSTER_VARIABLE} asked to take part; this one has none: {SAME}")
         job = message.get("job")
@@ -381,10 +393,10 @@ class Meeting:
             problem = f"--node-rank: it has {node}, which {self._members[node].label} has, too"
         if problem is not None:
             text = f"host {label} does not fit this job: {problem}; give the same command on every host"
-            channel.send({"do": "bye", "code": UsageError.exit_code, "text": f"error: {text}"})
+            channel.send(_refusal(f"error: {text}"))
             channel.close()
             if sorted(hosts) == sorted(self.party.hosts) or (node != 0 and own in self.party.hosts):
-                raise self._refusal(text)
+                raise UsageError(text)
             return
         if node not in nodes:
             channel.close(flush_s=0.0)
@@ -392,8 +404,20 @@ class Meeting:
         channel.peer = own
         self._members[node] = Member(node=node, host=own, channel=channel, hello=message)
 
-    def _refusal(self, text: str) -> UsageError:
-        """Ends the job for all that have come: each of them tells why."""
+    def _tell_why(self, text: str, *, stop: Callable[[], bool]) -> None:
+        """Why the job ends here: to all that have come, and to those that come within ``TELLING_S``."""
         for member in self._members.values():
-            member.channel.send({"do": "bye", "code": UsageError.exit_code, "text": f"error: {text}"})
-        return UsageError(text)
+            member.channel.send(_refusal(text))
+        left = len(self.party.hosts) - 1 - len({0, *self._members})  # but for the one that was refused
+        until = time.monotonic() + TELLING_S
+        while left > 0 and time.monotonic() < until and not stop():
+            self._accept()
+            while (said := self._next_hello()) is not None:
+                said[0].send(_refusal(text))
+                said[0].close()
+                left -= 1
+            time.sleep(0.02)
+
+
+def _refusal(text: str) -> Message:
+    return {"do": "bye", "code": UsageError.exit_code, "text": text}

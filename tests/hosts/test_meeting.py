@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import mtrain.hosts.meeting
 from mtrain.core.errors import LaunchError, UsageError
 from mtrain.core.placement import free_port
+from mtrain.hosts.agent import hello
 from mtrain.hosts.meeting import Meeting, Party, difference, join
 from mtrain.hosts.proof import Unproven, prove
 from mtrain.launchers.environment import caller
@@ -21,6 +23,7 @@ SPEC = {"train": {"batch_size": 8, "seed": 0}, "cluster": {"ips": HOSTS, "node_r
 JOINING = """
 import json, sys
 from mtrain.core.errors import MtrainError
+from mtrain.hosts.agent import hello
 from mtrain.hosts.meeting import Party, join
 fields = json.loads(sys.argv[1])
 party = Party(**fields, line=lambda node: f"mtrain --node-rank {node}")
@@ -42,6 +45,12 @@ def fields(node: int, port: int, *, hosts=HOSTS, secret="", **changes):
 
 def party(node: int, port: int, **changes) -> Party:
     return Party(**fields(node, port, **changes), line=lambda node: f"mtrain --node-rank {node}")
+
+
+@pytest.fixture(autouse=True)
+def few_come_late(monkeypatch):
+    """Where nobody does, the waiting for them would be long."""
+    monkeypatch.setattr(mtrain.hosts.meeting, "TELLING_S", 0.3)
 
 
 @pytest.fixture
@@ -152,6 +161,35 @@ def test_a_host_with_another_job_is_refused_on_both_sides_by_the_first_differenc
     ((code, text),) = joining.answers()
     assert named in str(refused.value)
     assert (code, text) == (2, str(refused.value))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at the same time", "a little later"])
+def test_a_job_that_was_refused_for_one_host_tells_the_others_why(meeting, port, late, monkeypatch):
+    """Whichever of them is heard first, and whether or not they have come by then."""
+    monkeypatch.setattr(mtrain.hosts.meeting, "TELLING_S", 60.0)
+
+    def come(node, **changes):
+        connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+        connection.sendall(json.dumps(hello(job=party(node, port, **changes).job())).encode() + b"\n")
+        return connection
+
+    wrong = come(1, train__batch_size=16)
+    with ThreadPoolExecutor(1) as background:
+        right = None if late else come(2)
+        gathering = background.submit(gather, meeting, [1, 2])
+        closed(wrong)
+        right = right or come(2)
+        with pytest.raises(UsageError) as refused:
+            gathering.result()
+    meeting.close()
+    said = [json.loads(line) for line in closed(right).splitlines()]
+    assert {"do": "bye", "code": 2, "text": f"error: {refused.value}"} in said
+
+
+def closed(connection: socket.socket) -> bytes:
+    """All that comes until the other end closes."""
+    with connection, connection.makefile("rb") as stream:
+        return stream.read()
 
 
 def test_a_place_that_is_taken_is_refused(meeting, joining):
