@@ -34,7 +34,7 @@ def load_everywhere(folder: Path, collective: Collective) -> Saved:
     if all(mark == marks[0] for mark in marks):
         assert own is not None
         return own
-    return _send(own if collective.rank == 0 else None, own, collective)
+    return _send(own, collective)
 
 
 def _mark(folder: Path) -> str | None:
@@ -45,8 +45,9 @@ def _mark(folder: Path) -> str | None:
         return None
 
 
-def _send(source: Saved | None, own: Saved | None, collective: Collective) -> Saved:
-    """``source`` of rank 0 to all; those that have it take part, and keep ``own``."""
+def _send(own: Saved | None, collective: Collective) -> Saved:
+    """What rank 0 has to all; others that have it, too, take part, and keep their ``own``."""
+    source = own if collective.rank == 0 else None
     head = json.loads(broadcast(collective, "" if source is None else json.dumps(_head(source))))
     received: dict[str, dict[str, Array]] = {part: {} for part in ARRAYS}
     for part, name, kind, shape in head["arrays"]:

@@ -110,9 +110,7 @@ class Layers:
 
     def _replace(self, container: Any, path: Path, value: Any, origin_at: Callable[[Path], Origin]) -> None:
         key: Any = path[-1]
-        if (
-            isinstance(container, list) or key in container
-        ):  # a search of all origins for each new key would be quadratic
+        if isinstance(container, list) or key in container:  # for new keys the search of all origins would be quadratic
             self.history.setdefault(path, []).append((container[key], self.origin(path)))
             for known in [known for known in self.origins if known[: len(path)] == path]:
                 del self.origins[known]
