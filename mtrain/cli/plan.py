@@ -1,6 +1,6 @@
 """``mtrain plan``: what would be started, as text or JSON; nothing is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,6 +42,7 @@ def planned(params: Mapping[str, Any]) -> "Plan":
 def difference(params: Mapping[str, Any], first: str, second: str) -> str:
     """Unified diff of the plans of two backends, on one port so that only what differs shows."""
     import difflib
+    from dataclasses import replace
 
     from mtrain.cli import starting
 
@@ -50,7 +51,22 @@ def difference(params: Mapping[str, Any], first: str, second: str) -> str:
     for backend in (first, second):
         loaded = load_job({**params, "backend": backend})
         machine = machine or starting.here(loaded)
+        machine = replace(machine, line=_line_for(backend, starting.typed_line()))
         where = starting.locate(loaded, resume=params.get("resume"))
         text = starting.planned(loaded, where, machine=machine).text()
         texts.append(text.replace(" --", "\n    --").splitlines(keepends=True))
     return "".join(difflib.unified_diff(texts[0], texts[1], fromfile=first, tofile=second, n=1))
+
+
+def _line_for(backend: str, typed: Sequence[str]) -> list[str]:
+    """What would be typed for one of the two backends."""
+    kept: list[str] = []
+    words = iter(typed)
+    for word in words:
+        if word.partition("=")[0] != "--diff":
+            kept.append(word)
+            continue
+        next(words)
+        if word == "--diff":
+            next(words)
+    return [*kept, "--backend", backend]

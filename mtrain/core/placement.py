@@ -14,9 +14,6 @@ LOOPBACK = "127.0.0.1"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Where the collectives of both frameworks look for the interface that they use."""
 
-OF_ONE_HOST = ("--launcher", "--node-rank")
-"""Flags with a value that are not the same on every host that is started by hand."""
-
 
 class LaunchOptions(BaseModel):
     """What a plan hands to a launcher; a launcher's own ``Options`` extends it."""
@@ -108,6 +105,11 @@ def is_own(address: str) -> bool:
     return True
 
 
+def bracketed(host: str) -> str:
+    """``host``, an IPv6 address in brackets, so that a number can stand behind it."""
+    return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
+
+
 def resolve(host: str) -> list[str]:
     """Addresses of a host name; an address is its own answer; empty when the name is not known."""
     try:
@@ -147,17 +149,21 @@ def find_node_rank(
     )
 
 
-def line_for(line: Sequence[str], node: int) -> list[str]:
-    """The command ``line``, as it was typed on one host, for host ``node`` of a job that is started by hand on each."""
+def line_for(line: Sequence[str], node: int, *, carried: bool) -> list[str]:
+    """The command ``line``, as it was typed on one host, for host ``node`` of a job that is started by hand on each.
+
+    ``carried``: its launcher was to bring it there, so ``auto`` takes its place; else all hosts must be told the same one.
+    """
+    own = ("--launcher", "--node-rank") if carried else ("--node-rank",)
     kept: list[str] = []
     words = iter(line)
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")
-        if flag not in OF_ONE_HOST:
+        if flag not in own:
             kept.append(word)
         elif "=" not in word:
             next(words, None)
-    return [*kept, "--launcher", "auto", "--node-rank", str(node)]
+    return [*kept, *(("--launcher", "auto") if carried else ()), "--node-rank", str(node)]
 
 
 def interface_of(addresses: Sequence[tuple[str, str]], wanted: Sequence[str]) -> str | None:

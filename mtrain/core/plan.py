@@ -3,6 +3,7 @@
 ``mtrain plan`` prints it, ``mtrain train`` runs it. Nothing here imports a framework or starts anything.
 """
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,10 +141,9 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         PluginError: backend or launcher is unknown, or they do not fit together.
     """
     spec, policy = loaded.spec, loaded.policy
-    backend = plugins.load("backends", spec.backend.name, policy=policy)
     given = spec.backend.options
     options = plugins.options("backends", spec.backend.name, given, path="backend.options", policy=policy)
-    described = backend(options)
+    described = plugins.made("backends", spec.backend.name, options, policy=policy)
     carrier, launcher_name, launcher_class = _launcher_for(described.rendezvous, spec, policy)
     device = getattr(options, "device", "auto")
     single = described.rendezvous == "none" and loaded.origin("cluster.nproc_per_node").kind not in TYPED
@@ -178,7 +178,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
 
 def _launcher_for(rendezvous: str, spec: Spec, policy: plugins.Policy) -> tuple[Any, str, Any]:
     """What brings commands to the hosts, if anything does, and what starts the ranks of one: the plugin that was asked for, or
-    the first that provides what the backend needs."""
+    the first that provides what the backend needs; those with ``automatic = False`` come behind all others."""
     asked = spec.cluster.launcher
     found = None if asked == "auto" else plugins.load("launchers", asked, policy=policy)
     if found is not None and not getattr(found, "carries", False):
@@ -193,9 +193,9 @@ def _launcher_for(rendezvous: str, spec: Spec, policy: plugins.Policy) -> tuple[
             f"cluster.launcher: {asked!r} given, but no host is named; give them with --ips A,B or --hostfile"
         )
     names = [entry.name for entry in plugins.names("launchers", policy=policy) if entry.enabled]
-    for name in names:
+    for automatic, name in itertools.product((True, False), names):
         launcher = plugins.load("launchers", name, policy=policy)
-        if rendezvous in getattr(launcher, "provides", ()):
+        if rendezvous in getattr(launcher, "provides", ()) and getattr(launcher, "automatic", True) == automatic:
             return found, name, launcher
     raise SpecError(
         f"backend.name: {spec.backend.name!r} needs a launcher that provides {rendezvous!r}; "
@@ -210,7 +210,7 @@ def _hosts(spec: Spec, machine: Machine, *, device: str, single: bool) -> list[H
     twice = sorted({address for address in addresses if addresses.count(address) > 1})
     if twice:
         raise SpecError(
-            f"cluster.ips: {', '.join(twice)} given twice; name each host once, with its ranks: {twice[0]}:2"
+            f"cluster.ips: {', '.join(twice)} given twice; name each host once, with its ranks: {placement.bracketed(twice[0])}:2"
         )
     if cluster.slots is not None and len(cluster.slots) != len(cluster.ips):
         raise SpecError(

@@ -34,6 +34,11 @@ class Verdict:
     """One line."""
 
 
+def status_of_shell(code: int) -> int:
+    """A status as a shell tells it (of a process that a signal ended: 128 and the signal's number) as that of the process."""
+    return 128 - code if code - 128 in set(signal.Signals) else code
+
+
 def real(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without those of ranks that ended because they were asked to."""
     return [failure for failure in failures if failure.get("exit_code") != Interrupted.exit_code]

@@ -7,6 +7,7 @@ from typing import ClassVar
 from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Command, Host
 from mtrain.core.placement import LaunchOptions, rank_environment
+from mtrain.core.verdict import status_of_shell
 
 FAILED_RANK = re.compile(r"^Process (\d+) exit with status code (\d+)\.$", re.MULTILINE)
 """What is printed of a rank that failed; of one that a signal ended, 128 and the signal's number."""
@@ -64,7 +65,7 @@ class Horovodrun:
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
         """Failed ranks as they are reported; one that ended on SIGTERM may have been ended by horovodrun."""
-        found = {int(rank): _status(int(code)) for rank, code in FAILED_RANK.findall(log)}
+        found = {int(rank): status_of_shell(int(code)) for rank, code in FAILED_RANK.findall(log)}
         return sorted(found.items())
 
 
@@ -77,8 +78,3 @@ def _check(hosts: Sequence[Host]) -> None:
             )
     if len(set(addresses)) < len(addresses):
         raise SpecError(f"cluster.ips: {', '.join(addresses)} given; give each host once, with its number of ranks")
-
-
-def _status(code: int) -> int:
-    """A shell's exit status as that of a process: negative for a signal."""
-    return 128 - code if code > 128 else code

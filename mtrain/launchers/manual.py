@@ -20,4 +20,4 @@ class Manual:
 
     def bring(self, host: str, node: int) -> Sequence[str]:
         """The same command on every host; it would find its place by address, and is told it all the same."""
-        return line_for(self.options.line, node)
+        return line_for(self.options.line, node, carried=True)

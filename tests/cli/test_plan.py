@@ -159,6 +159,14 @@ def test_two_backends_can_be_compared(capsys):
     assert not any(line.startswith(("-", "+")) and "rate  " in line for line in text.splitlines())
 
 
+def test_the_lines_to_type_on_each_host_of_two_backends_are_those_of_training(capsys, monkeypatch):
+    hosts = ("--launcher", "manual", "--ips", "10.0.0.1,10.0.0.2", "-o", "train.batch_size=16")
+    monkeypatch.setattr(sys, "argv", ["mtrain", "plan", "-c", "yolov5n", "--diff", "ddp", "horovod", *hosts])
+    lines = plan(capsys, "--diff", "ddp", "horovod", *hosts).splitlines()
+    assert lines.count("-    --backend ddp") == lines.count("+    --backend horovod") == 2, "one for each host"
+    assert not any("--diff" in line for line in lines)
+
+
 def test_a_batch_that_does_not_divide_is_refused_with_a_remedy(capsys):
     assert main(["plan", "-c", "yolov5n", "-b", "ddp", "--nproc-per-node", "3", "-o", "train.batch_size=16"]) == 2
     assert "train.batch_size: 16 does not divide among 3 ranks; use 15 or 18" in capsys.readouterr().err
@@ -234,6 +242,7 @@ def test_hosts_may_have_other_numbers_of_ranks(capsys, tmp_path, how):
     [
         (("--ips", "10.0.0.1:2,10.0.0.2"), "give the number of ranks of every host, or of none"),
         (("--ips", "10.0.0.1,10.0.0.1"), "cluster.ips: 10.0.0.1 given twice"),
+        (("--ips", "::1,::1"), "cluster.ips: ::1 given twice; name each host once, with its ranks: [::1]:2"),
         (("-o", "cluster.ips=[10.0.0.1]", "cluster.slots=[1, 2]"), "2 numbers given for 1 hosts"),
         ((), "cluster.launcher: 'ssh' given, but no host is named"),
     ],

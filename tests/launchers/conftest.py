@@ -19,6 +19,7 @@ from mtrain.core.launch import Job, Patience
 from mtrain.core.placement import LaunchOptions
 from mtrain.core.plan import Plan
 from mtrain.core.report_console import Quiet
+from mtrain.launchers.deepspeed import DeepSpeedLauncher
 from mtrain.launchers.environment import caller, cleaned
 from mtrain.launchers.fleetrun import Fleetrun
 from mtrain.launchers.local import Local
@@ -27,7 +28,7 @@ from mtrain.launchers.torchrun import Torchrun
 RANKS = Path(__file__).with_name("ranks.py")
 
 
-STARTERS = {"torchrun": Torchrun, "fleetrun": Fleetrun}
+STARTERS = {"torchrun": Torchrun, "fleetrun": Fleetrun, "deepspeed": DeepSpeedLauncher}
 
 
 def make_plan(
@@ -130,7 +131,8 @@ def starter(tmp_path):
             [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         started.append(process)
-        wait_for(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(ranks)), process)
+        ready = [tmp_path / f"ready-{rank}" for rank in range(ranks)]
+        wait_for(lambda: all(file.exists() for file in ready), process, timeout_s=180)
         return process
 
     yield start

@@ -94,6 +94,13 @@ def fail_the_first_time() -> None:
     raise RuntimeError("a cosmic ray")
 
 
+def fail_the_first_time_when_told() -> None:
+    (RUN.path / f"ready-{RANK}").touch()
+    while not (RUN.path / "go").exists():
+        time.sleep(0.02)
+    fail_the_first_time()
+
+
 def die_of_sigsegv() -> None:
     print("about to crash", flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)

@@ -103,15 +103,6 @@ def test_two_ranks_that_end_well_give_0(run_behaviour, tmp_path):
 
 
 @needs_paddle
-def test_the_first_failing_rank_is_told_last_and_a_rank_that_hangs_is_ended(run_behaviour):
-    result = run_behaviour("rank_1_raises_and_0_hangs", **through_fleetrun)
-    assert result.code == 1
-    told = result.told.getvalue()
-    assert told.startswith("rank 1 on ")
-    assert told.rstrip().endswith("ValueError: the seventh picture is upside down")
-
-
-@needs_paddle
 def test_paddles_own_restarts_are_off_and_ours_are_made(run_behaviour, tmp_path):
     result = run_behaviour("fail_the_first_time", max_restarts=1, **through_fleetrun)
     assert result.code == 0
@@ -141,19 +132,6 @@ def test_stale_variables_of_the_shell_reach_neither_the_agent_nor_a_rank(run_beh
 
 
 @needs_paddle
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
-def test_a_request_to_end_lets_every_rank_save(starter, tmp_path, alive_ranks, number, code):
-    process = starter("save_when_asked", **through_fleetrun)
-    process.send_signal(number)
-    shown, told = process.communicate(timeout=60)
-    assert process.returncode == code, told
-    assert "saving and ending" in shown
-    assert "state saved; go on with --resume" in told
-    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
-    assert alive_ranks() == []
-
-
-@needs_paddle
 def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, alive_ranks):
     process = starter("ignore_requests", **through_fleetrun)
     process.send_signal(signal.SIGINT)
@@ -174,11 +152,3 @@ def test_an_agent_that_is_killed_leaves_no_ranks(starter, alive_ranks):
     assert process.returncode == 1
     assert "the starter of the ranks ended with signal 9 (SIGKILL)" in told
     assert alive_ranks() == []
-
-
-@needs_paddle
-def test_a_starter_that_is_killed_takes_its_ranks_along(starter, tmp_path, alive_ranks, wait_for):
-    process = starter("save_when_asked", **through_fleetrun)
-    process.kill()
-    wait_for(lambda: alive_ranks() == [], timeout_s=30)
-    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))

@@ -85,8 +85,8 @@ def test_the_commands_of_two_hosts_make_one_job_whichever_is_started_first(hosts
     second = hosts.start(1, script)
     hosts.wait(lambda: signal.SIGTERM in caught(second))
     first = hosts.start(0, script)
-    assert (first.communicate(timeout=120)[0], first.returncode) == ("", 0)
-    assert (second.communicate(timeout=120)[0], second.returncode) == ("", 0)
+    assert (first.communicate(timeout=240)[0], first.returncode) == ("", 0)
+    assert (second.communicate(timeout=240)[0], second.returncode) == ("", 0)
     assert [json.loads((hosts.folder / f"rank-{rank}").read_text()) for rank in range(3)] == [
         [0, 3, 0, 1, 0, 2, [6.0, 6.0]],
         [1, 3, 0, 2, 1, 2, [6.0, 6.0]],
@@ -113,7 +113,7 @@ def test_a_killed_rank_is_reported_and_takes_along_the_others_of_its_host_even_t
     process = hosts.start(0, script, hosts="--hosts=127.0.0.1:3,127.0.0.2:1")
     pids = [int(hosts.wait_for_file(f"rank-{rank}")) for rank in range(3)]
     os.kill(pids[1], signal.SIGKILL)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 137
     assert output.splitlines()[0] == "Process 1 exit with status code 137."
     assert "Process 0 was told to end: status code 137." in output
@@ -137,7 +137,7 @@ def test_a_request_to_end_reaches_the_ranks_but_not_the_processes_that_they_have
     for rank in range(2):
         hosts.wait_for_file(f"rank-{rank}")
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 143, output
     assert [(hosts.folder / f"saved-{rank}").read_text() for rank in range(2)] == ["-9", "-9"], (
         "not the rank's own doing"
@@ -148,7 +148,7 @@ def test_a_host_that_waits_for_host_0_can_be_asked_to_end(hosts: Hosts):
     process = hosts.start(1, "open(f'rank-{rank}', 'w').write('started')")
     hosts.wait(lambda: signal.SIGTERM in caught(process))
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert (output, process.returncode) == ("error: ended before the ranks had met\n", 143)
     assert list(hosts.folder.iterdir()) == []
 
@@ -163,14 +163,14 @@ def caught(process: "subprocess.Popen[str]") -> set[signal.Signals]:
 def test_a_taken_port_is_named_at_once(hosts: Hosts):
     with socket.create_server(("127.0.0.1", hosts.port)):
         process = hosts.start(0, "pass")
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=240)
     assert process.returncode == 1
     assert f"cannot meet at 127.0.0.1:{hosts.port}: Address already in use; give another cluster.master_port" in output
 
 
 def test_a_host_that_has_not_the_address_which_the_plan_gives_it_is_refused(hosts: Hosts):
     process = hosts.start(0, "pass", hosts="--hosts=203.0.113.7:1,127.0.0.2:1", interface="")
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 2
     assert output.startswith("error: 203.0.113.7 is no address of this host (")
     assert "127.0.0.1 (lo)" in output

@@ -70,8 +70,9 @@ def test_deaths_are_read_from_what_horovodrun_prints():
         "[0]<stderr>:Process 7 exit with status code 1.\n"
         "Process 0 exit with status code 143.\n"
         "Process 10 exit with status code 3.\n"
+        "Process 11 exit with status code 255.\n"
     )
-    assert launcher().deaths(log, 1) == [(0, -signal.SIGTERM), (1, -signal.SIGKILL), (10, 3)]
+    assert launcher().deaths(log, 1) == [(0, -signal.SIGTERM), (1, -signal.SIGKILL), (10, 3), (11, 255)]
     assert launcher().deaths("", 1) == []
 
 
@@ -200,7 +201,7 @@ def rank(process: "subprocess.Popen[str]", number: int) -> psutil.Process:
 
 def survivors(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     """Which of them still run after a moment."""
-    _, alive = psutil.wait_procs(list(processes), timeout=10)
+    _, alive = psutil.wait_procs(list(processes), timeout=120)
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -264,7 +265,7 @@ def test_a_killed_rank_ends_the_job_and_a_resumed_one_ends_with_the_same_bits(jo
     jobs.wait_for_update("killed", 3, process)
     everybody = family(process)
     rank(process, 1).kill()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "error: rank 1 was ended by signal 9 (SIGKILL)" in output
     assert survivors(everybody) == []
@@ -283,7 +284,7 @@ def test_a_job_that_is_asked_to_end_saves_and_goes_on_later_to_the_same_bits(job
     jobs.wait_for_update("asked", 2, process)
     everybody = family(process)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == expected, output
     assert "state saved; go on with --resume" in output
     assert survivors(everybody) == []
@@ -303,7 +304,7 @@ def test_a_job_that_is_asked_to_end_saves_and_goes_on_later_to_the_same_bits(job
 )
 def test_the_traceback_of_the_rank_that_failed_first_is_told_last(jobs: Jobs, values, last_words):
     process = jobs.start("failing", **values)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "rank 1 on " in output
     assert output.rstrip().endswith(last_words)
@@ -317,6 +318,6 @@ def test_a_starter_that_is_killed_takes_everything_along(jobs: Jobs):
     jobs.wait_for_update("orphaned", 2, process)
     everybody = family(process)
     process.kill()
-    process.communicate(timeout=60)
-    psutil.wait_procs(everybody, timeout=30)
+    process.communicate(timeout=240)
+    psutil.wait_procs(everybody, timeout=120)
     assert survivors(everybody) == []

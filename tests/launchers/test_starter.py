@@ -8,6 +8,8 @@ import time
 import psutil
 import pytest
 
+from mtrain.core.runfolder import RunFolder, read_failures
+
 
 def test_a_job_that_ends_well_gives_0_and_says_nothing(run_behaviour):
     result = run_behaviour("succeed")
@@ -18,10 +20,10 @@ def test_two_ranks_that_end_well_give_0(run_behaviour):
     assert run_behaviour("succeed", ranks=2).code == 0
 
 
-def test_the_first_failing_rank_is_told_last_and_a_rank_that_hangs_is_ended(run_behaviour):
-    began = time.monotonic()
+def test_the_first_failing_rank_is_told_last_and_a_rank_that_hangs_is_ended(run_behaviour, tmp_path):
     result = run_behaviour("rank_1_raises_and_0_hangs", ranks=2)
-    assert time.monotonic() - began < 25, "torchrun alone waits for 30 s"
+    (failure,) = read_failures(RunFolder(tmp_path))
+    assert time.time() - failure["time"] < 30, "torchrun alone waits for 30 s"
     assert result.code == 1
     told = result.told.getvalue()
     assert told.startswith("rank 1 on ")
@@ -112,7 +114,7 @@ def test_stale_variables_of_the_shell_do_not_reach_a_rank(run_behaviour, tmp_pat
 def test_a_request_to_end_lets_every_rank_save(starter, tmp_path, alive_ranks, number, code, ranks):
     process = starter("save_when_asked", ranks=ranks)
     process.send_signal(number)
-    shown, told = process.communicate(timeout=60)
+    shown, told = process.communicate(timeout=240)
     assert process.returncode == code, told
     assert "saving and ending" in shown
     assert "state saved; go on with --resume" in told
@@ -126,7 +128,7 @@ def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, alive_ranks):
     time.sleep(1.0)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=30)
+    _, told = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "ended before the state was saved; there is no checkpoint" in told
     assert alive_ranks() == []
@@ -136,7 +138,7 @@ def test_an_agent_that_is_killed_leaves_no_ranks(starter, alive_ranks):
     process = starter("ignore_requests", ranks=2)
     agents = [child for child in psutil.Process(process.pid).children() if "torch.distributed.run" in child.cmdline()]
     agents[0].kill()
-    _, told = process.communicate(timeout=30)
+    _, told = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "the starter of the ranks ended with signal 9 (SIGKILL)" in told
     assert alive_ranks() == []

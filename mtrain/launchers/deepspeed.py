@@ -1,0 +1,62 @@
+"""Ranks through DeepSpeed's own launcher, ``deepspeed --hostfile`` (``python -m deepspeed.launcher.runner``), on each host for itself."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from mtrain.core.interfaces import Command, Host
+from mtrain.core.placement import LaunchOptions, rank_environment
+from mtrain.core.verdict import status_of_shell
+
+FAILED_RANK = re.compile(r"^rank (\d+) ended with status (\d+)$", re.MULTILINE)
+"""What ``mtrain.backends._deepspeed.host`` lets be said of a rank that failed; DeepSpeed tells the status alone."""
+
+
+class DeepSpeedLauncher:
+    """One agent per host, ``mtrain.backends._deepspeed.host``: it writes the hostfile, starts DeepSpeed's launcher for its own
+    host alone (``--no_ssh``), and does what that one leaves undone.
+
+    DeepSpeed is imported twice before the first rank starts, some five seconds of CPU time more than under torchrun; so it is
+    taken where it is asked for, or where nothing else is enabled.
+    """
+
+    class Options(LaunchOptions):
+        """Nothing beyond what every launcher takes."""
+
+    provides: frozenset[str] = frozenset({"torch"})
+    agent: ClassVar[bool] = True
+    automatic: ClassVar[bool] = False
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
+        """One command per host, differing in ``--node-rank`` alone. Hosts may have different numbers of ranks."""
+        env = rank_environment(self.options)
+        return [
+            Command(host=host.address, argv=(*self._agent(argv, hosts, node), self.options.python, *argv), env=env)
+            for node, host in enumerate(hosts)
+        ]
+
+    def _agent(self, argv: Sequence[str], hosts: Sequence[Host], node: int) -> tuple[str, ...]:
+        options = self.options
+        return (
+            *(options.python, "-m", "mtrain.backends._deepspeed.host"),
+            f"--hostfile={_run_dir(argv) / 'hostfile'}",
+            *(f"--host={host.address} slots={host.slots}" for host in hosts),
+            f"--node-rank={node}",
+            f"--master-addr={options.master_addr}",
+            f"--master-port={options.master_port}",
+            "--",
+        )
+
+    def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
+        """Failed ranks as their shells report them; one that ended on SIGTERM may have been ended by DeepSpeed's launcher."""
+        return sorted({int(rank): status_of_shell(int(code)) for rank, code in FAILED_RANK.findall(log)}.items())
+
+
+def _run_dir(argv: Sequence[str]) -> Path:
+    """The run folder that the ranks are given."""
+    words = list(argv)
+    return Path(words[words.index("--run-dir") + 1]) if "--run-dir" in words else Path()

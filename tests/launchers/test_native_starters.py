@@ -1,0 +1,47 @@
+"""What is the same under every native starter that tests/launchers/test_starter.py does not use: failures, requests, a killed job."""
+
+import signal
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+
+def _through(name: str, library: str, *more: Any) -> Any:
+    missing = pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is not installed")
+    return pytest.param(name, marks=[missing, *more])
+
+
+QUICK = [_through("fleetrun", "paddle"), _through("deepspeed", "deepspeed")]
+ALL = [_through("fleetrun", "paddle"), _through("deepspeed", "deepspeed", pytest.mark.slow)]
+"""Ranks are there some seconds later under DeepSpeed's launcher."""
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_first_failing_rank_is_told_last_and_a_rank_that_hangs_is_ended(run_behaviour, name):
+    result = run_behaviour("rank_1_raises_and_0_hangs", ranks=2, launcher_name=name)
+    assert result.code == 1
+    told = result.told.getvalue()
+    assert told.startswith("rank 1 on ")
+    assert told.rstrip().endswith("ValueError: the seventh picture is upside down")
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_request_to_end_lets_every_rank_save(starter, tmp_path, alive_ranks, name, number, code):
+    process = starter("save_when_asked", ranks=2, launcher_name=name)
+    process.send_signal(number)
+    shown, told = process.communicate(timeout=60)
+    assert process.returncode == code, told
+    assert "saving and ending" in shown
+    assert "state saved; go on with --resume" in told
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
+    assert alive_ranks() == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_starter_that_is_killed_takes_its_ranks_along(starter, tmp_path, alive_ranks, wait_for, name):
+    process = starter("save_when_asked", ranks=2, launcher_name=name)
+    process.kill()
+    wait_for(lambda: alive_ranks() == [], timeout_s=60)
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
