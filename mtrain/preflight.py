@@ -1,5 +1,6 @@
 """What is checked before any rank starts: data, classes, sizes, plugins. Imports no framework."""
 
+import os
 from pathlib import Path
 
 from mtrain import interpreter
@@ -7,7 +8,8 @@ from mtrain.assembly import model_plugin, open_task
 from mtrain.core import placement, plugins
 from mtrain.core.cadence import check_continues
 from mtrain.core.checkpoint import progress_of
-from mtrain.core.errors import SpecError
+from mtrain.core.checkpoint_files import MANIFEST
+from mtrain.core.errors import CheckpointError, SpecError
 from mtrain.core.interfaces import Evaluator, Progress
 from mtrain.core.optimizer import make_recipe
 from mtrain.core.sampler import Shuffled
@@ -41,6 +43,8 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     Raises:
         UsageError: something does not fit; the message says what to do. Unreadable pictures are named all at once.
     """
+    if resumed is not None and not (resumed / MANIFEST).is_file():
+        raise CheckpointError(f"{resumed}: no checkpoint on {os.uname().nodename}, where rank 0 is; copy it there")
     make_recipe(spec, size=size)
     interpreter.check(spec)
     _check_port(spec)

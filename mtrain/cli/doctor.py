@@ -99,6 +99,8 @@ class Doctor:
     # ------------------------------------------------------------------------------------------------------- this host
     def _look_here(self) -> None:
         """This machine, its libraries, and what the spec asks of it."""
+        from mtrain.core import config
+        from mtrain.hosts.findings import Finding
         from mtrain.hosts.libraries import libraries, this_host
         from mtrain.launchers import environment
 
@@ -107,7 +109,10 @@ class Doctor:
         python = spec.backend.python or sys.executable
         cleaned = environment.cleaned(environ)
         self._tell(libraries(self._backends(), asked=self._asked_backend(), python=python, environ=cleaned))
-        if self._params["config"] is not None and not self._hosts:
+        if self._params["config"] is None and Path(config.HERE).is_file():
+            text = f"{self._loaded.source} says which hosts, ranks and backend; -c {config.HERE} looks at all of it"
+            self._tell([Finding(check="spec", state="ok", text=text)])
+        elif self._params["config"] is not None and not self._hosts:
             self._tell(self._spec())
 
     def _asked_backend(self) -> str | None:

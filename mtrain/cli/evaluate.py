@@ -16,7 +16,7 @@ from mtrain.cli.options import JobCommand, job_options, load_job
 @click.pass_context
 def evaluate(context: click.Context, /, **params: Any) -> None:
     """Score the averaged weights of a checkpoint; without --run or -c, those of the newest run of the spec here."""
-    from mtrain.cli import starting
+    from mtrain.cli import several, starting
     from mtrain.cli.train import evaluate_only
 
     wanted = params["checkpoint"] or params["run"] or params["resume"]
@@ -24,7 +24,8 @@ def evaluate(context: click.Context, /, **params: Any) -> None:
         params["overrides"] = (*(params["overrides"] or ()), f"model.weights={params['weights']}")
     params["config"] = starting.resumed_config(params["config"], wanted)
     loaded = load_job(params)
-    if params["run"] and not params["checkpoint"] and not Path(params["run"]).is_dir():
+    missing = params["run"] and not params["checkpoint"] and not Path(params["run"]).is_dir()
+    if missing and not several.joins(loaded):
         raise click.UsageError(f"--run {params['run']}: no such run folder; give one such as runs/digits")
     best = None if params["checkpoint"] or not params["run"] else starting.best_of(Path(params["run"]))
     context.exit(evaluate_only(loaded, str(best) if best else wanted))

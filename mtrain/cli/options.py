@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ASSIGNMENT = re.compile(r"^[A-Za-z_][\w.\-]*=")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _OVERRIDE_FLAGS = ("-o", "--opt", "--override")
 _DIRECT = {
     "backend": ("backend.name", "--backend"),
@@ -140,7 +141,7 @@ def _device_flags(text: str | None) -> dict[str, Any]:
     if text in ("all", "auto"):
         return {"cluster.devices": Given(None, shown)}
     parts = [part.strip().removeprefix("cuda:") for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() for part in parts):
+    if not parts or not all(_NUMBER.fullmatch(part) for part in parts):
         raise click.UsageError(f"--devices {text}: expected numbers such as 0,1, or cpu, cuda, all")
     return {"cluster.devices": Given([int(part) for part in parts], shown)}
 
@@ -172,6 +173,7 @@ def _host_flags(ips: str | None, hostfile: str | None) -> dict[str, Any]:
 
 def _hosts_of(file: Path) -> list[str]:
     """Hosts of an MPI-style host file: one a line, ``host``, ``host:2`` or ``host slots=2``; ``#`` starts a comment."""
+    from mtrain.core.placement import bracketed
     from mtrain.core.yaml_lines import read_text
 
     try:
@@ -180,25 +182,20 @@ def _hosts_of(file: Path) -> list[str]:
         raise click.UsageError(f"--hostfile {file}: {error}") from error
     words = [line.partition("#")[0].split() for line in lines]
     return [
-        ":".join([_bracketed(first) if rest else first, *(word.removeprefix("slots=") for word in rest[:1])])
+        ":".join([bracketed(first) if rest else first, *(word.removeprefix("slots=") for word in rest[:1])])
         for first, *rest in filter(None, words)
     ]
-
-
-def _bracketed(host: str) -> str:
-    """``host``, an IPv6 address in brackets, so that a number can stand behind it."""
-    return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
 
 
 def _host_and_slots(entry: str, shown: str) -> tuple[str, int | None]:
     if entry.count(":") > 1 and not entry.startswith("["):
         return entry, None
     if entry.startswith("["):
-        host, _, rest = entry[1:].partition("]")
-        slots = rest.removeprefix(":")
+        host, bracket, rest = entry[1:].partition("]")
+        slots = rest.removeprefix(":") if bracket else entry
     else:
         host, _, slots = entry.partition(":")
-    if slots and (not slots.isdigit() or not int(slots)):
+    if slots and not (_NUMBER.fullmatch(slots) and int(slots)):
         raise click.UsageError(f"{shown}: {entry!r} is not HOST or HOST:RANKS")
     return host, int(slots) if slots else None
 
@@ -207,7 +204,7 @@ def _check_nnodes(nnodes: str | None, ips: Sequence[str]) -> None:
     if nnodes is None:
         return
     low, _, high = nnodes.partition(":")
-    if not low.isdigit() or (high and not high.isdigit()) or not int(low):
+    if not _NUMBER.fullmatch(low) or (high and not _NUMBER.fullmatch(high)) or not int(low):
         raise click.UsageError(f"--nnodes {nnodes}: expected a number of hosts, for example 2")
     if high and high != low:
         raise click.UsageError(

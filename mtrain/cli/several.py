@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtrain.core.errors import UsageError
 from mtrain.core.job_secret import CLUSTER_VARIABLE
 from mtrain.core.placement import is_own, line_for, resolve
 from mtrain.core.plan import SEVERAL_HOSTS_PORT, Machine, Plan
@@ -32,6 +33,17 @@ def carried(loaded: "Loaded") -> Any:
     asked = loaded.spec.cluster.launcher
     found = None if asked == "auto" else plugins.load("launchers", asked, policy=loaded.policy)
     return found if getattr(found, "carries", False) else None
+
+
+def joins(loaded: "Loaded") -> bool:
+    """Whether this host serves another one that leads the job: it was started by hand, and is not the first.
+
+    Raises:
+        UsageError: it is none of the hosts.
+    """
+    from mtrain.cli import starting
+
+    return is_several(loaded) and carried(loaded) is None and starting.own_node(loaded) > 0
 
 
 def is_several(loaded: "Loaded") -> bool:
@@ -186,6 +198,10 @@ def _party(brief: Brief, *, node: int) -> "Party":
     else:
         master = SEVERAL_HOSTS_PORT if cluster.master_port == "auto" else cluster.master_port
         port = master + 1 if master < LAST_PORT else master - 1
+    if port == cluster.master_port:
+        raise UsageError(
+            f"--control-port {port}: the ranks are to meet at cluster.master_port {port} as well; give another"
+        )
     return Party(
         hosts=list(brief.hosts),
         node=node,
@@ -198,7 +214,7 @@ def _party(brief: Brief, *, node: int) -> "Party":
 
 
 def _line_for(typed: Sequence[str]) -> Callable[[int], str]:
-    return lambda node: shlex.join(line_for(typed, node))
+    return lambda node: shlex.join(line_for(typed, node, carried=False))
 
 
 def closing_lines(loaded: "Loaded", result: "Result") -> list[str]:

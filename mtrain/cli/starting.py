@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mtrain.core import job_secret, placement, runfolder
+from mtrain.core.errors import UsageError
 from mtrain.core.plan import Machine, Plan, make_plan
 from mtrain.core.runfolder import Resume, RunFolder
 from mtrain.launchers import environment
@@ -103,10 +104,14 @@ def own_node(loaded: "Loaded") -> int:
     """This machine's place among the hosts.
 
     Raises:
-        UsageError: it is none of them.
+        UsageError: it is none of them, or is to be one of none.
     """
     cluster = loaded.spec.cluster
     if not cluster.ips:
+        if cluster.node_rank:
+            raise UsageError(
+                f"--node-rank {cluster.node_rank}: no host is named; give all of them with --ips A,B or --hostfile"
+            )
         return 0
     return placement.find_node_rank(cluster.ips, placement.own_addresses(), given=cluster.node_rank)
 

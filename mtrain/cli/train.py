@@ -78,6 +78,8 @@ def evaluate_only(loaded: "Loaded", resume: str | None) -> int:
     from mtrain.cli import several, starting
     from mtrain.core import checkpoint as store
 
+    if several.joins(loaded):  # the first host has the checkpoint, and says so where it has none
+        return evaluate_on_hosts(loaded, starting.run_name(loaded), None)
     wanted = resume or (None if loaded.spec.model.weights else starting.AUTO)
     checkpoint, name = None, starting.run_name(loaded)
     if wanted:
@@ -118,7 +120,7 @@ def _to_evaluate(loaded: "Loaded", wanted: str) -> "Resume":
 
 
 def evaluate_on_hosts(loaded: "Loaded", name: str, checkpoint: Path | None) -> int:
-    """``evaluate_only`` on several hosts; the checkpoint is one of this machine."""
+    """``evaluate_only`` on several hosts; the first one has the checkpoint, and gives it to those that have not."""
     from mtrain.cli import several, starting
 
     brief = several.Brief(

@@ -23,6 +23,8 @@ __all__ = ["EXIT_CODES", "Job", "Patience", "Traces", "explain", "run"]
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """By the request that ended a job."""
+NOTHING = "ended before anything was started"
+"""What is told then, where it came so early."""
 
 
 @dataclass(kw_only=True)

@@ -16,6 +16,7 @@ LONGEST_BYTES = 100_000
 """Of a command: Linux takes 128 KiB in one argument, and the login shell is given all of it in one."""
 LONGEST_HOST = 253
 """Characters of a host name, RFC 1035 section 2.3.4."""
+BROADCAST = "255.255.255.255"
 LONGEST_USER = 32
 """Characters of a login name, as Linux's own tools have it."""
 
@@ -24,6 +25,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:,@+-]+")
 _OUTSIDE = re.compile(r"(['\\])")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+_NUMBERS = re.compile(r"[0-9.]+")
+"""No name: the system's look-up would take 1 for 0.0.0.1."""
 _ZONE = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -59,7 +62,7 @@ def remote_command(argv: Sequence[str], env: Mapping[str, str] | None = None) ->
 
 
 def checked_host(host: str) -> str:
-    """``host`` itself, if it can only be a host: a name of ASCII letters, digits, ".", "-" and "_", or an IP address.
+    """``host`` itself, if it can only be one host: a name of ASCII letters, digits, ".", "-" and "_", or its IP address.
 
     ``ssh`` would read "-oProxyCommand=..." as an option, and puts names into commands of the user's own configuration
     (``ProxyCommand``, ``Match exec``), where other characters would be the shell's.
@@ -67,11 +70,12 @@ def checked_host(host: str) -> str:
     Raises:
         UsageError: it is anything else.
     """
-    if len(host) <= LONGEST_HOST and (_HOST.fullmatch(host) or _is_address(host)):
+    is_name = _HOST.fullmatch(host) and not _NUMBERS.fullmatch(host)
+    if len(host) <= LONGEST_HOST and (is_name or _is_address(host)):
         return host
     shown = repr(host if len(host) <= LONGEST_HOST else f"{host[:40]}...")
     why = " (it would be read as an option of ssh)" if host.startswith("-") else ""
-    expected = 'a name of ASCII letters, digits, ".", "-" and "_", or an IP address'
+    expected = 'a name of ASCII letters, digits, ".", "-" and "_", or the IP address of one host'
     raise UsageError(f"host {shown}{why}: expected {expected}; a jump host goes into ~/.ssh/config")
 
 
@@ -89,8 +93,10 @@ def checked_user(user: str) -> str:
 def _is_address(host: str) -> bool:
     address, percent, zone = host.partition("%")
     try:
-        ipaddress.ip_address(address)
+        found = ipaddress.ip_address(address)
     except ValueError:
+        return False
+    if found.is_unspecified or found.is_multicast or address == BROADCAST:
         return False
     return not percent or _ZONE.fullmatch(zone) is not None
 

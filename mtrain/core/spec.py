@@ -455,8 +455,8 @@ class ReportSpec(Section):
     plots: bool = Field(default=True, description="results.png and val_batch.jpg")
     trace: Literal["none", "traffic", "state"] = Field(
         default="none",
-        description="what `mtrain compare` asks of the ranks after every update: traffic, the bytes sent so far; state, digests of "
-        "samples, weights, averages and moments too",
+        description="what `mtrain compare` asks of the ranks after every update: traffic, the bytes sent and the seconds waited for "
+        "each other so far; state, the bytes, and digests of samples, weights, averages and moments",
     )
     display: Literal["auto", "rich", "plain", "quiet"] = Field(
         default="auto", description="progress on the console; auto: rich on a terminal, plain lines elsewhere"

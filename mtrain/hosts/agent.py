@@ -28,7 +28,7 @@ hello    the first message: version, host (its name), addresses [[interface, add
          by hand also what the leader compares, see ``meeting.py``
 record   record: a line of ``metrics.jsonl`` (host of rank 0)
 failure  failure: what a rank left (``failures/rank-N.json``), age_s: seconds since it was written
-ended    status, log (of the command), last (the "end" record), logs {rank: last lines}, summary, error
+ended    status, log (of the command), logs {rank: last lines}, summary, error
 asked    signal: this process was asked to end the job
 =======  =====================================================================================================================
 
@@ -52,6 +52,7 @@ from mtrain.core import placement, processes, runfolder, verdict
 from mtrain.core.attempt import Attempt, Patience
 from mtrain.core.errors import MtrainError, UsageError
 from mtrain.core.interfaces import Command
+from mtrain.core.launch import EXIT_CODES, NOTHING
 from mtrain.core.processes import Requests
 from mtrain.core.report_history import Record
 from mtrain.core.runfolder import RunFolder
@@ -138,6 +139,8 @@ class Agent:
         with self._held:
             while self._farewell is None:
                 self.pass_on_requests()
+                if self._requests.count > 1 and self._run is None:
+                    return EXIT_CODES[self._requests.first or signal.SIGTERM], NOTHING
                 message = self._channel.wait(IDLE_S)
                 if message is None:
                     continue
@@ -164,7 +167,7 @@ class Agent:
             self._channel.send({"answer": message["ask"], **self._answer(str(verb), message)})
 
     def pass_on_requests(self) -> None:
-        """A signal to this process asks the leader to end the whole job; a second one ends what is here."""
+        """A signal to this process asks the leader to end the whole job; a second one ends what is here, whatever the leader does."""
         if self._requests.count > self._told:
             self._told = self._requests.count
             self._channel.send({"event": "asked", "signal": int(self._requests.first or signal.SIGTERM)})
@@ -268,15 +271,12 @@ class Agent:
         except MtrainError as error:
             self._channel.send({"event": "ended", "status": 1, "log": "", "error": str(error)})
             return
-        if self._channel.lost is not None:
-            raise Lost(self._channel.lost)
         listener.tell_failures()
         self._channel.send(
             {
                 "event": "ended",
                 "status": ending.status,
                 "log": ending.log[-LOG_CHARACTERS:],
-                "last": ending.last,
                 "logs": {str(rank): verdict.tail(self._run.rank_log(rank)) for rank in attempt.ranks or ()},
                 "summary": _read(self._run.summary) if orders.first_rank == 0 else None,
             }

@@ -1,7 +1,7 @@
 """The attempts of a job on several hosts: one, and after a failure as many more as are allowed, from the newest checkpoint."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from mtrain.core.report_console import Display
 from mtrain.core.verdict import Verdict
 from mtrain.hosts.channel import Message, ask_all
 from mtrain.hosts.members import Gathering, Member
-from mtrain.hosts.round import Limits, Outcome, Round
+from mtrain.hosts.round import Limits, Outcome, Round, heed
 
 ASK_S = 30.0
 """For questions that an agent answers by itself."""
@@ -29,7 +29,7 @@ class Replan(Protocol):
         """What is to be written into the run folder on every host: name -> text."""
         ...
 
-    def again(self, members: Mapping[int, Member], plan: Plan, checkpoint: Path | None) -> Plan:
+    def again(self, members: dict[int, Member], plan: Plan, checkpoint: Path | None) -> Plan:
         """The plan of the next attempt on ``members``, from ``checkpoint``, None: from the beginning."""
         ...
 
@@ -86,10 +86,10 @@ class Attempts:
             ).run()
             told = self._explain(plan, outcome)
             left = plan.max_restarts - attempts
-            if told.code != 1 or self.requests.any() or left < 0:
+            if told.code != 1 or self._asked() or left < 0:
                 break
             plan = self._restarted(plan, outcome, told, left=left)
-            if self.requests.any():
+            if self._asked():
                 return interrupted(self.requests)
         return Result(
             code=told.code,
@@ -142,9 +142,13 @@ class Attempts:
             LaunchError: some are not, for as long as a failure may take.
         """
         self.display.note(told.headline)
-        gone = [node for node in self.members if node not in outcome.ended]
+        gone = [
+            node
+            for node, member in self.members.items()
+            if node not in outcome.ended or member.channel.lost is not None
+        ]
         self._bring_back(gone)
-        if self.requests.any():
+        if self._asked():
             return plan
         if gone:
             back = {node: self.members[node] for node in gone}
@@ -159,7 +163,7 @@ class Attempts:
         left = list(gone)
         for node in left:
             self.gathering.let_go(node)
-        while left and not self.requests.any():
+        while left and not self._asked():
             back, missing = self.gathering.gather(
                 left, timeout_s=max(1.0, deadline - time.monotonic()), stop=self.requests.any
             )
@@ -173,20 +177,40 @@ class Attempts:
             if left:
                 time.sleep(AGAIN_S)
 
+    def _asked(self) -> bool:
+        return asked(self.members, self.requests, self.display)
+
+
+def asked(members: Mapping[int, Member], requests: processes.Requests, display: Display) -> bool:
+    """Whether somebody has asked for the end, here or, while nothing runs there, at another host."""
+    for member in members.values():
+        for message in member.channel.receive():
+            if message.get("event") == "asked":
+                heed(message, member, requests, display)
+    return requests.any()
+
 
 def interrupted(requests: processes.Requests) -> Result:
     """A request to end came while nothing ran."""
     assert requests.first is not None
-    return Result(code=launch.EXIT_CODES[requests.first], text="ended before anything was started")
+    return Result(code=launch.EXIT_CODES[requests.first], text=launch.NOTHING)
 
 
-def ask(members: Mapping[int, Member], node: int, verb: str, *, timeout_s: float = ASK_S, **fields: Any) -> Message:
-    """Ask one host.
+def ask(
+    members: Mapping[int, Member],
+    node: int,
+    verb: str,
+    *,
+    timeout_s: float = ASK_S,
+    stop: Callable[[], bool] = lambda: False,
+    **fields: Any,
+) -> Message:
+    """Ask one host; ``stop``: whether its answer is not wanted any more.
 
     Raises:
-        UsageError: it cannot; where its error has another exit code, ``LaunchError``.
+        UsageError: it cannot, or does not answer; where its error has another exit code, ``LaunchError``.
     """
-    (answer,) = ask_all([members[node].channel], verb, timeout_s=timeout_s, **fields)
+    (answer,) = ask_all([members[node].channel], verb, timeout_s=timeout_s, stop=stop, **fields)
     if "error" in answer:
         kind = UsageError if answer.get("code", 2) == UsageError.exit_code else LaunchError
         raise kind(f"{members[node].label}: {answer['error']}")

@@ -3,6 +3,9 @@
 Each side beats once a second, so that a peer that says nothing is one that cannot. A channel ends when the peer closes it, when
 the peer has been silent for ``silence_s``, or when what comes is no message; it then says why (``lost``) and never recovers.
 
+Closing waits for the other end of a socket to close as well: one that is closed on bytes which nobody has read is reset, and takes
+along what was said last.
+
 Nothing here blocks on the peer: a thread of its own reads and writes. Only JSON is read, and no line longer than
 ``LIMIT_BYTES``.
 
@@ -13,22 +16,28 @@ Three kinds of messages: ``{"do": verb, "ask": number, ...}`` asks for something
 import json
 import os
 import select
+import socket
+import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 Message = dict[str, Any]
 
 BEAT_S = 1.0
+STOP_S = 0.2
+"""Between two looks at whether an answer is still wanted."""
 LIMIT_BYTES = 8 * 1024 * 1024
 """Of one message."""
 WAITING_BYTES = 64 * 1024 * 1024
 """Of messages that the peer has not taken yet."""
 NOISE_LINES = 20
 """Kept of what a login shell prints in front of the first message."""
+CLOSED = "closed here"
+"""The reason of a channel that was closed at this end."""
 _CHUNK_BYTES = 1 << 16
 
 
@@ -82,6 +91,11 @@ class Channel:
         return self._lost
 
     @property
+    def spoken(self) -> bool:
+        """Whether the peer has said anything yet."""
+        return self._spoken
+
+    @property
     def silent_s(self) -> float:
         """Seconds since anything was heard."""
         return time.monotonic() - self._heard
@@ -111,6 +125,11 @@ class Channel:
             self._inbox.clear()
         return found
 
+    def holds(self, event: str) -> bool:
+        """Whether such an event has come that nobody has taken yet."""
+        with self._changed:
+            return any(message.get("event") == event for message in self._inbox)
+
     def wait(self, timeout_s: float) -> Message | None:
         """The next message; None: none came in time.
 
@@ -133,16 +152,22 @@ class Channel:
         self.send({"do": verb, "ask": number, **fields})
         return number
 
-    def answer(self, number: int, *, timeout_s: float) -> Message:
-        """Wait for the answer to a question.
+    def answer(self, number: int, *, timeout_s: float, stop: Callable[[], bool] = lambda: False) -> Message:
+        """Wait for the answer to a question; ``stop``: whether it is not wanted any more.
 
         Raises:
             Refused: the peer says why it could not.
             Lost: the peer has gone.
-            TimeoutError: nothing came in time.
+            TimeoutError: nothing came in time, or before ``stop`` said so.
         """
+        left, deadline = timeout_s, time.monotonic() + timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: number in self._answers or self._lost is not None, timeout_s)
+            while not self._changed.wait_for(
+                lambda: number in self._answers or self._lost is not None, min(left, STOP_S)
+            ):
+                left = deadline - time.monotonic()
+                if left <= 0 or stop():
+                    break
             found = self._answers.pop(number, None)
         if found is None:
             if self._lost is not None:
@@ -153,7 +178,7 @@ class Channel:
         return found
 
     def close(self, *, flush_s: float = 1.0) -> None:
-        """Send what is queued, for ``flush_s`` at most, and end. Can be called twice."""
+        """Send what is queued and let the peer read it, for ``flush_s`` at most, and end. Can be called twice."""
         with self._changed:
             self._deadline = time.monotonic() + flush_s
             self._closing = True
@@ -177,17 +202,17 @@ class Channel:
         try:
             while self._lost is None:
                 now = time.monotonic()
-                if self._closing and (not self._unsent or now > self._deadline):
-                    self._lose("closed here")
+                if self._closing and (now > self._deadline or not (self._unsent or self._lingers())):
+                    self._lose(CLOSED)
                     return
                 if self.silent_s > self.silence_s:
                     self._lose(f"silent for {self.silent_s:.0f} s")
                     return
-                if now >= next_beat:
+                if now >= next_beat and not self._closing:
                     next_beat = now + self._beat_s
                     with self._changed:
                         self._unsent += b"" if self._unsent else b"{}\n"
-                self._turn(min(next_beat - now, 0.05 if self._closing else self._beat_s))
+                self._turn(0.05 if self._closing else next_beat - now)
         except Exception as error:  # a thread that dies in silence would look like a peer that does
             self._lose(f"failed: {error}")
         finally:
@@ -196,6 +221,14 @@ class Channel:
                 self._wake_write = self._wake_read = -1
                 for descriptor in descriptors:  # not outside: their numbers may be others' by then
                     os.close(descriptor)
+
+    def _lingers(self) -> bool:
+        """Whether the end of the peer is waited for: where it is behind a socket; it is told that nothing more comes."""
+        if not stat.S_ISSOCK(os.fstat(self._outgoing).st_mode):
+            return False
+        with suppress(OSError), socket.socket(fileno=os.dup(self._outgoing)) as connection:
+            connection.shutdown(socket.SHUT_WR)
+        return True
 
     def _turn(self, timeout_s: float) -> None:
         poll = select.poll()
@@ -216,6 +249,8 @@ class Channel:
             content = os.read(self._incoming, _CHUNK_BYTES)
         except BlockingIOError:
             return
+        except ConnectionResetError:  # closed by a peer that had not read everything
+            content = b""
         except OSError as error:
             self._lose(f"the connection failed: {error.strerror or error}")
             return
@@ -267,12 +302,13 @@ def ask_all(
     *,
     timeout_s: float,
     each: Sequence[Mapping[str, Any]] | None = None,
+    stop: Callable[[], bool] = lambda: False,
     **fields: Any,
 ) -> list[Message]:
     """Ask every peer at once; one answer for each, in the same order.
 
-    ``each``: fields for one peer each. Where a peer could not, is gone or is late, its answer is ``{"error": text}``,
-    with the ``code`` that it gave.
+    ``each``: fields for one peer each; ``stop``: whether to wait no longer. Where a peer could not, is gone or is late, its
+    answer is ``{"error": text}``, with the ``code`` that it gave.
     """
     deadline = time.monotonic() + timeout_s
     own = each or [{}] * len(channels)
@@ -280,7 +316,7 @@ def ask_all(
     answers = []
     for channel, number in zip(channels, numbers, strict=True):
         try:
-            answers.append(channel.answer(number, timeout_s=max(0.0, deadline - time.monotonic())))
+            answers.append(channel.answer(number, timeout_s=max(0.0, deadline - time.monotonic()), stop=stop))
         except Refused as error:
             answers.append({"error": str(error)} | ({} if error.code is None else {"code": error.code}))
         except (Lost, TimeoutError) as error:

@@ -17,7 +17,7 @@ from mtrain.hosts.wanted import wanted
 
 __all__ = ["preflight", "wanted"]
 
-ASK_S = 8.0
+ASK_S = 20.0
 """For one round of questions; none takes as long unless a host is in trouble."""
 
 

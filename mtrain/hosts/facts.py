@@ -13,6 +13,7 @@ are the values of ``do``. ``wanted`` is what ``checks.wanted`` makes for this ho
 
 import glob
 import hashlib
+import ipaddress
 import json
 import os
 import socket
@@ -40,11 +41,11 @@ PACKAGES = (
     "faster-coco-eval",
 )
 """Distributions that have a say in what is computed, besides the modules that the backend needs."""
-PYTHON_S = 4.0
+PYTHON_S = 12.0
 """For an interpreter to answer."""
 HASHED_BYTES = 64 << 20
 """Of a larger file only the beginning is read."""
-RESOLVE_S = 1.5
+RESOLVE_S = 3.0
 DRIVER = "/proc/driver/nvidia/gpus/*/information"
 
 
@@ -114,18 +115,27 @@ def resolved(names: Sequence[str], *, limit_s: float = RESOLVE_S) -> dict[str, l
 
     Where no name server answers, the system's own look-up takes up to half a minute and cannot be stopped.
     """
-    found: dict[str, list[str]] = {}
+    found = {name: placement.resolve(name) for name in names if _is_address(name)}
 
     def look_up(name: str) -> None:
         found[name] = placement.resolve(name)
 
-    threads = [threading.Thread(target=look_up, args=(name,), daemon=True) for name in dict.fromkeys(names)]
+    asked = [name for name in dict.fromkeys(names) if name not in found]
+    threads = [threading.Thread(target=look_up, args=(name,), daemon=True) for name in asked]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return {name: found.get(name, []) for name in names}
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 # ------------------------------------------------------------------------------------------------------------- Python

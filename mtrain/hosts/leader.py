@@ -18,7 +18,7 @@ from mtrain.core.plan import Plan
 from mtrain.core.report_console import Display
 from mtrain.core.spec import Spec
 from mtrain.hosts import checks, findings
-from mtrain.hosts.attempts import ASK_S, Attempts, Result, ask, interrupted
+from mtrain.hosts.attempts import ASK_S, Attempts, Result, ask, asked, interrupted
 from mtrain.hosts.channel import Message, ask_all
 from mtrain.hosts.findings import Finding
 from mtrain.hosts.members import Gathering, Member
@@ -151,7 +151,7 @@ class Leader:
         self._members, missing = self.gathering.gather(
             nodes, timeout_s=self.brief.spec.cluster.failure_timeout_s, stop=requests.any
         )
-        if requests.any():
+        if self._asked(requests):
             return interrupted(requests)
         if len(self._members) < len(nodes) and 0 not in self._members:
             self._show(missing)
@@ -162,8 +162,8 @@ class Leader:
         if self.brief.mode == LOOK:
             return Result(code=0, text="")
         if self.brief.mode in CHECKED:
-            self._check(plan)
-        if requests.any():
+            self._check(plan, requests)
+        if self._asked(requests):
             return interrupted(requests)
         return Attempts(
             members=self._members,
@@ -181,9 +181,9 @@ class Leader:
         """See ``Replan``."""
         return self.brief.folder(plan)
 
-    def again(self, members: Mapping[int, Member], plan: Plan, checkpoint: Path | None) -> Plan:
+    def again(self, members: dict[int, Member], plan: Plan, checkpoint: Path | None) -> Plan:
         """See ``Replan``."""
-        self._members = dict(members)
+        self._members = members
         return self.brief.plan(self._survey(), plan.run_dir, checkpoint or self.brief.checkpoint())
 
     def _survey(self) -> Survey:
@@ -233,23 +233,32 @@ class Leader:
         elif findings.worst(found) != "ok":
             findings.show(found, every="all hosts", stream=self.stream)
 
-    def _check(self, plan: Plan) -> None:
-        """The checks that any job gets, on the first host, where rank 0 will be."""
+    def _check(self, plan: Plan, requests: processes.Requests) -> None:
+        """The checks that any job gets, on the first host, where rank 0 will be; until somebody asks for the end."""
         from mtrain.core import config
 
-        answer = ask(
-            self._members,
-            0,
-            "check",
-            timeout_s=CHECK_S,
-            spec=config.resolved_json(self.brief.spec),
-            size=plan.size,
-            training=self.brief.mode == "train",
-            resumed=str(plan.resume) if plan.resume else None,
-            cwd=self._cwd(),
-        )
+        try:
+            answer = ask(
+                self._members,
+                0,
+                "check",
+                timeout_s=CHECK_S,
+                stop=lambda: self._asked(requests),
+                spec=config.resolved_json(self.brief.spec),
+                size=plan.size,
+                training=self.brief.mode == "train",
+                resumed=str(plan.resume) if plan.resume else None,
+                cwd=self._cwd(),
+            )
+        except MtrainError:
+            if requests.any():
+                return
+            raise
         for note in answer["notes"]:
             self.display.note(note)
+
+    def _asked(self, requests: processes.Requests) -> bool:
+        return asked(self._members, requests, self.display)
 
     def _cwd(self) -> str | None:
         return None if self.brief.cwd is None else str(self.brief.cwd)

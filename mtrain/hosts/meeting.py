@@ -20,7 +20,7 @@ import mtrain
 from mtrain.core import placement, processes
 from mtrain.core.errors import LaunchError, UsageError
 from mtrain.core.job_secret import CLUSTER_VARIABLE
-from mtrain.core.launch import EXIT_CODES
+from mtrain.core.launch import EXIT_CODES, NOTHING
 from mtrain.hosts.agent import FIRST_WORD_S, Agent, hello
 from mtrain.hosts.channel import Channel, Lost, Message
 from mtrain.hosts.findings import Finding
@@ -121,18 +121,23 @@ def join(party: Party, *, timeout_s: float, note: Callable[[str], None], again: 
         UsageError: it refuses this host, or does not know the secret.
     """
     with processes.Requests() as requests, processes.adopting_orphans():
+        deadline = time.monotonic() + timeout_s
         while True:
-            channel = _reach_first(party, timeout_s=timeout_s, note=note, requests=requests)
+            channel = _reach_first(party, deadline=deadline, timeout_s=timeout_s, note=note, requests=requests)
             if channel is None:
-                return EXIT_CODES[requests.first or signal.SIGTERM], "ended before anything was started"
+                return EXIT_CODES[requests.first or signal.SIGTERM], NOTHING
             channel.send(hello(job=party.job()))
             try:
                 code, text = Agent(channel, requests).serve()
             except Lost as lost:
+                if not channel.spoken and time.monotonic() < deadline:
+                    time.sleep(AGAIN_S)  # it was just closing the door behind another job
+                    continue
                 reason = f"the first host, {party.first}, is lost: {lost}; everything of the job was ended here"
                 if not again or requests.count:
                     raise LaunchError(reason) from None
                 note(f"{reason}; waiting for it to start again")
+                deadline = time.monotonic() + timeout_s
                 continue
             finally:
                 channel.close()
@@ -142,9 +147,9 @@ def join(party: Party, *, timeout_s: float, note: Callable[[str], None], again: 
 
 
 def _reach_first(
-    party: Party, *, timeout_s: float, note: Callable[[str], None], requests: processes.Requests
+    party: Party, *, deadline: float, timeout_s: float, note: Callable[[str], None], requests: processes.Requests
 ) -> Channel | None:
-    deadline, told = time.monotonic() + timeout_s, time.monotonic() + PATIENT_S
+    told = time.monotonic() + PATIENT_S
     while not requests.count:
         try:
             connection = socket.create_connection((party.first, party.port), timeout=CONNECT_S)
@@ -198,6 +203,8 @@ class Meeting:
     forwards: bool = False
     _own: Line | None = None
     _members: dict[int, Member] = field(default_factory=dict)
+    _complete: bool = False
+    """Whether all have been here: of those that come later, none ends the job."""
     _strangers: list[tuple[Channel, float]] = field(default_factory=list)
     """Connected, no hello yet; and until when it has to come."""
     _met: "SimpleQueue[tuple[socket.socket, bool] | str]" = field(default_factory=SimpleQueue)
@@ -232,7 +239,7 @@ class Meeting:
         """Wait for the hosts of ``nodes``; see ``Gathering``.
 
         Raises:
-            UsageError: one of them is of another job, or a second one of the same place.
+            UsageError: one of them is of another job, or a second one of the same place, and not all have been here before.
         """
         try:
             return self._gather(nodes, timeout_s=timeout_s, stop=stop)
@@ -246,7 +253,7 @@ class Meeting:
         deadline, told = time.monotonic() + timeout_s, time.monotonic() + PATIENT_S
         findings = self._start_own() if 0 in nodes else []
         look = 0.0
-        while (missing := self._missing(nodes)) and time.monotonic() < deadline and not stop():
+        while (missing := self._missing(nodes)) and time.monotonic() < deadline and not (stop() or self._asked()):
             self._accept()
             while (said := self._next_hello()) is not None:
                 self._admit(*said, nodes)
@@ -259,8 +266,10 @@ class Meeting:
                 told = float("inf")
                 self._tell(missing)
             time.sleep(0.02)
-        findings += [self._never_came(node, timeout_s) for node in self._missing(nodes)]
-        return {node: self._members[node] for node in nodes if node in self._members}, findings
+        missing = self._missing(nodes)
+        self._complete = self._complete or not self._missing(range(len(self.party.hosts)))
+        findings += [self._never_came(node, timeout_s) for node in missing]
+        return {node: self._members[node] for node in nodes if node in self._members and node not in missing}, findings
 
     def last_words(self, node: int) -> str:
         """Only the own agent is a process that is seen from here."""
@@ -284,7 +293,13 @@ class Meeting:
             self.let_go(node)
 
     def _missing(self, nodes: Sequence[int]) -> list[int]:
-        return [node for node in nodes if node not in self._members and node != 0]
+        """Those that have not come, or have gone again."""
+        there = [node for node, member in self._members.items() if member.channel.lost is None]
+        return [node for node in nodes if node not in there and node != 0]
+
+    def _asked(self) -> bool:
+        """Whether one that has come was asked to end the job."""
+        return any(member.channel.holds("asked") for member in self._members.values())
 
     def _tell(self, missing: Sequence[int]) -> None:
         hosts = ", ".join(self.party.hosts[node] for node in missing)
@@ -373,7 +388,7 @@ class Meeting:
         return None
 
     def _admit(self, channel: Channel, message: Message, nodes: Sequence[int]) -> None:
-        """Take a host in, or refuse it; who is of this job but wrong ends it for all."""
+        """Take a host in, or refuse it; who is of this job but wrong ends it for all, unless it has begun."""
         if message.get("do") == "bye" and channel in self._called:  # another one that waits, and refuses us
             channel.close(flush_s=0.0)
             raise UsageError(str(message.get("text", "")).removeprefix("error: "))
@@ -395,7 +410,8 @@ class Meeting:
             text = f"host {label} does not fit this job: {problem}; give the same command on every host"
             channel.send(_refusal(f"error: {text}"))
             channel.close()
-            if sorted(hosts) == sorted(self.party.hosts) or (node != 0 and own in self.party.hosts):
+            of_this_job = sorted(hosts) == sorted(self.party.hosts) or (node != 0 and own in self.party.hosts)
+            if of_this_job and not self._complete:
                 raise UsageError(text)
             return
         if node not in nodes:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 4.0
 """For one connection: a firewall that drops says nothing."""
 TOKEN_BYTES = 16
 

@@ -272,8 +272,7 @@ class Round:
             self._outcome.ended[node] = {**message, "when": now, "told": self._ending, "killed": killed}
             self._outcome.summary = self._outcome.summary or message.get("summary")
         elif event == "asked":
-            self.requests.take(signal.Signals(int(message["signal"])))
-            self.display.note(f"{self.members[node].label} was asked to end the job")
+            heed(message, self.members[node], self.requests, self.display)
 
     def _record(self, record: Record) -> None:
         if record.get("kind") == "end":
@@ -331,3 +330,9 @@ class Round:
 
     def _over(self) -> bool:
         return not self._open() or time.monotonic() > self._final
+
+
+def heed(message: Message, member: Member, requests: processes.Requests, display: Display) -> None:
+    """Take a request to end that came to another host: its "asked" event."""
+    requests.take(signal.Signals(int(message["signal"])))
+    display.note(f"{member.label} was asked to end the job")

@@ -14,7 +14,7 @@ import mtrain
 from mtrain.core import placement, processes
 from mtrain.core.errors import LaunchError
 from mtrain.hosts import unreachable
-from mtrain.hosts.channel import Channel, Lost, Message
+from mtrain.hosts.channel import CLOSED, Channel, Lost, Message
 from mtrain.hosts.findings import Finding
 from mtrain.hosts.members import Member
 
@@ -54,7 +54,7 @@ class Line:
 
         What is left of the process then, and of its children, is killed: of an agent on this machine that is stuck.
         """
-        lost = self.channel.lost is not None
+        lost = self.channel.lost not in (None, CLOSED)
         self.channel.close()
         try:
             self.process.wait(0.2 if lost else wait_s)
@@ -126,8 +126,8 @@ def hear(line: Line, *, timeout_s: float, stop: Callable[[], bool] = lambda: Fal
         return _unreached(line)
     return _finding(
         line,
-        f"is connected, but its agent said nothing for {timeout_s:.0f} s",
-        "log in there, and see what keeps Python from starting",
+        f"has said nothing for {timeout_s:.0f} s: {'' if line.local else 'ssh is still connecting, or '}its agent does not start",
+        "log in there, and see what keeps Python from starting, or give it longer with --failure-timeout-s",
     )
 
 

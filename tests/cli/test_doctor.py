@@ -58,6 +58,14 @@ def test_the_host_and_the_library_of_a_backend_are_described(capsys):
     assert "torch" not in set(sys.modules) - before, "frameworks are imported in processes of their own"
 
 
+def test_a_spec_that_lies_here_and_was_not_given_is_told(capsys, tmp_path):
+    assert "spec" not in doctor(capsys, "--quick", "-b", "ddp")[1]
+    (tmp_path / "mtrain.yml").write_text("_BASE_: digits\n")
+    code, found = doctor(capsys, "--quick", "-b", "ddp")
+    assert code == 0
+    assert found["spec"][0]["text"].startswith("mtrain.yml in the current folder says which hosts, ranks and backend")
+
+
 @pytest.mark.parametrize(
     ("backend", "ranks"),
     [

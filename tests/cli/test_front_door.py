@@ -116,6 +116,9 @@ def test_a_host_file_gives_hosts_and_ranks(here):
     [
         (("-H", "a:1,b"), "of every host, or of none"),
         (("-H", "a:x"), "not HOST or HOST:RANKS"),
+        (("-H", "a:²"), "not HOST or HOST:RANKS"),
+        (("-H", "a:" + "9" * 5000), "not HOST or HOST:RANKS"),
+        (("-H", "[::1"), "not HOST or HOST:RANKS"),
         (("-H", ","), "names no host"),
         (("-H", "a", "--hostfile", "b"), "both given"),
         (("--hostfile", "absent"), "--hostfile absent: no such file"),
@@ -123,7 +126,9 @@ def test_a_host_file_gives_hosts_and_ranks(here):
         (("--nnodes", "2"), "no host is named"),
         (("--nnodes", "3", "-H", "a,b"), "--ips names 2"),
         (("--nnodes", "1:4"), "keeps its number of hosts"),
+        (("--nnodes", "²"), "expected a number of hosts"),
         (("--devices", "zero"), "expected numbers such as 0,1"),
+        (("--devices", "²"), "expected numbers such as 0,1"),
         (("--amp", "--no-amp"), "both given"),
     ],
 )

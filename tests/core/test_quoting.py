@@ -85,7 +85,8 @@ def test_hosts_are_taken(host):
 @pytest.mark.parametrize(
     "host",
     ["", "-oProxyCommand=id", "-", "a b", "a\n", "\na", "a\0", "a;id", "$(id)", "`id`", "me@a", "ssh://a", "a:22", "a/b", "a%h",
-     "fe80::1%;id", "fe80::1%", "ä.example", "a'", 'a"', "a\\", "a|b", "a,b", "a*", "~", "[::1]", "a\x7f", "A" * 254, "a-"],
+     "fe80::1%;id", "fe80::1%", "ä.example", "a'", 'a"', "a\\", "a|b", "a,b", "a*", "~", "[::1]", "a\x7f", "A" * 254, "a-",
+     "0.0.0.0", "::", "224.0.0.1", "ff02::1", "255.255.255.255", "256.1.1.1", "1", "10.0"],
 )  # fmt: skip
 def test_what_is_no_host_is_refused_in_one_line(host):
     with pytest.raises(UsageError, match="expected a name of ASCII letters") as caught:

@@ -1,6 +1,8 @@
 """The same command on every host, by hand: hosts of one job find each other, and any that would train something else is refused."""
 
+import dataclasses
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +15,8 @@ import pytest
 import mtrain.hosts.meeting
 from mtrain.core.errors import LaunchError, UsageError
 from mtrain.core.placement import free_port
-from mtrain.hosts.agent import hello
+from mtrain.hosts.agent import Orders, hello
+from mtrain.hosts.channel import ask_all
 from mtrain.hosts.meeting import Meeting, Party, difference, join
 from mtrain.hosts.proof import Unproven, prove
 from mtrain.launchers.environment import caller
@@ -117,16 +120,101 @@ def test_hosts_find_the_first_one_whichever_comes_first_and_all_hear_how_the_job
     assert joining.answers() == [(1, "error: rank 0 failed")] * 2
 
 
-def test_a_host_that_never_comes_is_named_with_the_line_to_type_there(meeting, joining):
+def test_a_host_that_never_comes_is_named_with_the_line_to_type_there(meeting, joining, monkeypatch):
     joining(1)
-    members, missing = gather(meeting, timeout_s=4.0)
-    goodbye(members)
-    assert sorted(members) == [0, 1]
+    first, _ = gather(meeting, [0, 1])
+    monkeypatch.setattr(mtrain.hosts.meeting, "PATIENT_S", 0.0)
+    members, missing = gather(meeting, [1, 2], timeout_s=1.0)
+    goodbye(first)
+    assert sorted(members) == [1]
     assert [finding.hosts for finding in missing] == [("127.0.0.3",)]
     assert missing[0].line() == (
-        "meeting 127.0.0.3: has not come within 4 s; start the job there too: mtrain --node-rank 2"
+        "meeting 127.0.0.3: has not come within 1 s; start the job there too: mtrain --node-rank 2"
     )
-    assert meeting.told[0].startswith("waiting for ")
+    assert meeting.told[-1] == (
+        "waiting for 127.0.0.3; start the job there too, with the same command: mtrain --node-rank 2"
+    )
+
+
+def test_a_host_that_has_gone_again_while_others_are_waited_for_can_come_back(meeting, joining):
+    gone = joining(1)
+    first, _ = gather(meeting, [1])
+    gone.kill()
+    while first[1].channel.lost is None:
+        time.sleep(0.02)
+    joining(1)
+    joining(2)
+    members, missing = gather(meeting, [1, 2])
+    assert missing == []
+    assert [members[node].channel.lost for node in (1, 2)] == [None, None]
+    goodbye(members)
+
+
+def test_a_second_process_of_a_host_ends_no_job_that_has_begun(meeting, joining):
+    joining(1)
+    lost = joining(2)
+    gather(meeting, [1, 2])
+    lost.kill()
+    meeting.let_go(2)
+    second = joining(1)
+    with ThreadPoolExecutor(1) as background:
+        gathering = background.submit(gather, meeting, [2])
+        said, _ = second.communicate(timeout=60)
+        joining(2)
+        members, missing = gathering.result()
+    assert missing == []
+    assert json.loads(said)[0] == 2
+    assert "--node-rank: it has 1, which" in said
+    goodbye(members)
+
+
+def test_a_request_to_end_at_a_host_that_has_come_ends_the_waiting_for_the_others(meeting, joining):
+    asked = joining(1)
+    gather(meeting, [1])
+    asked.send_signal(signal.SIGINT)
+    members, _ = gather(meeting, [1, 2], timeout_s=600.0)
+    goodbye(members, 130, "ended before anything was started")
+    assert joining.answers() == [(130, "ended before anything was started")]
+
+
+def test_a_second_request_ends_a_host_whose_first_one_says_nothing(meeting, joining):
+    asked = joining(1)
+    members, _ = gather(meeting, [1])
+    asked.send_signal(signal.SIGINT)
+    assert members[1].channel.wait(60.0)["event"] == "asked"
+    asked.send_signal(signal.SIGINT)
+    assert joining.answers() == [(130, "ended before anything was started")]
+
+
+def test_a_host_that_comes_while_the_first_one_closes_the_door_behind_another_job_finds_the_next(port, joining):
+    with socket.create_server(("127.0.0.1", port)) as before:
+        joining(1)
+        before.accept()[0].close()
+    meeting = Meeting(party=party(0, port), python=sys.executable, environ=caller(), note=print)
+    members, missing = gather(meeting, [1])
+    assert missing == []
+    goodbye(members)
+    assert joining.answers() == [(0, "")]
+    meeting.close()
+
+
+def test_the_first_hosts_last_words_count_also_where_its_end_comes_with_them(meeting, joining, tmp_path):
+    joining(1)
+    members, _ = gather(meeting, [1])
+    channel = members[1].channel
+    ready = tmp_path / "ready"
+    ask_all([channel], "prepare", timeout_s=60, run_dir=str(tmp_path / "run"), node=1, files={})
+    script = f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(600)"
+    rank = Orders(
+        host=HOSTS[1], argv=[sys.executable, "-c", script], env={}, forwarded={}, starts_ranks=False,
+        first_rank=1, ranks=1, silence_s=60.0, failure_s=5.0,
+    )  # fmt: skip
+    channel.send({"do": "start", **dataclasses.asdict(rank)})
+    while not ready.exists():
+        time.sleep(0.02)
+    goodbye(members, 1, "error: rank 0 failed")
+    channel.close()
+    assert joining.answers() == [(1, "error: rank 0 failed")]
 
 
 def test_a_request_to_end_ends_the_waiting(meeting):
@@ -202,27 +290,20 @@ def test_a_place_that_is_taken_is_refused(meeting, joining):
     assert [code for code, _ in joining.answers()] == [2, 2]
 
 
-def test_two_hosts_that_both_take_themselves_for_the_first_find_each_other(meeting, port):
-    swapped = [HOSTS[1], HOSTS[0], HOSTS[2]]
-    other = Meeting(
-        party=party(0, port, hosts=swapped), python=sys.executable, environ=caller(), note=lambda text: None
-    )
-    raised = []
-
-    def wait_there() -> None:
-        try:
-            gather(other, [1, 2])
-        except UsageError as error:
-            raised.append(str(error))
-
-    waiting = threading.Thread(target=wait_there)
-    waiting.start()
-    with pytest.raises(UsageError, match=r"--ips: it has "):
-        gather(meeting, [1, 2])
-    waiting.join()
-    other.close()
-    assert len(raised) == 1
-    assert "--ips: it has " in raised[0]
+@pytest.mark.parametrize("secret", ["", "open sesame"], ids=["no secret", "one secret"])
+def test_two_hosts_that_both_take_themselves_for_the_first_find_each_other(port, secret):
+    orders = (HOSTS, [HOSTS[1], HOSTS[0], HOSTS[2]])
+    firsts = [
+        Meeting(party=party(0, port, hosts=hosts, secret=secret), python=sys.executable, environ=caller(), note=print)
+        for hosts in orders
+    ]
+    with ThreadPoolExecutor(2) as background:
+        waiting = [background.submit(gather, first, [1, 2]) for first in firsts]
+        for each in waiting:
+            with pytest.raises(UsageError, match=r"--ips: it has "):
+                each.result()
+    for first in firsts:
+        first.close()
 
 
 def test_a_job_of_other_hosts_is_refused_and_ends_nothing_here(meeting, joining):
@@ -332,25 +413,3 @@ def test_what_one_end_has_said_proves_nothing_from_the_other():
             prove(here, "open sesame", joins=True)
         here.shutdown(socket.SHUT_RDWR)
         echo.join()
-
-
-def test_two_first_hosts_with_one_secret_still_find_each_other(guarded, port):
-    swapped = [HOSTS[1], HOSTS[0], HOSTS[2]]
-    other = Meeting(
-        party=party(0, port, hosts=swapped, secret="open sesame"), python=sys.executable, environ=caller(), note=print
-    )
-    raised = []
-
-    def wait_there() -> None:
-        try:
-            gather(other, [1, 2])
-        except UsageError as error:
-            raised.append(str(error))
-
-    waiting = threading.Thread(target=wait_there)
-    waiting.start()
-    with pytest.raises(UsageError, match=r"--ips: it has "):
-        gather(guarded, [1, 2])
-    waiting.join()
-    other.close()
-    assert len(raised) == 1
