@@ -54,7 +54,7 @@ def check(spec: Spec) -> None:
     policy = plugins.read_policy(spec.plugins)
     name, python = spec.backend.name, spec.backend.python
     options = plugins.options("backends", name, spec.backend.options, path="backend.options", policy=policy)
-    framework = plugins.load("backends", name, policy=policy)(options).framework
+    framework = plugins.made("backends", name, options, policy=policy).framework
     extra = next((e.extra for e in plugins.names("backends", policy=policy) if e.needs == framework and e.extra), None)
     package = f"mtrain[{extra}]" if extra else framework
     entry = plugins.find("backends", name, policy=policy)

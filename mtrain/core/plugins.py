@@ -27,7 +27,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mtrain.core.errors import PluginError, SpecError
+from mtrain.core.errors import MtrainError, PluginError, SpecError
 from mtrain.core.schema import dotted, problems_of
 from mtrain.core.suggest import hint
 from mtrain.core.yaml_lines import read_text
@@ -186,6 +186,21 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
         raise PluginError(f"{what} has no `Options`: expected a class with a nested pydantic model of that name")
     loaded: type[Any] = target
     return loaded
+
+
+def made(kind: str, name: str, options: BaseModel, *, policy: Policy | None = None) -> Any:
+    """The plugin itself, constructed with validated options.
+
+    Raises: ``PluginError`` as ``load``, and where its constructor fails otherwise than with an error of mtrain's.
+    """
+    target = load(kind, name, policy=policy)
+    try:
+        return target(options)
+    except MtrainError:
+        raise
+    except (Exception, SystemExit) as error:  # a stranger's code may fail in any way
+        what = f"the {SINGULAR.get(kind, kind)} {name!r} ({target.__module__}:{target.__qualname__})"
+        raise PluginError(f"{what} cannot be made from its options: {type(error).__name__}: {error}") from error
 
 
 def options(kind: str, name: str, given: Mapping[str, Any], *, path: str, policy: Policy | None = None) -> BaseModel:

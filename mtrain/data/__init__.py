@@ -16,7 +16,7 @@ __all__ = ["OpenData", "open_data"]
 
 class OpenData:
     """The splits of a data set, each read when first asked for, in the form of its kind: for detection
-    ``sample.Annotations``, for classification ``classification.LabelledPictures``."""
+    ``sample.Annotations``, for classification ``labelled.LabelledPictures``."""
 
     def __init__(self, spec: "DataSpec", reader: "Dataset") -> None:
         self._spec = spec

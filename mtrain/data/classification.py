@@ -1,15 +1,13 @@
 """Classification as a kind of task: one class a picture. What a job asks of such a data set; it decides nothing itself."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Array, Remark, Table, Task
+from mtrain.data.labelled import LabelledPictures
+from mtrain.data.task import describe_task
 
 if TYPE_CHECKING:
     from mtrain.core.spec import AugmentSpec, Spec
@@ -20,32 +18,6 @@ if TYPE_CHECKING:
 
 _NOT_DONE: Mapping[str, Any] = {"mosaic": 0.0, "mixup": 0.0} | dict.fromkeys(("distort", "expand", "crop", "sizes"))
 """Keys of ``data.augment`` that only make sense with boxes or that no one needs here yet, and how each is off."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelledPictures:
-    """One split, held in memory: for sets of small pictures."""
-
-    pictures: NDArray[np.uint8]
-    """(N, H, W, 3) RGB."""
-    labels: NDArray[np.int64]
-    """(N,) class index, 0 .. number of classes - 1."""
-    class_names: tuple[str, ...]
-    origins: Sequence[str]
-    """Of each picture, in words or as its file: for messages and captions."""
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def histogram(self) -> dict[str, int]:
-        """Pictures per class, in label order; classes without any included."""
-        counts = np.bincount(self.labels, minlength=len(self.class_names))
-        return {name: int(count) for name, count in zip(self.class_names, counts, strict=True)}
-
-    def report(self) -> list[str]:
-        """One sentence if classes have no picture."""
-        empty = [name for name, count in self.histogram().items() if not count]
-        return [f"classes without a picture: {', '.join(empty)}"] if empty else []
 
 
 class ClassificationTask:
@@ -67,7 +39,7 @@ class ClassificationTask:
 
     def task(self) -> Task:
         """What a model must know before it is built."""
-        return describe_task(self._spec, self._data.class_names)
+        return describe_task("classification", self._spec, self._data.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
         """``train`` (augmented; left out where nothing is trained) and ``val``."""
@@ -144,16 +116,6 @@ class ClassificationTask:
         if not self._training:
             return {"val": self._data.val}
         return dict(zip(("train", "val"), self._data.both(), strict=True))
-
-
-def describe_task(spec: "Spec", class_names: Sequence[str]) -> Task:
-    """What a classifier must know before it is built."""
-    return Task(
-        kind="classification",
-        class_names=class_names,
-        image_size=spec.data.image_size,
-        global_batch=spec.train.batch_size,
-    )
 
 
 def _check_augmentation(spec: "AugmentSpec") -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.errors import DataError
-from mtrain.data.classification import LabelledPictures
+from mtrain.data.labelled import LabelledPictures
 from mtrain.data.reading import Split
 
 NAMES = tuple(str(digit) for digit in range(10))

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Source
-from mtrain.data.classification import LabelledPictures
 from mtrain.data.draw import Picture, grid
+from mtrain.data.labelled import LabelledPictures
 
 _CELL_PX = 120
 _COLUMNS = 8

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.core.interfaces import HostBatch
-from mtrain.data.classification import LabelledPictures
+from mtrain.data.labelled import LabelledPictures
 
 _NAMED = 5
 """As many kinds of mistakes are told."""

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from mtrain.core.errors import DataError
 from mtrain.core.interfaces import Task
 from mtrain.core.report import write_json
-from mtrain.data.classification import LabelledPictures, describe_task
 from mtrain.data.classification_evaluation import ClassEvaluator
 from mtrain.data.classification_source import ClassificationSource, fitted
 from mtrain.data.decode import decode
 from mtrain.data.draw import grid, save_picture
+from mtrain.data.labelled import LabelledPictures
 from mtrain.data.reading import listed, unique_stems
+from mtrain.data.task import describe_task
 
 if TYPE_CHECKING:
     from mtrain.core.spec import DataSpec, Spec
@@ -31,7 +32,7 @@ class ClassPictures:
 
     def task(self) -> Task:
         """What a model must know before it is built."""
-        return describe_task(self._spec, self._pictures.class_names)
+        return describe_task("classification", self._spec, self._pictures.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
         """``val``: the pictures."""

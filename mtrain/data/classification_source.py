@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Array
 from mtrain.core.spec import AugmentSpec
-from mtrain.data.classification import LabelledPictures
 from mtrain.data.finish import finish
 from mtrain.data.geometry import letterbox, random_map
+from mtrain.data.labelled import LabelledPictures
 from mtrain.data.ring import ArraySpec
 
 _HALF = np.array([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [0.0, 0.0, 1.0]])

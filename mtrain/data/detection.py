@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtrain.core.interfaces import Array, Remark, Table, Task
 from mtrain.data.sample import Annotations
+from mtrain.data.task import describe_task
 
 if TYPE_CHECKING:
     from mtrain.core.spec import Spec
@@ -34,7 +35,7 @@ class DetectionTask:
 
     def task(self) -> Task:
         """What a model must know before it is built."""
-        return describe_task(self._spec, self._data.class_names)
+        return describe_task("detection", self._spec, self._data.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
         """``train`` (augmented; left out where nothing is trained) and ``val``."""
@@ -112,13 +113,3 @@ class DetectionTask:
         train = self._spec.train
         per_epoch = max(len(self._data.train) // train.batch_size, 1)
         return train.epochs or -(-(train.updates or 1) // per_epoch)
-
-
-def describe_task(spec: "Spec", class_names: Sequence[str]) -> Task:
-    """What a detector must know before it is built, but for what it finds out from statistics."""
-    return Task(
-        kind="detection",
-        class_names=class_names,
-        image_size=spec.data.image_size,
-        global_batch=spec.train.batch_size,
-    )

@@ -10,13 +10,13 @@ from mtrain.core.errors import DataError
 from mtrain.core.interfaces import Task
 from mtrain.core.report import write_json
 from mtrain.data.decode import decode
-from mtrain.data.detection import describe_task
 from mtrain.data.draw import draw_boxes, save_picture
 from mtrain.data.evaluation import CocoEvaluator, Detections, results_json
 from mtrain.data.header import probe
 from mtrain.data.reading import listed, unique_stems
 from mtrain.data.sample import Annotations, Picture, assemble
 from mtrain.data.source import open_sources
+from mtrain.data.task import describe_task
 
 if TYPE_CHECKING:
     from mtrain.core.spec import Spec
@@ -32,7 +32,7 @@ class DetectionPictures:
 
     def task(self) -> Task:
         """What a model must know before it is built."""
-        return describe_task(self._spec, self._pictures.class_names)
+        return describe_task("detection", self._spec, self._pictures.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
         """``val``: the pictures."""

@@ -7,8 +7,8 @@
     site.py                             where a check runs: one rank inside a backend
     collectives.py learning.py states.py leaving.py    the checks, a function each
     catalogue.py                        all checks: what each claims, what its failure means, where to look
-    ranks.py                            what a rank runs
-    kit.py                              starts jobs through the real launchers and judges
+    ranks.py diary.py                   what a rank runs; what it writes down meanwhile
+    jobs.py kit.py                      starts jobs through the real launchers; judges what they have left
     words.py                            the report for people
     options.py test_conformance.py      the same under pytest: ``pytest --pyargs mtrain.testing --backend NAME``
 """

@@ -85,10 +85,12 @@ _LEARNS: Mapping[str, tuple[str, str, str]] = {
 
 
 def _learning() -> dict[Check, Callable[[Site], list[Measure]]]:
-    return {
-        Check(id=f"learns.{name}", claim=claim, means=f"{means} {ORDER_OF_ADDITION}", look=look): learning.learns(name)
-        for name, (claim, means, look) in _LEARNS.items()
-    }
+    found = {}
+    for name in learning.CASES:
+        claim, means, look = _LEARNS[name]
+        check = Check(id=f"learns.{name}", claim=claim, means=f"{means} {ORDER_OF_ADDITION}", look=look)
+        found[check] = learning.learns(name)
+    return found
 
 
 ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {

@@ -31,7 +31,7 @@ def build(drop: Any = None) -> Any:
     """A new network on the bound framework; ``drop``: a native dropout layer before its head."""
     from mtrain.testing.network import ConvNet
 
-    return ConvNet(drop)
+    return ConvNet(CLASSES, drop)
 
 
 def start_weights() -> dict[str, Array]:

@@ -5,13 +5,12 @@ from typing import Any
 
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Tensor
-from mtrain.testing.convnet import CLASSES
 
 
 class ConvNet(nn.Module):
     """Two convolutions with BatchNorm, one linear head; returns losses in training and logits in evaluation."""
 
-    def __init__(self, drop: Any = None) -> None:
+    def __init__(self, classes: int, drop: Any = None) -> None:
         """``drop``: a native dropout layer before the head; None: none."""
         super().__init__()
         self.conv1: Any = nn.Conv2d(3, 6, 3, padding=1, bias=False)
@@ -19,7 +18,7 @@ class ConvNet(nn.Module):
         self.conv2 = nn.Conv2d(6, 8, 3, stride=2, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(8, momentum=0.03, unbiased_variance=False)
         self.drop = nn.Identity() if drop is None else drop
-        self.head: Any = nn.Linear(8, CLASSES)
+        self.head: Any = nn.Linear(8, classes)
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """``images`` (B, 3, H, W) and ``labels`` (B) in; ``total`` and ``entropy``, or ``logits`` (B, classes), out."""

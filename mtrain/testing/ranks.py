@@ -8,29 +8,34 @@ import argparse
 import faulthandler
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from inspect import get_annotations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mtrain import rank
 from mtrain.core import checkpoint, config, plugins
 from mtrain.core.binding import bind
+from mtrain.core.errors import PluginError
 from mtrain.core.interfaces import Backend, Progress
 from mtrain.core.runfolder import RunFolder
 from mtrain.core.spec import Spec
 from mtrain.testing import learning, leaving, states, training
 from mtrain.testing.catalogue import ENTERS, LEAVES, LIGHT, ON_RANKS, ONE
-from mtrain.testing.finding import Check, Measure, none_of
+from mtrain.testing.diary import Diary, tell
+from mtrain.testing.finding import none_of
 from mtrain.testing.site import CLIPPED, LOGITS, Reference, Site, Surroundings, listening_ports, own_id, processes_of
 from mtrain.testing.training import BOUNDS
 
 FRAMEWORKS = ("torch", "paddle", "tensorflow", "jax", "horovod", "deepspeed")
-THREADS_FILE, FACTS_FILE = "threads.json", "facts.json"
+MEMBERS = [name for name in (*get_annotations(Backend), *vars(Backend)) if not name.startswith("_")]
+"""Of a backend, but for the way in and out."""
+THREADS_FILE = "threads.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,43 +50,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, required=True, help="seconds for one check")
     given = parser.parse_args(argv)
     number = rank.number(os.environ)
-    parts: dict[str, Callable[[], None]] = {
-        "reference": lambda: write_reference(given),
-        "checks": lambda: run_checks(given, number),
-        "one": lambda: run_one(given, number),
-        "death": lambda: run_death(given),
-    }
-    return rank.run(lambda stop, leave: parts[given.part](), run_folder=RunFolder(given.run_dir), rank=number)
 
+    def work(stop: rank.StopRequest, leave: rank.Leaving) -> None:
+        if given.part != "death":  # there, ranks hear requests as those of any job do; elsewhere nothing is to be saved
+            for name in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(name, signal.SIG_DFL)
+        parts: dict[str, Callable[[], None]] = {
+            "reference": lambda: write_reference(given, leave),
+            "checks": lambda: run_checks(given, number, leave),
+            "one": lambda: run_one(given, number, leave),
+            "death": lambda: run_death(given, leave),
+        }
+        parts[given.part]()
 
-class Diary:
-    """What a rank has begun and measured, one JSON object per line: read by the starter whatever becomes of the rank."""
-
-    def __init__(self, run_dir: Path, number: int, *, limit_s: float) -> None:
-        folder = diaries(run_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"rank-{number}.jsonl"
-        self._rank = number
-        self._limit_s = limit_s
-
-    @contextmanager
-    def of(self, check: Check) -> Iterator[list[Measure]]:
-        """Surrounds a check, which fills the list; the process ends where it takes too long."""
-        self._write({"check": check.id, "began": True})
-        faulthandler.dump_traceback_later(self._limit_s, exit=True)
-        measures: list[Measure] = []
-        yield measures
-        faulthandler.cancel_dump_traceback_later()
-        self._write({"check": check.id, "measures": [asdict(replace(m, rank=self._rank)) for m in measures]})
-
-    def _write(self, entry: dict[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-
-
-def diaries(run_dir: Path) -> Path:
-    """Folder of the diaries of all ranks."""
-    return run_dir / "conformance"
+    return rank.run(work, run_folder=RunFolder(given.run_dir), rank=number)
 
 
 def _described(spec: Spec) -> Backend:
@@ -93,7 +75,18 @@ def _described(spec: Spec) -> Backend:
     return described
 
 
-def run_checks(given: argparse.Namespace, number: int) -> None:
+@contextmanager
+def _inside(described: Backend, leave: rank.Leaving) -> Iterator[Backend]:
+    """``with described:``, but an error is left before the other ranks can notice it: theirs follow from it."""
+    with described as backend:
+        try:
+            yield backend
+        except BaseException as error:
+            leave(error)
+            raise
+
+
+def run_checks(given: argparse.Namespace, number: int, leave: rank.Leaving) -> None:
     """The chosen checks of the catalogue, one after the other, in one job."""
     wanted = given.checks.split(",")
     diary = Diary(given.run_dir, number, limit_s=given.limit)
@@ -103,8 +96,10 @@ def run_checks(given: argparse.Namespace, number: int) -> None:
         found = [name for name in FRAMEWORKS if name in sys.modules]
         measures.append(none_of("frameworks in this process", found))
     before = Surroundings.now(given.job)
-    with described as backend:
+    with ExitStack() as inside:
         with diary.of(ENTERS) as measures:
+            backend = inside.enter_context(_inside(described, leave))
+            _check_members(backend, spec.backend.name)
             bind(backend.nn, backend.ops)
             wrong = [] if backend.framework in sys.modules else [f"{backend.framework} is not what nn and ops brought"]
             measures.append(none_of("frameworks that are missing", wrong))
@@ -112,25 +107,29 @@ def run_checks(given: argparse.Namespace, number: int) -> None:
             ids = backend.collective.all_gather(own_id())
             precision = site.precision
             if number == 0:
-                _tell(given.run_dir, precision=precision, ports=listening_ports(processes_of(given.job)))
+                tell(given.run_dir, precision=precision, ports=listening_ports(processes_of(given.job)))
         for check, run in ON_RANKS.items():
             if check.id in wanted:
                 with diary.of(check) as measures:
                     measures += run(site)
-    if LEAVES.id in wanted:
-        usual = json.loads((given.references / THREADS_FILE).read_text())
         with diary.of(LEAVES) as measures:
-            measures += leaving.left(given.job, before, ranks=ids, usual_threads=usual)
+            inside.close()
+            if LEAVES.id in wanted:
+                usual = json.loads((given.references / THREADS_FILE).read_text())
+                measures += leaving.left(given.job, before, ranks=ids, usual_threads=usual)
 
 
-def _tell(run_dir: Path, **facts: Any) -> None:
-    (diaries(run_dir) / FACTS_FILE).write_text(json.dumps(facts))
+def _check_members(backend: Backend, name: str) -> None:
+    lacking = [member for member in MEMBERS if getattr(backend, member, None) is None]
+    if lacking:
+        raise PluginError(f"backend {name!r} has no {', '.join(lacking)}; see Backend in mtrain.core.interfaces")
 
 
-def run_one(given: argparse.Namespace, number: int) -> None:
+def run_one(given: argparse.Namespace, number: int, leave: rank.Leaving) -> None:
     """What one rank learns, once simply and once with everything."""
     diary = Diary(given.run_dir, number, limit_s=given.limit)
-    with diary.of(ONE) as measures, _described(config.read(given.run_dir / "spec.json")) as backend:
+    described = _described(config.read(given.run_dir / "spec.json"))
+    with diary.of(ONE) as measures, _inside(described, leave) as backend:
         bind(backend.nn, backend.ops)
         site = Site(backend=backend, ranks=1, references=given.references)
         wrong = [] if (backend.collective.rank, backend.collective.size) == (0, 1) else ["this is not rank 0 of 1"]
@@ -140,20 +139,19 @@ def run_one(given: argparse.Namespace, number: int) -> None:
         measures += states.continues_solo(site)
 
 
-def run_death(given: argparse.Namespace) -> None:
+def run_death(given: argparse.Namespace, leave: rank.Leaving) -> None:
     """Train until the last rank is killed. The ports on which the job listens are left in a file."""
     faulthandler.dump_traceback_later(given.limit, exit=True)
-    with _described(config.read(given.run_dir / "spec.json")) as backend:
+    with _inside(_described(config.read(given.run_dir / "spec.json")), leave) as backend:
         bind(backend.nn, backend.ops)
         if backend.collective.rank == 0:
-            diaries(given.run_dir).mkdir(exist_ok=True)
-            _tell(given.run_dir, ports=listening_ports(processes_of(given.job)))
+            tell(given.run_dir, ports=listening_ports(processes_of(given.job)))
         leaving.die(backend, given.run_dir)
 
 
-def write_reference(given: argparse.Namespace) -> None:
+def write_reference(given: argparse.Namespace, leave: rank.Leaving) -> None:
     """What one rank of solo learns, as ``site.Reference`` reads it."""
-    with _described(config.read(given.run_dir / "spec.json")) as backend:
+    with _inside(_described(config.read(given.run_dir / "spec.json")), leave) as backend:
         bind(backend.nn, backend.ops)
         for precision in BOUNDS:
             reference = Reference(folder=given.references, precision=precision)

@@ -156,3 +156,17 @@ def test_a_local_module_that_fails_when_imported_is_named(text, told, here):
     rules = policy(here, '[backends.broken]\nmodule = "outside_plugin_f:X"\n')
     with pytest.raises(PluginError, match=f"the backend 'broken' .* cannot be imported: {told}"):
         plugins.load("backends", "broken", policy=rules)
+
+
+def test_a_plugin_whose_constructor_fails_is_named(here):
+    failing = "    def __init__(self, options):\n        raise {error}\n"
+    text = "from mtrain.core.errors import SpecError\n" + MODULE.replace('    rendezvous = "none"\n', failing)
+    for name, error in (("g", "OSError('no such card')"), ("h", "SpecError('no such card')")):
+        (here / f"outside_plugin_{name}.py").write_text(text.replace("{error}", error))
+    lines = (f'[backends.{name}]\nmodule = "outside_plugin_{name}:Mine"\n' for name in "gh")
+    rules = policy(here, "".join(lines))
+    options = plugins.options("backends", "g", {}, path="backend.options", policy=rules)
+    with pytest.raises(PluginError, match=r"'g' \(outside_plugin_g:Mine\) cannot be made .*: OSError: no such card"):
+        plugins.made("backends", "g", options, policy=rules)
+    with pytest.raises(SpecError, match=r"^no such card"):
+        plugins.made("backends", "h", options, policy=rules)

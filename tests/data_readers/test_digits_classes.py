@@ -10,7 +10,7 @@ from mtrain.cli.data import data
 from mtrain.core.errors import DataError, SpecError
 from mtrain.core.spec import AugmentSpec, DataSpec, Spec
 from mtrain.data import OpenData
-from mtrain.data.classification import ClassificationTask, LabelledPictures
+from mtrain.data.classification import ClassificationTask
 from mtrain.data.classification_digits import DigitsClasses, DigitsClassesOptions
 from mtrain.data.classification_draw import comparison
 from mtrain.data.classification_evaluation import ClassEvaluator
@@ -18,6 +18,7 @@ from mtrain.data.classification_pictures import ClassPictures, unlabelled
 from mtrain.data.classification_source import ClassificationSource, fitted
 from mtrain.data.decode import decode
 from mtrain.data.draw import save_picture
+from mtrain.data.labelled import LabelledPictures
 from mtrain.data.loading import WorkerPool
 
 OFF = {"mosaic": 0.0, "translate": 0.0, "scale": 0.0, "hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0, "flip_lr": 0.0}

@@ -1,16 +1,20 @@
 """``mtrain plugins test``: what it says of good and of wrong backends, and how it ends."""
 
 import json
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mtrain.cli import main
-from mtrain.testing import kit
+from mtrain.testing import diary, kit
 from mtrain.testing.catalogue import CHECKS
+from mtrain.testing.jobs import Ended
 from tests.testing.conftest import mtrain, wanted
 
 WRONG = Path(__file__).parent / "wrong"
@@ -27,7 +31,14 @@ WRONG = Path(__file__).parent / "wrong"
         (["no/such"], "no backend 'no/such'"),
         (["ddp", "--json", "no/such/folder.json"], "--json no/such/folder.json: cannot be written"),
         (["ddp", "--out", f"{__file__}/logs"], "cannot be made (Not a directory)"),
-        (["broken", "-o", f"plugins={WRONG / 'plugins.toml'}"], "cannot be constructed: ValueError: no use"),
+        (["broken", "-o", f"plugins={WRONG / 'plugins.toml'}"], "cannot be made from its options: ValueError: no use"),
+        (["nameless", "-o", f"plugins={WRONG / 'plugins.toml'}"], "does not say its `rendezvous`: expected text"),
+        (
+            ["ddp", "-o", "backend.name=solo"],
+            "-o backend.name=solo: cannot be given to the kit: what is tested is named",
+        ),
+        (["ddp", "-o", "backend={name: solo}"], "holds backend.name, which cannot be given to the kit"),
+        (["ddp", "-o", "cluster.nproc_per_node=3"], "cannot be given to the kit: use --ranks"),
     ],
 )
 def test_wrong_use_is_told_in_a_line(arguments: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -105,13 +116,42 @@ class TestWrongBackends:
         assert found["collective.place"]["verdict"] == "not run"
         assert "plugin.enters failed" in told
 
+    def test_missing_methods(self, tmp_path: Path) -> None:
+        found, _ = report_on("incomplete", tmp_path, "plugin.enters")
+        assert "backend 'incomplete' has no infer, state; see Backend" in found["plugin.enters"]["error"]
+
+    def test_no_rank_gets_in(self, tmp_path: Path) -> None:
+        found, _ = report_on("silent", tmp_path, "collective.place", limit=40)
+        assert found["plugin.enters"]["error"].startswith("not done in time: rank")
+        assert found["collective.place"]["reason"] == "plugin.enters failed"
+
+    def test_no_rank_gets_out(self, tmp_path: Path) -> None:
+        found, _ = report_on("stuck", tmp_path, "collective.place", limit=40)
+        assert found["collective.place"]["verdict"] == "passed"
+        assert found["plugin.leaves"]["error"].startswith("not done in time: rank")
+
+    def test_one_request_to_end_is_enough_while_ranks_hang(self, tmp_path: Path) -> None:
+        argv = [sys.executable, "-m", "mtrain", "plugins", "test", "silent", "-o", f"plugins={WRONG / 'plugins.toml'}"]
+        argv += ["--only", "plugin.enters", "--limit", "500", "--out", "logs"]
+        kit_process = subprocess.Popen(argv, cwd=tmp_path, env=wanted("silent").environ, stderr=subprocess.DEVNULL)
+        try:
+            diaries = [tmp_path / "logs" / "checks-1" / "conformance" / f"rank-{rank}.jsonl" for rank in range(2)]
+            deadline = time.monotonic() + 240
+            while not all(file.is_file() and file.stat().st_size for file in diaries) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            kit_process.send_signal(signal.SIGTERM)
+            assert kit_process.wait(timeout=240) == 130
+        finally:
+            kit_process.kill()
+            kit_process.wait()
+
     def test_no_job_of_one_rank(self, tmp_path: Path) -> None:
         found, _ = report_on("alone", tmp_path, "size.one", "collective.place")
         assert found["collective.place"]["verdict"] == "passed"
         assert "two ranks at least" in found["size.one"]["error"]
 
     def test_a_check_that_hangs_fails_and_the_others_go_on(self, tmp_path: Path) -> None:
-        found, _ = report_on("hanging", tmp_path, "collective", limit=10)
+        found, _ = report_on("hanging", tmp_path, "collective", limit=40)
         verdicts = {name.partition(".")[2]: check["verdict"] for name, check in found.items()}
         assert verdicts == {"place": "passed", "reduces": "failed", "gathers": "passed", "agrees": "passed"}
 
@@ -135,6 +175,15 @@ class TestWrongBackends:
         assert finding.verdict == "failed"
         assert finding.measures[0].value > 5
         assert all(measure.ok for measure in finding.measures[1:])
+
+
+def test_a_port_that_stays_taken_behind_a_job(tmp_path: Path) -> None:
+    ended = Ended(code=0, text="", run_dir=tmp_path, job="", at=0.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        diary.tell(tmp_path, ports=[port])
+        assert kit._ports_taken(ended).detail == str(port)
+    assert kit._ports_taken(ended).ok
 
 
 @pytest.mark.slow

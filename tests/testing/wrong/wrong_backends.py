@@ -73,6 +73,35 @@ class Raising(DDP):
         return self
 
 
+class Silent(DDP):
+    """No rank ever gets in."""
+
+    def __enter__(self) -> Self:
+        time.sleep(600)
+        return super().__enter__()
+
+
+class Stuck(DDP):
+    """No rank ever gets out."""
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        time.sleep(600)
+
+
+class Incomplete(DDP):
+    """Methods are missing."""
+
+    infer: Any = None
+    state: Any = None
+
+
+class Nameless(DDP):
+    """It does not say what its starter must provide."""
+
+    rendezvous: Any = None
+
+
 class Staying(DDP):
     """A thread and a process stay behind."""
 
