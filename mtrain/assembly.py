@@ -127,6 +127,8 @@ def assembled(
         backend: Backend = _plugin(spec, "backends", spec.backend.name, spec.backend.options, path="backend.options")
         binding.bind(backend.nn, backend.ops)
         with backend, _left_by(leave):
+            if spec.report.trace == "traffic" and hasattr(backend, "time_waits"):
+                backend.time_waits()
             recipe = make_recipe(spec, size=backend.collective.size)
             plugin = model_plugin(spec)
             task = data.task()

@@ -26,7 +26,7 @@ from mtrain.core.interfaces import Evaluator, Progress, TaskData
 from mtrain.core.report import Report, Reporter, SilentReporter
 from mtrain.core.runfolder import RunFolder, keep_private
 from mtrain.core.schedule import Schedule, total_updates
-from mtrain.core.trace import Tracer, traffic
+from mtrain.core.trace import Shares, Tracer, traffic
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 
 Stop = Callable[[], bool]
@@ -89,6 +89,7 @@ class Session:
         self.run_folder = run_folder
         self.loader = job.training_loader()
         self._tracer: Tracer | None = None
+        self._shares = Shares()
         if job.spec.report.trace == "state":
             self._tracer = Tracer(
                 job.backend.collective,
@@ -168,6 +169,7 @@ class Session:
 
     def updated(self, record: Mapping[str, Any]) -> None:
         """Take the record of one update; one that was skipped is told to the person too."""
+        self._shares.take(record)
         self.report.update({**record, **self._traced()})
         if not math.isfinite(record["norm"]):
             self.report.event(
@@ -253,7 +255,7 @@ class Session:
                 "ema_sha256": digest(state.ema),
                 "best_checkpoint": _text(self.checkpoints.best()),
                 "newest_checkpoint": _text(self.checkpoints.newest()),
-                "measured": job.backend.collective.all_gather(dict(job.backend.measure())),
+                "measured": job.backend.collective.all_gather({**job.backend.measure(), **self._shares.told()}),
             }
             self._draw()
         self.report.event("end", **summary)

@@ -43,6 +43,8 @@ class Engine(Protocol):
 
     def measure(self) -> Mapping[str, float]: ...  # noqa: D102
 
+    def time_waits(self) -> None: ...  # noqa: D102
+
 
 E = TypeVar("E", bound=Engine)
 
@@ -110,3 +112,7 @@ class EngineBackend(Generic[E]):
     def measure(self) -> Mapping[str, float]:
         """See ``Backend.measure``."""
         return self.engine.measure()
+
+    def time_waits(self) -> None:
+        """See ``Backend.measure``."""
+        self.engine.time_waits()

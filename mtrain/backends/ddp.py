@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.core.errors import LaunchError, SpecError
+from mtrain.backends.waiting import Waits
+from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Module, Optimizer, Recipe
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class DDP(TorchBackend):
         import torch.distributed.nn.functional  # noqa: F401
         from torch import distributed as dist
 
-        from mtrain.backends._torch import device
+        from mtrain.backends._torch import device, group
         from mtrain.backends._torch.collective import DistributedCollective
         from mtrain.backends._torch.engine import TorchEngine
 
@@ -59,32 +60,20 @@ class DDP(TorchBackend):
         )
         on_cuda = target.type == "cuda"
         timeout = timedelta(seconds=self.options.timeout_s)
-        try:
-            dist.init_process_group("nccl" if on_cuda else "gloo", init_method="env://", timeout=timeout)
-        except ValueError as error:
-            raise LaunchError(
-                f"backend ddp was not started by torchrun: {error}; use `mtrain -c SPEC --backend ddp`, or "
-                "`torchrun -m mtrain.worker`"
-            ) from error
+        group.join("ddp", on_cuda=on_cuda, timeout=timeout)
         host_group = dist.new_group(backend="gloo", timeout=timeout) if on_cuda else None
         self._entered = TorchEngine(DistributedCollective(local_rank=local_rank, host_group=host_group), target)
         return self
 
     def __exit__(self, *error: object) -> None:
-        from torch import distributed as dist
+        from mtrain.backends._torch import group
 
         if self._entered is not None:
             self._entered.collective.close()
         self._entered = None
         for wrapped in self._wrapped:
             wrapped.release()
-        if not dist.is_initialized():
-            return
-        if error and error[0] is not None and dist.get_backend() == "nccl":
-            # Peers may never answer: give kernels in flight up instead of waiting for them.
-            dist.distributed_c10d._abort_process_group()
-            return
-        dist.destroy_process_group()
+        group.leave(failed=bool(error) and error[0] is not None)
 
     def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
         """See ``Backend.prepare``."""
@@ -111,18 +100,30 @@ class DDP(TorchBackend):
             static_graph=legal if wanted == "auto" else wanted,
         )
         self._wrapped.add(wrapped)
-        return wrapped, _Exchange(wrapped)
+        return wrapped, _Exchange(wrapped, self.engine.waits)
 
 
 class _Exchange:
     """DDP averages gradients in the backward pass of the last micro batch."""
 
-    def __init__(self, wrapped: Any) -> None:
+    def __init__(self, wrapped: Any, waits: Waits | None) -> None:
         self._wrapped = wrapped
+        self._waits = waits
+        if waits is not None:
+            wrapped._set_ddp_runtime_logging_sample_rate(1)
 
     def during(self, *, last: bool) -> AbstractContextManager[object]:
         """No exchange before the last."""
         return nullcontext() if last else self._wrapped.no_sync()
 
     def finish(self) -> None:
-        """Nothing: it is done when the last backward returns."""
+        """Nothing, but where waiting is timed: the exchange is done when the last backward returns."""
+        if self._waits is not None:
+            self._waits.seconds += _exposed_s(self._wrapped)
+
+
+def _exposed_s(wrapped: Any) -> float:
+    """What DDP's own clocks say of the last backward pass: from the last gradient to the end of its exchange."""
+    wrapped.logger.set_runtime_stats_and_log()
+    told = wrapped._get_ddp_logging_data()
+    return max(0.0, 1e-9 * (told["backward_comm_time_end"] - told["backward_compute_time_end"]))

@@ -9,7 +9,6 @@ from pydantic import Field, field_validator, model_validator
 
 from mtrain.backends._deepspeed.settings import Sharding, check_extra
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.core.errors import LaunchError
 
 if TYPE_CHECKING:
     from mtrain.backends._deepspeed.engine import ZeroEngine
@@ -61,7 +60,7 @@ class DeepSpeed(TorchBackend):
         from torch import distributed as dist
 
         from mtrain.backends._deepspeed import library
-        from mtrain.backends._torch import device
+        from mtrain.backends._torch import device, group
 
         options = self.options
         local_rank = dist.get_node_local_rank(fallback_rank=0)
@@ -69,13 +68,7 @@ class DeepSpeed(TorchBackend):
         library.load(target.type)
         on_cuda = target.type == "cuda"
         timeout = timedelta(seconds=options.timeout_s)
-        try:
-            dist.init_process_group("nccl" if on_cuda else "gloo", init_method="env://", timeout=timeout)
-        except ValueError as error:
-            raise LaunchError(
-                f"backend deepspeed was not started by torchrun: {error}; use `mtrain -c SPEC --backend deepspeed`, or "
-                "`torchrun -m mtrain.worker`"
-            ) from error
+        group.join("deepspeed", on_cuda=on_cuda, timeout=timeout)
         library.start(backend="nccl" if on_cuda else "gloo", timeout=timeout)
         self._entered = self._engine(local_rank, timeout)
         return self
@@ -101,9 +94,8 @@ class DeepSpeed(TorchBackend):
         return ZeroEngine(DistributedCollective(local_rank=local_rank, host_group=host_group), target, sharding)
 
     def __exit__(self, *error: object) -> None:
-        from torch import distributed as dist
-
         from mtrain.backends._deepspeed import library
+        from mtrain.backends._torch import group
 
         if self._entered is not None:
             entered: Any = self._entered
@@ -111,10 +103,4 @@ class DeepSpeed(TorchBackend):
             entered.collective.close()
         self._entered = None
         library.stop()
-        if not dist.is_initialized():
-            return
-        if error and error[0] is not None and dist.get_backend() == "nccl":
-            # Peers may never answer: give kernels in flight up instead of waiting for them.
-            dist.distributed_c10d._abort_process_group()
-            return
-        dist.destroy_process_group()
+        group.leave(failed=bool(error) and error[0] is not None)

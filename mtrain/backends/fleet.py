@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, field_validator
@@ -81,4 +82,4 @@ class Fleet(EngineBackend["PaddleEngine"]):
         """See ``Backend.prepare``."""
         if self._job is None:
             return self.engine.prepare(build, recipe)
-        return self.engine.prepare(build, recipe, self._job.wrap)
+        return self.engine.prepare(build, recipe, partial(self._job.wrap, waits=self.engine.waits))

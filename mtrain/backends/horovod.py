@@ -35,7 +35,9 @@ class Horovod(TorchBackend):
             description="how gradients of ranks become one; adasum (Maleki et al. 2021) needs a Horovod built with MPI, and "
             "2, 4, 8, ... ranks",
         )
-        fusion_mb: float = Field(25.0, ge=0, description="gradients are exchanged in groups of this size")
+        fusion_mb: float = Field(
+            25.0, ge=0, description="gradients are exchanged in groups of this size, and in eight of them at least"
+        )
         cycle_ms: float = Field(1.0, gt=0, description="how often Horovod looks for gradients that are ready")
         timeout_s: int = Field(600, ge=4, description="a collective that waits longer for a rank ends the job")
         silence_s: int = Field(
@@ -89,6 +91,7 @@ class Horovod(TorchBackend):
             compression=self.options.compression,
             reduction=self.options.reduction,
             group_bytes=self.options.fusion_mb * MIB,
+            waits=self.engine.waits,
         )
 
     def _settings(self) -> dict[str, str]:

@@ -6,6 +6,8 @@ With ``mtrain.backends.torch_backend`` this is the public part of ``mtrain.backe
 from mtrain.backends._torch.collective import DistributedCollective, LocalCollective, TorchCollective
 from mtrain.backends._torch.device import choose as choose_device
 from mtrain.backends._torch.engine import NoExchange, TorchEngine, Wrap, of_one_rank
+from mtrain.backends._torch.group import join as join_group
+from mtrain.backends._torch.group import leave as leave_group
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends._torch.sharded import ShardedOptimizer
@@ -23,6 +25,8 @@ __all__ = [
     "Wrap",
     "choose_device",
     "fill",
+    "join_group",
+    "leave_group",
     "of_one_rank",
     "to_numpy",
     "use_channels_last",

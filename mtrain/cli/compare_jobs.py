@@ -165,13 +165,14 @@ def compare(order: Order) -> Comparison:
 
 # ------------------------------------------------------------------------------------------------------------ the specs
 def _common(order: Order) -> dict[str, Any]:
-    """What every job of a comparison has: its length, no evaluation, one checkpoint at the end."""
+    """What every job of a comparison has: its length, logs of its own, no evaluation, one checkpoint at the end."""
     return {
         "train.updates": order.updates,
         "train.epochs": None,
         "cluster.nproc_per_node": order.ranks,
         "cluster.ips": [],
         "cluster.max_restarts": 0,
+        "cluster.log_dir": None,
         "evaluate.every_epochs": None,
         "evaluate.every_updates": None,
         "evaluate.at_end": False,
@@ -210,7 +211,7 @@ def _bench(order: Order, variant: Variant) -> _Bench:
     dropped = sorted(asked.options.keys() - options.keys())
     if dropped:
         notes.append(f"backend.options of the spec that it does not have: {', '.join(dropped)}")
-    if plugin(checked).rendezvous == ALONE and order.ranks > 1:
+    if plugins.made("backends", variant.name, checked, policy=policy).rendezvous == ALONE and order.ranks > 1:
         recipe = make_recipe(loaded.spec, size=order.ranks)
         ranks, values["cluster"]["nproc_per_node"] = 1, 1
         values["train"]["accumulate"] = recipe.accumulate * order.ranks
@@ -226,7 +227,7 @@ def _with(loaded: "Loaded", values: Mapping[str, Any]) -> "Loaded":
 
 
 def _preflight(order: Order, benches: Sequence[_Bench]) -> None:
-    """Look for what each backend needs; check the data once, on the first that can run."""
+    """Look for what each backend needs, and make its plan; check the data once, on the first that can run."""
     from mtrain import interpreter, preflight
 
     checked = False
@@ -241,6 +242,7 @@ def _preflight(order: Order, benches: Sequence[_Bench]) -> None:
             bench.row = Row(label=bench.variant.label, outcome="absent", reason=str(error).rstrip("; "))
             order.tell(f"{bench.variant.label}: not installed")
             continue
+        starting.planned(bench.loaded, starting.Where(run_dir=order.out / bench.variant.folder, checkpoint=None))
         if not checked:
             for note in preflight.check(spec, size=bench.ranks):
                 order.tell(note)

@@ -193,8 +193,9 @@ def _timing(result: Comparison) -> str:
         else "Timed on the jobs that left the traces; their bookkeeping lies between updates"
     )
     return (
-        f"<p class='note'>{how}; {updates} updates each, the first ones left out. Waits are shares of the time; sent: rank 0 over TCP, as "
-        "the kernel counts it. Start-up: from the command to the end of the first update.</p>"
+        f"<p class='note'>{how}; {updates} updates each, the first ones left out. Waits are shares of the time, for the exchange of "
+        "the ranks that wait least and most; sent: rank 0 over TCP, as the kernel counts it. "
+        "Start-up: from the command to the end of the first update.</p>"
     )
 
 

@@ -1,9 +1,8 @@
 """How fast a job ran, from its records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -24,8 +23,8 @@ class Speed:
     samples_per_s: float
     wait_share: float
     """Of the time, waiting for data; median."""
-    communication_share: float | None
-    """Of the time, waiting for other ranks and nothing else; median."""
+    communication_shares: Sequence[float]
+    """Of the time of an update, waiting for other ranks and nothing else; median, by rank. Empty: nobody could tell."""
     sent_bytes: float | None
     """Rank 0 to others over TCP, per update; median."""
     memory_bytes: Sequence[float]
@@ -49,7 +48,6 @@ def speed_of(histories: Sequence[History], *, started: Sequence[float], batch: i
     seconds = seconds_of(kept)
     low, median, high = (float(x) for x in np.percentile(1000 * seconds, (25, 50, 75)))
     sent = [step for records in whole for step in _sent(records[left_out(len(records)) :])]
-    told = [record["communication_s"] / record["seconds"] for record in kept if "communication_s" in record]
     begins = [records[0]["time"] - start for records, start in zip(whole, started, strict=True)]
     return Speed(
         jobs=len(histories) if timed else 0,
@@ -57,9 +55,9 @@ def speed_of(histories: Sequence[History], *, started: Sequence[float], batch: i
         quartiles_ms=(low, median, high),
         samples_per_s=1000 * batch / median,
         wait_share=float(np.median([record["wait_share"] for record in kept])),
-        communication_share=float(np.median(told)) if told else None,
+        communication_shares=_communication(histories),
         sent_bytes=float(np.median(sent)) if sent and timed else None,
-        memory_bytes=_memory(histories[-1].end or {}),
+        memory_bytes=_by_rank(histories[-1], "memory_bytes"),
         startup_s=float(np.median(begins)),
     )
 
@@ -69,5 +67,12 @@ def _sent(records: Sequence[Record]) -> list[int]:
     return [after - before for before, after in pairwise(totals)]
 
 
-def _memory(end: Mapping[str, Any]) -> list[float]:
-    return [float(measured["memory_bytes"]) for measured in end.get("measured", ())]
+def _communication(histories: Sequence[History]) -> list[float]:
+    """Medians over the jobs that told."""
+    told = [shares for history in histories if (shares := _by_rank(history, "communication_share"))]
+    return [float(np.median(shares)) for shares in zip(*told, strict=True)]
+
+
+def _by_rank(history: History, name: str) -> list[float]:
+    ranks = (history.end or {}).get("measured", ())
+    return [float(measured[name]) for measured in ranks if name in measured]

@@ -68,11 +68,19 @@ def _speed(row: Row) -> list[str]:
         f"{low:.0f} to {high:.0f}",
         f"{speed.samples_per_s:.1f}",
         f"{100 * speed.wait_share:.0f}%",
-        UNKNOWN if speed.communication_share is None else f"{100 * speed.communication_share:.0f}%",
+        _shares(speed.communication_shares),
         UNKNOWN if speed.sent_bytes is None else size(speed.sent_bytes),
         size(max(speed.memory_bytes, default=0.0)),
         duration(speed.startup_s) if speed.startup_s >= 60 else f"{speed.startup_s:.1f} s",
     ]
+
+
+def _shares(values: Sequence[float]) -> str:
+    """Of all ranks: one figure where they have the same, else the smallest and the largest."""
+    if not values:
+        return UNKNOWN
+    low, high = (f"{100 * value:.0f}%" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def size(count: float) -> str:

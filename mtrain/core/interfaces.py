@@ -229,8 +229,12 @@ class Backend(Protocol):
         ...
 
     def measure(self) -> Mapping[str, float]:
-        """``memory_bytes``: peak of this rank on its device (resident set on CPU). A backend that can tell adds
-        ``communication_s``: seconds of the last update in which nothing was done but wait for other ranks."""
+        """``memory_bytes``: peak of this rank on its device (resident set on CPU).
+
+        A backend that can tell how long its ranks wait for each other has a method ``time_waits()`` besides, which is called
+        before ``prepare`` where a comparison asks for it. From then on ``communication_s`` is added, if it can be told on this
+        device: seconds so far in which this rank has done nothing but wait for other ranks.
+        """
         ...
 
 
@@ -483,7 +487,8 @@ class Launcher(Protocol):
 
     Options: ClassVar[type[BaseModel]]
     provides: frozenset[str]
-    """The rendezvous it can give: see ``Backend.rendezvous``."""
+    """The rendezvous it can give: see ``Backend.rendezvous``. A launcher with an attribute ``automatic = False`` is taken behind
+    all others that give it."""
 
     agent: ClassVar[bool]
     """Whether its command is a process that starts the ranks as its children; False: the command is the rank."""

@@ -120,6 +120,25 @@ class _Watched:
         self._inside.close()
 
 
+class Shares:
+    """Of each update of one rank, the share of its time in which the rank waited for others."""
+
+    def __init__(self) -> None:
+        self._before: float | None = None
+        self._found: list[float] = []
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """The record of an update, with ``communication_s`` where the backend tells it; the first one is only a beginning."""
+        total = record.get("communication_s")
+        if total is not None and self._before is not None:
+            self._found.append(min(1.0, (total - self._before) / record["seconds"]))
+        self._before = total
+
+    def told(self) -> dict[str, float]:
+        """``communication_share``, the median of updates; nothing where the backend did not tell."""
+        return {"communication_share": float(np.median(self._found))} if self._found else {}
+
+
 def traffic() -> dict[str, int]:
     """``sent_bytes`` of this process so far, where the kernel tells."""
     sent = sent_bytes()

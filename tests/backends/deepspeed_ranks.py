@@ -1,7 +1,5 @@
-"""What one rank of the DeepSpeed tests runs: ``deepspeed_ranks STUDIES BACKEND OUT OPTIONS``, started by torchrun.
-
-STUDIES names functions of this file and of ``studies``, with commas between; what one returns on every rank comes to
-OUT/<study>.json as a list ordered by rank.
+"""What one rank of the DeepSpeed tests runs: ``deepspeed_ranks STUDIES BACKEND OUT OPTIONS`` (see ``rank_main``), started by
+torchrun. Names of the threads that are left come to OUT/threads-<rank>.json.
 """
 
 import json
@@ -13,10 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtrain.backends.ddp import DDP
 from mtrain.backends.deepspeed import DeepSpeed
 from mtrain.core.interfaces import Rates, State
-from tests.backends import studies as shared
+from tests.backends.rank_main import main
 from tests.backends.studies import Whole, batches, recipe, told
 
 
@@ -107,20 +104,7 @@ def exchanged(backend: Any) -> Any:
     return found
 
 
-def main(studies: str, name: str, out: Path, **options: Any) -> None:
-    torch.set_num_threads(1)
-    kinds: dict[str, Any] = {"ddp": DDP, "deepspeed": DeepSpeed}
-    extra = {"find_unused_parameters": True, "static_graph": False} if name == "ddp" else {}
-    with kinds[name](kinds[name].Options(device="cpu", **extra, **options)) as backend:
-        for study in studies.split(","):
-            run = globals().get(study) or getattr(shared, study)
-            everyone = backend.collective.all_gather(run(backend))
-            if backend.collective.rank == 0:
-                (out / f"{study}.json").write_text(json.dumps(everyone))
-        rank = backend.collective.rank
+if __name__ == "__main__":
+    rank, out = main(DeepSpeed, globals(), sys.argv[1:])
     threads = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
     (out / f"threads-{rank}.json").write_text(json.dumps(threads))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), **json.loads(sys.argv[4]))

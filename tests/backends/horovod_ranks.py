@@ -1,21 +1,16 @@
-"""What one rank of the Horovod tests runs: ``horovod_ranks STUDIES BACKEND OUT OPTIONS``, started by the backend's own starter.
-
-STUDIES names functions of this file and of ``studies``, with commas between; each gets the backend, and what it returns on
-every rank comes to OUT/<study>.json as a list ordered by rank.
+"""What one rank of the Horovod tests runs: ``horovod_ranks STUDIES BACKEND OUT OPTIONS`` (see ``rank_main``), started by the
+backend's own starter.
 """
 
-import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from mtrain.backends.ddp import DDP
 from mtrain.backends.horovod import Horovod
-from tests.backends import studies as shared
+from tests.backends.rank_main import main
 
 
 def collectives(backend: Any) -> Any:
@@ -49,17 +44,5 @@ def environment(backend: Any) -> Any:
     return {"left": [name for name in names if name in os.environ], "compiler": "torch._dynamo" in sys.modules}
 
 
-def main(studies: str, name: str, out: Path, **options: Any) -> None:
-    torch.set_num_threads(1)
-    kinds: dict[str, Any] = {"ddp": DDP, "horovod": Horovod}
-    extra = {"find_unused_parameters": True, "static_graph": False} if name == "ddp" else {}
-    with kinds[name](kinds[name].Options(device="cpu", **extra, **options)) as backend:
-        for study in studies.split(","):
-            run = globals().get(study) or getattr(shared, study)
-            everyone = backend.collective.all_gather(run(backend))
-            if backend.collective.rank == 0:
-                (out / f"{study}.json").write_text(json.dumps(everyone))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), **json.loads(sys.argv[4]))
+    main(Horovod, globals(), sys.argv[1:])

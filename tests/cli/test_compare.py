@@ -106,6 +106,35 @@ def test_a_backend_that_cannot_do_it_is_told_and_the_others_are_compared(tmp_pat
     assert "solo:framework=paddle cannot do this" in printed
 
 
+@pytest.mark.parametrize(
+    "backend",
+    ["late_ddp", *(pytest.param(f"late_{name}", marks=pytest.mark.slow) for name in ("horovod", "deepspeed", "fleet"))],
+)
+def test_a_rank_that_others_wait_for_is_seen_in_the_share_of_communication(backend, tmp_path):
+    command = [
+        *(
+            sys.executable,
+            "-m",
+            "mtrain",
+            "train",
+            *SPEC,
+            "report.trace=traffic",
+            "report.name=late",
+            "train.updates=6",
+        ),
+        *("evaluate.at_end=false", "train.accumulate=1", "--backend", backend, "--nproc-per-node", "2"),
+    ]
+    if backend == "late_deepspeed":
+        command += ["-o", "backend.options.stage=3"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    end = json.loads((tmp_path / "runs" / "late" / "metrics.jsonl").read_text().splitlines()[-1])
+    waiting, late = (rank["communication_share"] for rank in end["measured"])
+    assert waiting > 0.3, "six forward passes of sleep are more than the rest of an update"
+    assert late < waiting
+
+
 # ----------------------------------------------------------------------------------------------------------- wrong use
 def test_entries_of_backends_hold_options_and_paths():
     one, other = parse_variants("ddp, deepspeed:stage=3:offload=true:train.channels_last=false")
@@ -130,9 +159,12 @@ def test_entries_that_are_none_are_refused(text):
         (["--backends", "ddp,deepspeed:stag=1"], "did you mean 'stage'"),
         (["--backends", "ddp,solo:train.batch=1"], "train.batch"),
         (["--backends", "ddp,ddp:train.updates=9"], "a comparison sets train.updates itself"),
+        (["--backends", "ddp,ddp:cluster.log_dir=logs"], "a comparison sets cluster.log_dir itself"),
         (["--backends", "ddp:backend.name=solo"], "a comparison sets backend.name itself"),
         (["--backends", "ddp", "--out", f"{__file__}/out"], "cannot be made (Not a directory)"),
         (["--backends", "ddp", "-o", "train.batch_size=7"], "does not divide"),
+        (["--backends", "ddp,solo", "-o", "cluster.launcher=torchrun"], "backend 'solo' needs 'none': use `auto`"),
+        (["--backends", "ddp,broken", "-o", f"plugins={FAULTY}"], "'broken' (faulty_backends:Broken) cannot be made"),
         (["--backends", "ddp", "--profile", "exact"], "'bitwise', 'float32', 'loose'"),
         ([], "Missing option"),
     ],

@@ -20,17 +20,23 @@ from mtrain.comparing.speed import left_out, speed_of
 from mtrain.core.interfaces import State
 from mtrain.core.report import finite
 from mtrain.core.report_history import History
+from mtrain.core.trace import Shares
 from tests.comparing.jobs import RECIPE, Planted, run
 
 SPEED = {"kind": "update", "losses": {}, "rates": [0.1], "wait_share": 0.25}
 
 
-def history(seconds: list[float], *, sent: int = 0, began: float = 100.0, **more: float) -> History:
+def history(
+    seconds: list[float], *, sent: int = 0, began: float = 100.0, shares: tuple[float, ...] = (), **more: float
+) -> History:
     found = History()
     for update, took in enumerate(seconds):
         record = {**SPEED, "update": update, "seconds": took, "time": began + sum(seconds[: update + 1]), **more}
         found.add({**record, **({"sent_bytes": sent * update} if sent else {})})
-    found.add({"kind": "end", "measured": [{"memory_bytes": 3.0}, {"memory_bytes": 5.0}]})
+    ranks = [{"memory_bytes": 3.0}, {"memory_bytes": 5.0}]
+    if shares:
+        ranks = [{**rank, "communication_share": share} for rank, share in zip(ranks, shares, strict=True)]
+    found.add({"kind": "end", "measured": ranks})
     return found
 
 
@@ -191,15 +197,33 @@ def test_speed_leaves_the_first_updates_out():
     assert speed.startup_s == pytest.approx(100 + 9 - 98)
     assert speed.sent_bytes == 1000
     assert speed.memory_bytes == [3.0, 5.0]
-    assert speed.communication_share is None
+    assert speed.communication_shares == []
 
 
 def test_speed_of_several_jobs_is_over_all_of_them():
-    jobs = [history([1.0, 0.1, 0.1], communication_s=0.05), history([1.0, 0.3, 0.3], communication_s=0.15)]
+    jobs = [history([1.0, 0.1, 0.1], shares=(0.4, 0.1)), history([1.0, 0.3, 0.3], shares=(0.6, 0.1))]
     speed = speed_of(jobs, started=[99.0, 99.0], batch=8, timed=True)
     assert (speed.jobs, speed.updates) == (2, 4)
     assert speed.quartiles_ms[1] == pytest.approx(200)
-    assert speed.communication_share == pytest.approx(0.5)
+    assert speed.communication_shares == pytest.approx([0.5, 0.1])
+
+
+def test_the_share_of_communication_is_each_updates_own():
+    shares, total = Shares(), 7.0  # what was waited at the start is no update's
+    for waited in (3.0, 0.05, 0.02, 0.05, 9.0):
+        total += waited
+        shares.take({"communication_s": total, "seconds": 0.1})
+    assert shares.told() == {"communication_share": pytest.approx(0.5)}, "of 0.5, 0.2, 0.5 and no more than all"
+
+
+@pytest.mark.parametrize(
+    ("shares", "cell"), [((), tables.UNKNOWN), ((0.0, 0.0), "0%"), ((0.124, 0.116), "12%"), ((0.4, 0.02), "2% to 40%")]
+)
+def test_ranks_that_wait_for_longer_than_others_are_told_apart(shares, cell):
+    result = comparison({"one": Planted()})
+    speed = speed_of([history([0.1] * 12, shares=shares)], started=[99.0], batch=8, timed=True)
+    columns, rows = tables.speeds(replace(result, rows=[replace(result.rows[0], speed=speed)]))
+    assert rows[0][columns.index("exchange wait")] == cell
 
 
 def test_what_a_traced_job_sends_is_not_told():

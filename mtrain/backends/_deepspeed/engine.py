@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from mtrain.backends._deepspeed import library
 from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
@@ -43,6 +44,8 @@ class ZeroEngine(TorchEngine):
             )
         torch.manual_seed(recipe.seed)
         config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.device.type == "cuda")
+        if self._sharding.extra:
+            library.check(config)
         model = self._placed(build, recipe, config)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trained:
@@ -92,7 +95,8 @@ class ZeroEngine(TorchEngine):
     def state(self, model: nn.Module, optimizer: TorchOptimizer) -> State:
         assert isinstance(optimizer, ZeroOptimizer)
         parts, ema = optimizer.parts, optimizer.ema()
-        self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if _is_buffer(model, name))])
+        parameters = {name for name, _ in model.named_parameters()}
+        self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in parameters)])
         held = {name: parts[name].held if name in parts else x for name, x in model.state_dict().items()}
         moments = optimizer.moments()
         return State(
@@ -179,10 +183,6 @@ def _float64() -> Any:
     from mtrain.backends._deepspeed.double import engines_in_float64
 
     return engines_in_float64()
-
-
-def _is_buffer(model: nn.Module, name: str) -> bool:
-    return name not in {parameter for parameter, _ in model.named_parameters()}
 
 
 def _of_moment(moments: Mapping[str, Tensor], moment: str) -> dict[str, Tensor]:

@@ -11,7 +11,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from mtrain.core.errors import PluginError
+from pydantic import ValidationError
+
+from mtrain.core.errors import PluginError, SpecError
 
 CHOICE = "DS_ACCELERATOR"
 """The variable from which DeepSpeed learns its device, at import and from nowhere else."""
@@ -56,6 +58,26 @@ def start(*, backend: str, timeout: timedelta) -> None:
     # DeepSpeed calls torch's collectives by their old names.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     comm.init_distributed(dist_backend=backend, timeout=timeout, auto_mpi_discovery=False, verbose=False)
+
+
+def check(config: dict[str, Any]) -> None:
+    """Refuse what DeepSpeed cannot read.
+
+    Raises:
+        SpecError: a value of ``config`` has the wrong type, or is none of those that there are.
+    """
+    import deepspeed
+
+    try:
+        deepspeed.DeepSpeedConfig(config)
+    except Exception as error:  # it computes with some values before it has looked at them
+        told = "; ".join(
+            f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
+            for one in (error.errors() if isinstance(error, ValidationError) else ())
+        )
+        raise SpecError(
+            f"backend.options.config: DeepSpeed refuses a value: {told or error}; give what its documentation of the JSON says"
+        ) from error
 
 
 def stop() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mtrain.backends.waiting import Waits
 from mtrain.core.values import packed, unpacked
 
 T = TypeVar("T")
@@ -59,6 +60,12 @@ class HorovodCollective:
             parts = flats[dtype].split([tensor.numel() for tensor in group])
             for tensor, part in zip(group, parts, strict=True):
                 tensor.detach().copy_(part.view(tensor.shape))
+
+    def time_waits(self) -> Waits:
+        """See ``TorchCollective.time_waits``; Horovod's optimizer is watched by ``HorovodExchange``."""
+        waits = Waits()
+        waits.watch(self, "all_reduce", "all_gather", "all_gather_tensor", "broadcast_")
+        return waits
 
     def close(self) -> None:
         """Nothing to let go of: the backend ends Horovod."""

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from mtrain.backends._horovod.collective import wait
+from mtrain.backends.waiting import Waits
 
 Compression = Literal["none", "fp16"]
 Reduction = Literal["average", "adasum"]
+LEAST_GROUPS = 8
+"""So many at least: the first travel while the backward pass still runs, and the last, which all wait for, is short."""
 
 
 class HorovodExchange:
@@ -29,6 +32,7 @@ class HorovodExchange:
         compression: Compression,
         reduction: Reduction,
         group_bytes: float,
+        waits: Waits | None,
     ) -> None:
         self._parameters = list(parameters.values())
         average = reduction == "average"
@@ -43,6 +47,8 @@ class HorovodExchange:
         if not average:
             # Asked for Adasum, Horovod returns an optimizer that combines steps instead of gradients; the update rule is ours.
             self._distributed.op = hvd.Adasum
+        if waits is not None:
+            waits.watch(self, "_wait_for_all")
 
     def during(self, *, last: bool) -> nullcontext[None]:
         """Nothing."""
@@ -55,11 +61,15 @@ class HorovodExchange:
         """
         present = torch.tensor([float(p.grad is not None) for p in self._parameters])
         self._complete()
-        wait(hvd.allreduce_async_(present, name="mtrain.present", op=hvd.Max))
-        self._distributed.synchronize()
+        self._wait_for_all(present)
         for parameter, anywhere in zip(self._parameters, present.tolist(), strict=True):
             if not anywhere:
                 parameter.grad = None
+
+    def _wait_for_all(self, present: Tensor) -> None:
+        """Gradients are averaged, and ``present`` is its maximum over ranks, when this returns."""
+        wait(hvd.allreduce_async_(present, name="mtrain.present", op=hvd.Max))
+        self._distributed.synchronize()
 
     def _complete(self) -> None:
         """Let Horovod see as many backward passes of every parameter as it counts on; the missing ones add zero."""
@@ -70,11 +80,15 @@ class HorovodExchange:
 
 
 def groups(parameters: Sequence[Tensor], most_bytes: float) -> list[list[Tensor]]:
-    """Parameters in the order of backward passes, the last one first, in groups of ``most_bytes`` and of one type each."""
+    """Parameters in the order of backward passes, the last one first, in groups of one type each.
+
+    A group is larger than ``most_bytes``, or than a ``LEAST_GROUPS``th of them all, only where one parameter is.
+    """
     found: list[list[Tensor]] = []
     filled = 0
-    for parameter in reversed(parameters):
-        size = parameter.numel() * parameter.element_size()
+    sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
+    most_bytes = min(most_bytes, sum(sizes) / LEAST_GROUPS)
+    for parameter, size in zip(reversed(parameters), reversed(sizes), strict=True):
         if not found or filled + size > most_bytes or found[-1][0].dtype != parameter.dtype:
             found.append([])
             filled = 0
@@ -118,5 +132,7 @@ def _sender(compression: Compression, *, share: float) -> type[Any]:
 
 def _memory(x: Tensor) -> Tensor:
     """All elements of a dense tensor in the order of its memory, as a view of one axis."""
+    if x.is_contiguous():
+        return x.detach().view(-1)
     axes = sorted(range(x.dim()), key=x.stride, reverse=True)
     return x.detach().permute(axes).view(-1)

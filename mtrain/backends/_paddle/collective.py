@@ -9,6 +9,7 @@ from paddle import Tensor
 from paddle import distributed as dist
 
 from mtrain.backends._paddle.channel import Channel
+from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Array, Collective
 
 T = TypeVar("T")
@@ -35,6 +36,10 @@ class LocalCollective:
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of rank 0."""
+
+    def time_waits(self) -> Waits:
+        """Stays at 0."""
+        return Waits()
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -85,6 +90,12 @@ class DistributedCollective:
             for tensor, part in zip(group, flat.split([tensor.size for tensor in group]), strict=True):
                 paddle.assign(part.reshape(tensor.shape), tensor)
 
+    def time_waits(self) -> Waits:
+        """See ``PaddleCollective.time_waits``; Paddle's own exchange of gradients is watched by ``FleetJob.wrap``."""
+        waits = Waits()
+        waits.watch(self, "all_reduce", "all_gather", "meet", "all_gather_tensor", "broadcast_")
+        return waits
+
     def close(self) -> None:
         """Let go of the other ranks. No calls afterwards."""
         self._channel.close()
@@ -105,6 +116,10 @@ class PaddleCollective(Collective, Protocol):
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of rank 0."""
+        ...
+
+    def time_waits(self) -> Waits:
+        """Counts from now on how long this rank waits in these calls."""
         ...
 
     def close(self) -> None:

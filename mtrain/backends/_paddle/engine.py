@@ -10,6 +10,7 @@ from paddle.nn import Layer
 from mtrain.backends._paddle import batches, device, precision, state, syncbn
 from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
 from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
+from mtrain.backends.waiting import Waits
 from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Array, Batch, HostBatch, Recipe, State
 from mtrain.core.optimizer import is_frozen
@@ -41,6 +42,7 @@ class PaddleEngine:
         """``target``: the device that ``device.choose`` made the current one."""
         self.collective = collective
         self.device = target
+        self.waits: Waits | None = None
         self._recipe: Recipe | None = None
 
     def prepare(self, build: Callable[[], Layer], recipe: Recipe, wrap: Wrap = alone) -> tuple[Layer, PaddleOptimizer]:
@@ -119,7 +121,13 @@ class PaddleEngine:
 
     def measure(self) -> dict[str, float]:
         """See ``Backend.measure``."""
-        return {"memory_bytes": float(device.peak_memory_bytes(self.device))}
+        measured = {"memory_bytes": float(device.peak_memory_bytes(self.device))}
+        return measured if self.waits is None else {**measured, "communication_s": self.waits.seconds}
+
+    def time_waits(self) -> None:
+        """See ``Backend.measure``. On a GPU it cannot be told here: the device waits, not its process."""
+        if self.device == "cpu":
+            self.waits = self.collective.time_waits()
 
 
 def of_one_rank(target: str) -> PaddleEngine:

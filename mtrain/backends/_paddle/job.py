@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from mtrain.backends._paddle import place
 from mtrain.backends._paddle.channel import Channel, PeerLost
 from mtrain.backends._paddle.collective import DistributedCollective
 from mtrain.backends._paddle.optimizer import Exchange
+from mtrain.backends.waiting import Waits
 from mtrain.core.errors import LaunchError
 from mtrain.core.interfaces import Recipe
 
@@ -66,11 +67,17 @@ class FleetJob:
         if target == "cpu":
             _linger_on_terminate()
 
-    def wrap(self, model: Layer, recipe: Recipe) -> tuple[Layer, Exchange]:
-        """See ``engine.Wrap``."""
+    def wrap(self, model: Layer, recipe: Recipe, *, waits: Waits | None) -> tuple[Layer, Exchange]:
+        """See ``engine.Wrap``. ``waits``: where to count how long the exchange of gradients takes."""
         del recipe
         optimizer = fleet.distributed_optimizer(_Shell(learning_rate=0.0, parameters=model.parameters()))
+        trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+        # Fleet exchanges gradients in hooks of its own: one that completes a bucket returns when it is averaged.
+        if waits is not None:
+            _hook(trained, waits.begin)
         wrapped = fleet.distributed_model(model)
+        if waits is not None:
+            _hook(trained, waits.end)
         return wrapped, _Exchange(wrapped, optimizer, self.collective)
 
     def leave(self, error: object) -> None:
@@ -83,6 +90,12 @@ class FleetJob:
             time.sleep(LINGER_S)
         self.collective.close()
         dist.destroy_process_group()
+
+
+def _hook(parameters: Iterable[Any], call: Callable[..., None]) -> None:
+    """Call ``call`` when a gradient is there, in the order in which hooks were made."""
+    for parameter in parameters:
+        parameter._register_backward_hook(call)
 
 
 def _strategy(options: Options) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Collective
 from mtrain.core.values import packed, unpacked
 
@@ -36,6 +37,10 @@ class LocalCollective:
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of rank 0."""
 
+    def time_waits(self) -> Waits:
+        """Stays at 0."""
+        return Waits()
+
     def close(self) -> None:
         """Nothing to let go of."""
 
@@ -51,6 +56,7 @@ class DistributedCollective:
         self.local_rank = local_rank
         self.size = dist.get_world_size()
         self._host_group = host_group
+        self._waits: Waits | None = None
 
     def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
         """See ``Collective.all_reduce``."""
@@ -92,9 +98,17 @@ class DistributedCollective:
             for tensor, part in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
                 tensor.detach().copy_(part.view(tensor.shape))
 
+    def time_waits(self) -> Waits:
+        """See ``TorchCollective.time_waits``: whoever calls torch.distributed from Python, waiting is in ``Work.wait``."""
+        self._waits = Waits()
+        self._waits.watch(dist.Work, "wait")
+        return self._waits
+
     def close(self) -> None:
         """Let go of the process groups. No calls afterwards."""
         self._host_group = None
+        if self._waits is not None:
+            self._waits.release()
 
 
 class TorchCollective(Collective, Protocol):
@@ -106,6 +120,10 @@ class TorchCollective(Collective, Protocol):
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of rank 0."""
+        ...
+
+    def time_waits(self) -> Waits:
+        """Counts from now on how long this rank waits in these calls, and as far as it can be seen here in a library's."""
         ...
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from mtrain.backends._torch import batches, device, precision, state, syncbn
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
+from mtrain.backends.waiting import Waits
 from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Array, Batch, HostBatch, Recipe, State
 from mtrain.core.optimizer import is_frozen
@@ -40,6 +41,7 @@ class TorchEngine:
     def __init__(self, collective: TorchCollective, target: torch.device) -> None:
         self.collective = collective
         self.device = target
+        self.waits: Waits | None = None
         self._recipe: Recipe | None = None
 
     def prepare(
@@ -117,7 +119,13 @@ class TorchEngine:
 
     def measure(self) -> dict[str, float]:
         """See ``Backend.measure``."""
-        return {"memory_bytes": float(device.peak_memory_bytes(self.device))}
+        measured = {"memory_bytes": float(device.peak_memory_bytes(self.device))}
+        return measured if self.waits is None else {**measured, "communication_s": self.waits.seconds}
+
+    def time_waits(self) -> None:
+        """See ``Backend.measure``. On CUDA it cannot be told here: the device waits, not its process."""
+        if self.device.type == "cpu":
+            self.waits = self.collective.time_waits()
 
 
 def of_one_rank(target: torch.device) -> TorchEngine:

@@ -124,7 +124,11 @@ class TorchOptimizer:
     def _seed_next(self) -> None:
         """Randomness inside the model (dropout) is keyed by (seed, rank, update), so that a resumed job repeats it."""
         key = [self._recipe.seed, self._collective.rank, self.updates + self.skipped]
-        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1))
+        seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
+        # torch.manual_seed keeps a printed call stack for every kind of device that is not in use: 0.3 ms per update.
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     # ------------------------------------------------------------------------------------------------ the average
     @contextmanager

@@ -59,8 +59,8 @@ class Parts:
     def __getitem__(self, name: str) -> Part:
         return self._parts[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
+    def __len__(self) -> int:
+        return len(self._parts)
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of a whole array, as a view where it is contiguous."""

@@ -1,6 +1,6 @@
 """The torch engine's optimizer where every rank holds a part of each array, and the parts of all ranks are the whole."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -20,7 +20,26 @@ BUCKET = 4 * 1024 * 1024
 """Elements of gradients that are whole at a time, to take their norm."""
 
 
-class ShardedOptimizer(TorchOptimizer):
+class PartsOptimizer(TorchOptimizer):
+    """On what a rank holds; where arrays are split, it clips by the norm of whole ones."""
+
+    parts: Parts
+
+    @override
+    def _norm(self, grads: list[Tensor]) -> float:
+        if len(self.parts) == 0:
+            return super()._norm(grads)
+        names = [
+            name
+            for group, parameters in zip(self.groups, self._parameters, strict=True)
+            for name, parameter in zip(group, parameters, strict=True)
+            if parameter.grad is not None
+        ]
+        held = dict(zip(names, grads, strict=True))
+        return self.parts.norm(held, self._device, channels_last=self._recipe.channels_last)
+
+
+class ShardedOptimizer(PartsOptimizer):
     """``core.interfaces.Optimizer`` on the parts that a rank holds.
 
     Rule, clipping and average change the parts in place, with the rounding that whole arrays would get. ``Exchange.finish``
@@ -43,28 +62,17 @@ class ShardedOptimizer(TorchOptimizer):
         ``parts``: of every parameter by name, contiguous, sharing memory with what the library keeps. The elements of all
         ranks' parts, one rank behind the other, are those of the whole array, whose shape is that of the model's parameter.
         """
-        held = cast(nn.Module, _Held(model, parts))
+        held = cast(nn.Module, Held(model, parts))
         super().__init__(held, recipe, exchange=exchange, collective=collective, device=device)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         cut = _cut(parts, shapes, collective)
-        self._cut = Parts(cut, collective, bucket=BUCKET)
+        self.parts = Parts(cut, collective, bucket=BUCKET)
         self._rules = [
             _Shaped(recipe, [cut[name] for name in names], parameters, collective.rank, options)
             for names, parameters, (_, options) in zip(self.groups, self._parameters, recipe.groups, strict=True)
         ]
         if self._average is not None:
-            self._average = _CopiedAverage(self._average.names, self._average.live, partial(ema_shares, recipe))
-
-    @override
-    def _norm(self, grads: list[Tensor]) -> float:
-        names = [
-            name
-            for group, parameters in zip(self.groups, self._parameters, strict=True)
-            for name, parameter in zip(group, parameters, strict=True)
-            if parameter.grad is not None
-        ]
-        held = dict(zip(names, grads, strict=True))
-        return self._cut.norm(held, self._device, channels_last=self._recipe.channels_last)
+            self._average = PartsAverage(self._average.names, self._average.live, partial(ema_shares, recipe))
 
 
 def _cut(
@@ -102,31 +110,47 @@ class _Shaped:
         self._rule.set_updates(updates)
 
 
-class _Held:
+class Held:
     """What a rank holds of a model, with the methods of a model that an optimizer asks for."""
 
     def __init__(self, model: nn.Module, parts: Mapping[str, Tensor]) -> None:
+        """``parts``: of the parameters that are split."""
         self._model = model
-        self._parts = {
-            name: parts[name].requires_grad_(parameter.requires_grad) for name, parameter in model.named_parameters()
-        }
+        self._parts = parts
+        for name, parameter in model.named_parameters():
+            if name in parts:
+                parts[name].requires_grad_(parameter.requires_grad)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Parts in model order."""
-        return iter(self._parts.items())
+        """Parts where there are any, else whole parameters; in model order."""
+        return ((name, self._parts.get(name, parameter)) for name, parameter in self._model.named_parameters())
 
     def buffers(self) -> Iterator[Tensor]:
         """Whole, as each rank has them."""
         return self._model.buffers()
 
     def state_dict(self, *, keep_vars: bool) -> dict[str, Tensor]:
-        """Live persistent tensors in model order: parts, and whole buffers."""
+        """Live persistent tensors in model order; parts where there are any."""
         entries = self._model.state_dict(keep_vars=keep_vars)
         return {name: self._parts.get(name, tensor) for name, tensor in entries.items()}
 
 
-class _CopiedAverage(Average):
-    """Contents are traded, not pointers: the library looks for parts where they always were."""
+def _nothing() -> None:
+    """Nothing."""
+
+
+class PartsAverage(Average):
+    """Contents are traded, not pointers: the library looks for parts where they always were. Then they are published."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        live: Sequence[Tensor],
+        shares: Callable[[int], tuple[float, float]],
+        publish: Callable[[], None] = _nothing,
+    ) -> None:
+        super().__init__(names, live, shares)
+        self._publish = publish
 
     @override
     @torch.no_grad()
@@ -135,3 +159,4 @@ class _CopiedAverage(Average):
             kept = live.detach().clone()
             live.copy_(shadow)
             shadow.copy_(kept)
+        self._publish()

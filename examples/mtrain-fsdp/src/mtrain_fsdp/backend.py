@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field
 
 from mtrain.backends.torch_backend import TorchBackend, TorchOptions
-from mtrain.core.errors import LaunchError
 
 if TYPE_CHECKING:
     import torch
@@ -38,19 +37,13 @@ class Fsdp(TorchBackend):
         import torch.distributed.fsdp  # noqa: F401
         from torch import distributed as dist
 
-        from mtrain.backends.torch_engine import choose_device
+        from mtrain.backends.torch_engine import choose_device, join_group
 
         options = self.options
         local_rank = dist.get_node_local_rank(fallback_rank=0)
         target = choose_device(options.device, local_rank=local_rank, tf32=options.tf32, keep=options.keep_memory)
         timeout = timedelta(seconds=options.timeout_s)
-        try:
-            dist.init_process_group("nccl" if target.type == "cuda" else "gloo", init_method="env://", timeout=timeout)
-        except ValueError as error:
-            raise LaunchError(
-                f"backend fsdp was not started by torchrun: {error}; use `mtrain -c SPEC --backend fsdp`, or "
-                "`torchrun -m mtrain.worker`"
-            ) from error
+        join_group("fsdp", on_cuda=target.type == "cuda", timeout=timeout)
         self._entered = self._engine(target, local_rank=local_rank, timeout=timeout)
         return self
 
@@ -66,13 +59,12 @@ class Fsdp(TorchBackend):
         return FsdpEngine(collective, target, unit=self.options.unit)
 
     def __exit__(self, *error: object) -> None:
-        from torch import distributed as dist
+        from mtrain.backends.torch_engine import leave_group
 
         if self._entered is not None:
             self._entered.collective.close()
         self._entered = None
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave_group(failed=bool(error) and error[0] is not None)
         _forget_meshes()
 
 
