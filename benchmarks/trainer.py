@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """A backend, its options, and whom it is compared with."""
 
@@ -29,56 +29,38 @@ class Case:
     backend: str
     peer: str
     """module:class in ``benchmarks.peers``."""
+    needs: tuple[str, ...] = ()
+    """Modules without which there is no such peer."""
+    target: float | None = 1.02
     options: dict[str, Any] = field(default_factory=dict)
     channels_last: bool = False
     """Of both; Horovod and DeepSpeed take it from the hand-written loop, so that neither has it there."""
-    target: float | None = 1.02
-    needs: str = ""
-    """A module without which there is no such peer."""
 
 
 ZERO1, ZERO3 = {"stage": 1}, {"stage": 3}
 CASES = {
-    "ddp": Case(name="Trainer / DDP loop", backend="ddp", peer="torch_loops:DDPLoop", channels_last=True),
-    "horovod": Case(name="Trainer / Horovod loop", backend="horovod", peer="torch_loops:HorovodLoop", needs="horovod"),
+    "ddp": Case("Trainer / DDP loop", "ddp", "torch_loops:DDPLoop", channels_last=True),
+    "horovod": Case("Trainer / Horovod loop", "horovod", "torch_loops:HorovodLoop", ("horovod",)),
     "deepspeed1": Case(
-        name="Trainer / ZeRO-1 loop",
-        backend="deepspeed",
-        options=ZERO1,
-        peer="torch_loops:DeepSpeedLoop",
-        needs="deepspeed",
+        "Trainer / ZeRO-1 loop", "deepspeed", "torch_loops:DeepSpeedLoop", ("deepspeed",), options=ZERO1
     ),
     "deepspeed3": Case(
-        name="Trainer / ZeRO-3 loop",
-        backend="deepspeed",
-        options=ZERO3,
-        peer="torch_loops:DeepSpeed3Loop",
-        needs="deepspeed",
+        "Trainer / ZeRO-3 loop", "deepspeed", "torch_loops:DeepSpeed3Loop", ("deepspeed",), options=ZERO3
     ),
-    "fleet": Case(name="Trainer / Paddle loop", backend="fleet", peer="paddle_loop:FleetLoop", needs="paddle"),
+    "fleet": Case("Trainer / Paddle loop", "fleet", "paddle_loop:FleetLoop", ("paddle",)),
     "accelerate": Case(
-        name="ddp / Accelerate",
-        backend="ddp",
-        peer="torch_loops:AccelerateLoop",
-        channels_last=True,
-        target=1.0,
-        needs="accelerate",
+        "ddp / Accelerate", "ddp", "torch_loops:AccelerateLoop", ("accelerate",), 1.0, channels_last=True
     ),
     "fabric": Case(
-        name="ddp / Lightning Fabric",
-        backend="ddp",
-        peer="torch_loops:FabricLoop",
-        channels_last=True,
-        target=1.0,
-        needs="lightning_fabric",
+        "ddp / Lightning Fabric", "ddp", "torch_loops:FabricLoop", ("lightning_fabric",), 1.0, channels_last=True
     ),
     "accelerate1": Case(
-        name="ZeRO-1 / Accelerate with DeepSpeed",
-        backend="deepspeed",
+        "ZeRO-1 / Accelerate with DeepSpeed",
+        "deepspeed",
+        "torch_loops:AccelerateZeroLoop",
+        ("accelerate", "deepspeed", "transformers"),
+        1.0,
         options=ZERO1,
-        peer="torch_loops:AccelerateZeroLoop",
-        target=1.0,
-        needs="accelerate",
     ),
 }
 
@@ -95,8 +77,9 @@ def main() -> int:
         return run(CASES[given.cases[0]], given)
     rows = []
     for name in given.cases or CASES:
-        if CASES[name].needs and find_spec(CASES[name].needs) is None:
-            print(f"{CASES[name].name}: skipped, {CASES[name].needs} is not installed", flush=True)
+        missing = [module for module in CASES[name].needs if find_spec(module) is None]
+        if missing:
+            print(f"{CASES[name].name}: skipped, {' and '.join(missing)} not installed", flush=True)
             continue
         rows += started(name, given)
     given.json.write_text(json.dumps(rows))

@@ -202,15 +202,15 @@ class DeepSpeed3Loop(DeepSpeedLoop):
 class AccelerateLoop(TorchLoop):
     """Accelerate's ``prepare``, ``backward`` and ``clip_grad_norm_``; its own defaults."""
 
-    def plugin(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """Arguments of the ``Accelerator``."""
-        return {}
+        return {"cpu": True}
 
     def wrap(self) -> None:
         from accelerate import Accelerator
 
         average = Average(self.inner)
-        self.accelerator = Accelerator(cpu=True, **self.plugin())
+        self.accelerator = Accelerator(**self.options())
         self.model, self.optimizer = self.accelerator.prepare(self.inner, sgd(self.inner))
         self.average = average
 
@@ -226,10 +226,21 @@ class AccelerateLoop(TorchLoop):
 class AccelerateZeroLoop(AccelerateLoop):
     """Accelerate with its DeepSpeed plugin, stage 1."""
 
-    def plugin(self) -> dict[str, Any]:
-        from accelerate import DeepSpeedPlugin
+    def options(self) -> dict[str, Any]:
+        from accelerate import DeepSpeedPlugin, InitProcessGroupKwargs
 
-        return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=zero_config(1))}
+        # Told to stay on the CPU, it would leave DeepSpeed out without a word, and use DDP.
+        return {
+            "deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=zero_config(1)),
+            "kwargs_handlers": [InitProcessGroupKwargs(backend="gloo")],
+        }
+
+    def wrap(self) -> None:
+        from deepspeed import DeepSpeedEngine
+
+        super().wrap()
+        if not isinstance(self.model, DeepSpeedEngine):
+            raise TypeError(f"Accelerate made {type(self.model).__name__} of the model, expected DeepSpeed's engine")
 
 
 class FabricLoop(TorchLoop):
