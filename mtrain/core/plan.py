@@ -12,7 +12,7 @@ from typing import Any
 
 from mtrain.core import placement, plugins
 from mtrain.core.config import Loaded
-from mtrain.core.errors import SpecError
+from mtrain.core.errors import PluginError, SpecError
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.core.optimizer import make_recipe, scaling
 from mtrain.core.placement import LOOPBACK
@@ -193,13 +193,22 @@ def _launcher_for(rendezvous: str, spec: Spec, policy: plugins.Policy) -> tuple[
             f"cluster.launcher: {asked!r} given, but no host is named; give them with --ips A,B or --hostfile"
         )
     names = [entry.name for entry in plugins.names("launchers", policy=policy) if entry.enabled]
+    broken: list[str] = []
     for automatic, name in itertools.product((True, False), names):
-        launcher = plugins.load("launchers", name, policy=policy)
+        try:
+            launcher = plugins.load("launchers", name, policy=policy)
+        except PluginError as error:  # nobody asked for this one
+            broken.append(str(error))
+            continue
         if rendezvous in getattr(launcher, "provides", ()) and getattr(launcher, "automatic", True) == automatic:
             return found, name, launcher
     raise SpecError(
-        f"backend.name: {spec.backend.name!r} needs a launcher that provides {rendezvous!r}; "
-        f"installed: {', '.join(names)}"
+        "; ".join(
+            [
+                f"backend.name: {spec.backend.name!r} needs a launcher that provides {rendezvous!r}; installed: {', '.join(names)}",
+                *dict.fromkeys(broken),
+            ]
+        )
     )
 
 

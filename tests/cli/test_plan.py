@@ -276,3 +276,18 @@ def test_a_plan_of_manual_shows_the_line_that_trains(words):
     assert [line.strip() for line in done.stdout.splitlines() if "--node-rank " in line] == [
         shlex.join([*start, str(node)]) for node in range(2)
     ]
+
+
+def test_a_launcher_that_cannot_be_imported_is_in_the_way_of_no_other(tmp_path, capsys):
+    (tmp_path / "gone.toml").write_text('[launchers.aaa]\nmodule = "no.such.module:Starter"\n')
+    given = ["plan", "-c", "digits", "--backend", "ddp", "-o", f"plugins={tmp_path / 'gone.toml'}"]
+    assert main([*given, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["launcher"] == "torchrun"
+    (tmp_path / "gone.toml").write_text(
+        '[launchers]\ndisabled = ["torchrun", "deepspeed"]\n[launchers.aaa]\nmodule = "no.such.module:Starter"\n'
+    )
+    assert main(given) == 2
+    told = capsys.readouterr().err
+    assert "needs a launcher that provides 'torch'" in told
+    assert "no.such.module" in told
+    assert main([*given, "--launcher", "aaa"]) == 2

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections import defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,11 @@ CORE_OUTSIDE = {
     "reporting/*.py": {"rich", "tensorboard", "matplotlib", "psutil"},
 }
 """File pattern in core -> packages from outside that it may import; every entry is a promise to keep the list short."""
+
+
+def module(file: Path) -> str:
+    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def area(file: Path) -> str:
@@ -186,3 +192,12 @@ def test_help_does_not_even_load_pydantic():
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_files_form_no_circle():
+    files = {module(file): file for file in FILES if file.suffix == ".py"}
+    graph = {name: {found for found in imports(file) if found in files} - {name} for name, file in files.items()}
+    for name, found in graph.items():
+        packages = {each.rpartition(".")[0] for each in found}
+        graph[name] = found - packages  # `from package import file` needs the file
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the files
