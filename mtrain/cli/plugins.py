@@ -85,7 +85,7 @@ def state(entry: "Entry") -> str:
 def test_plugin(name: str, **given: Any) -> int:
     """Prove that backend NAME trains as every other one does: real jobs, compared with solo on the same framework.
 
-    Exit code 0: every check passed; 1: some failed; 2: it could not be tested.
+    Exit code 0: every check passed; 1: some failed, or the job on solo did; 2: it could not be tested.
     """
     import json
     import shutil

@@ -127,7 +127,7 @@ def _framework(loaded: "Loaded") -> str:
 
     backend, policy = loaded.spec.backend, loaded.policy
     options = plugins.options("backends", backend.name, backend.options, path="backend.options", policy=policy)
-    framework: str = plugins.load("backends", backend.name, policy=policy)(options).framework
+    framework: str = plugins.made("backends", backend.name, options, policy=policy).framework
     return framework
 
 

@@ -1,6 +1,7 @@
 """Where ranks run: this machine's addresses, devices and ports, and the options that every launcher is given."""
 
 import errno
+import ipaddress
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -101,6 +102,15 @@ def is_own(address: str) -> bool:
     try:
         free_port(address)
     except OSError:
+        return False
+    return True
+
+
+def is_address(host: str) -> bool:
+    """Whether it is an IP address, and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
         return False
     return True
 

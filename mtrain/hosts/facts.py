@@ -13,7 +13,6 @@ are the values of ``do``. ``wanted`` is what ``checks.wanted`` makes for this ho
 
 import glob
 import hashlib
-import ipaddress
 import json
 import os
 import socket
@@ -115,7 +114,7 @@ def resolved(names: Sequence[str], *, limit_s: float = RESOLVE_S) -> dict[str, l
 
     Where no name server answers, the system's own look-up takes up to half a minute and cannot be stopped.
     """
-    found = {name: placement.resolve(name) for name in names if _is_address(name)}
+    found = {name: placement.resolve(name) for name in names if placement.is_address(name)}
 
     def look_up(name: str) -> None:
         found[name] = placement.resolve(name)
@@ -128,14 +127,6 @@ def resolved(names: Sequence[str], *, limit_s: float = RESOLVE_S) -> dict[str, l
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return {name: found.get(name, []) for name in names}
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------------------------------------------------- Python

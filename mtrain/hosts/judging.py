@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mtrain.core.placement import is_address
 from mtrain.hosts.findings import Finding
 
 SKEW_S = 2.0
@@ -120,7 +121,7 @@ def _own_address(host: Seen, *, alone: bool) -> Finding | None:
 
 
 def _name_of_other(host: Seen, other: Seen) -> Finding | None:
-    if _is_address(other.address):
+    if is_address(other.address):
         return None
     meant = host.named(other.address)
     if not meant:
@@ -130,14 +131,6 @@ def _name_of_other(host: Seen, other: Seen) -> Finding | None:
         text = f"takes {other.address} for {', '.join(meant)}, which is no address of that host"
         return _bad("address", host, text, "give addresses in cluster.ips, or correct its /etc/hosts")
     return None
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_loopback(address: str) -> bool:

@@ -43,7 +43,7 @@ def _options(spec: Spec, policy: plugins.Policy) -> Any:
 def _modules(spec: Spec, policy: plugins.Policy) -> dict[str, str]:
     """Modules that the ranks import, and how one comes by them."""
     entry = plugins.find("backends", spec.backend.name, policy=policy)
-    framework = plugins.load("backends", spec.backend.name, policy=policy)(_options(spec, policy)).framework
+    framework = plugins.made("backends", spec.backend.name, _options(spec, policy), policy=policy).framework
     extra = {e.needs: e.extra for e in plugins.names("backends", policy=policy) if e.extra and not e.library}
     python = spec.backend.python or sys.executable
     remedies = {

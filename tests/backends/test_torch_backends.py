@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from mtrain.backends._torch.collective import LocalCollective
+from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.syncbn import synchronize
 from mtrain.backends.ddp import DDP
 from tests.backends.processes import ROOT, python
@@ -82,3 +83,15 @@ def test_synchronised_batchnorm_has_the_gradient_of_what_it_computes() -> None:
     synchronize(model, LocalCollective())
     x = torch.randn(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(model, (x,))
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_ranks_whose_waiting_cannot_be_told_are_not_said_to_wait(tells: bool) -> None:
+    class Silent(LocalCollective):
+        """As an outside plugin may have it."""
+
+        time_waits = None
+
+    engine = TorchEngine(LocalCollective() if tells else Silent(), torch.device("cpu"))
+    engine.time_waits()
+    assert ("communication_s" in engine.measure()) == tells

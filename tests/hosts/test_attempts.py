@@ -20,7 +20,7 @@ from mtrain.core.interfaces import Command, Host
 from mtrain.core.plan import Plan
 from mtrain.core.report_console import Plain
 from mtrain.hosts.attempts import Attempts
-from mtrain.hosts.round import Limits
+from mtrain.hosts.round import Limits, Round
 from mtrain.hosts.ssh import SshGathering
 from mtrain.launchers.environment import caller
 
@@ -259,12 +259,19 @@ def test_a_job_is_started_again_on_a_host_that_was_lost_and_came_back(job, tmp_p
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
 
 
-def test_a_host_that_is_lost_after_it_has_ended_well_is_brought_back_for_the_next_attempt(job, tmp_path):
+def test_a_host_that_is_lost_after_it_has_ended_well_is_brought_back_for_the_next_attempt(job, tmp_path, monkeypatch):
+    ended, take = threading.Event(), Round._take
+
+    def watched(self, node, message, now):
+        take(self, node, message, now)
+        if node == 1 and message.get("event") == "ended":
+            ended.set()
+
+    monkeypatch.setattr(Round, "_take", watched)
     plan = make_plan(tmp_path, "fail_the_first_time_when_told", "succeed", "succeed", max_restarts=1)
 
     def lose_an_idle_host() -> None:
-        begun = [tmp_path / "ready-0", tmp_path / "logs" / "rank-1.log", tmp_path / "logs" / "rank-2.log"]
-        until(lambda: all(path.exists() for path in begun) and len(living(tmp_path)) == 1)
+        ended.wait(120.0)  # the leader knows: it would bring back any host that was lost before
         job.agent(1).kill()
         until(lambda: job.members[1].channel.lost is not None)
         (tmp_path / "go").touch()

@@ -130,6 +130,11 @@ class TestWrongBackends:
         assert found["collective.place"]["verdict"] == "passed"
         assert found["plugin.leaves"]["error"].startswith("not done in time: rank")
 
+    def test_ranks_that_fail_behind_the_last_check(self, tmp_path: Path) -> None:
+        found, _ = report_on("aborting", tmp_path, "collective.place")
+        assert found["collective.place"]["verdict"] == "passed"
+        assert found["plugin.leaves"]["verdict"] == "failed"
+
     def test_one_request_to_end_is_enough_while_ranks_hang(self, tmp_path: Path) -> None:
         argv = [sys.executable, "-m", "mtrain", "plugins", "test", "silent", "-o", f"plugins={WRONG / 'plugins.toml'}"]
         argv += ["--only", "plugin.enters", "--limit", "500", "--out", "logs"]

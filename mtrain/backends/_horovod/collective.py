@@ -62,7 +62,7 @@ class HorovodCollective:
                 tensor.detach().copy_(part.view(tensor.shape))
 
     def time_waits(self) -> Waits:
-        """See ``TorchCollective.time_waits``; Horovod's optimizer is watched by ``HorovodExchange``."""
+        """See ``TorchCollective``; Horovod's optimizer is watched by ``HorovodExchange``."""
         waits = Waits()
         waits.watch(self, "all_reduce", "all_gather", "all_gather_tensor", "broadcast_")
         return waits

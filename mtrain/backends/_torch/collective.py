@@ -99,7 +99,7 @@ class DistributedCollective:
                 tensor.detach().copy_(part.view(tensor.shape))
 
     def time_waits(self) -> Waits:
-        """See ``TorchCollective.time_waits``: whoever calls torch.distributed from Python, waiting is in ``Work.wait``."""
+        """See ``TorchCollective``: whoever calls torch.distributed from Python, waiting is in ``Work.wait``."""
         self._waits = Waits()
         self._waits.watch(dist.Work, "wait")
         return self._waits
@@ -112,7 +112,11 @@ class DistributedCollective:
 
 
 class TorchCollective(Collective, Protocol):
-    """What the engine asks of the ranks of any backend on torch."""
+    """What the engine asks of the ranks of any backend on torch.
+
+    One that can tell how long this rank waits in these calls, and as far as it can be seen here in a library's, has a method
+    ``time_waits() -> Waits`` besides, which counts from then on.
+    """
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
         """``x`` of all ranks, stacked along a new first axis."""
@@ -120,10 +124,6 @@ class TorchCollective(Collective, Protocol):
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of rank 0."""
-        ...
-
-    def time_waits(self) -> Waits:
-        """Counts from now on how long this rank waits in these calls, and as far as it can be seen here in a library's."""
         ...
 
     def close(self) -> None:

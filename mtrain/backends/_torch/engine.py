@@ -124,8 +124,9 @@ class TorchEngine:
 
     def time_waits(self) -> None:
         """See ``Backend.measure``. On CUDA it cannot be told here: the device waits, not its process."""
-        if self.device.type == "cpu":
-            self.waits = self.collective.time_waits()
+        counting = getattr(self.collective, "time_waits", None)
+        if counting is not None and self.device.type == "cpu":
+            self.waits = counting()
 
 
 def of_one_rank(target: torch.device) -> TorchEngine:
