@@ -75,7 +75,7 @@ def load(
     sources.add_overrides(overrides)
     sources.add_flags(flags or {})
     policy = _policy(sources, file)
-    notes = _drop_options_of_former_backend(sources, policy)
+    notes = (*sources.notes, *_drop_options_of_former_backend(sources, policy))
     _add_plugin_defaults(sources, policy)
     spec = _validate(sources, policy)
     layers = sources.layers

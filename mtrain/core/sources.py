@@ -22,6 +22,8 @@ RESERVED = frozenset({"MTRAIN_HOME", "MTRAIN_DEBUG", "MTRAIN_CACHE", job_secret.
 FOREIGN = {"FLAGS_START_PORT": "cluster.start_port"}
 """Variables of other programs that users set for the same purpose."""
 BASE_KEY = "_BASE_"
+OF_A_FORMAT = ("train", "val", "images")
+"""Keys of `data` that name other things in another `data.format`, besides `data.options`."""
 LONGEST_SHOWN = 200
 """Characters of what was typed that a message repeats."""
 
@@ -41,6 +43,8 @@ class Sources:
     layers: Layers = field(default_factory=Layers)
     problems: list[str] = field(default_factory=list)
     raw: dict[Path, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What was left out, and why: one sentence each."""
 
     def add_file(self, file: FilePath) -> None:
         """The file's bases, then the file."""
@@ -48,7 +52,7 @@ class Sources:
 
     def add_environment(self, environ: Mapping[str, str]) -> None:
         """``MTRAIN_TRAIN__BATCH_SIZE=8`` gives ``train.batch_size``."""
-        self.layers.begin()
+        former = self._begin_layer()
         for name in sorted(environ):
             text = shortened(f"{name}={environ[name]}")
             if name in FOREIGN:
@@ -61,11 +65,11 @@ class Sources:
             else:
                 continue
             self._assign(dotted, environ[name], Origin("environment", text=text))
-        self._settle_alternatives()
+        self._end_layer(former)
 
     def add_overrides(self, overrides: Sequence[str]) -> None:
         """``PATH=VALUE`` each; the last of one path wins."""
-        self.layers.begin()
+        former = self._begin_layer()
         for text in overrides:
             dotted, sign, value = text.partition("=")
             dotted = dotted.strip()
@@ -73,11 +77,11 @@ class Sources:
                 self.problems.append(f"-o {shortened(text)}: expected PATH=VALUE, for example -o train.batch_size=8")
                 continue
             self._assign(dotted, value, Origin("override", text=shortened(f"-o {text}")))
-        self._settle_alternatives()
+        self._end_layer(former)
 
     def add_flags(self, flags: Mapping[str, Any]) -> None:
         """Values by dotted path, plain or as ``Given``."""
-        self.layers.begin()
+        former = self._begin_layer()
         for dotted, flag in flags.items():
             given = flag if isinstance(flag, Given) else Given(flag, f"{dotted}={flag}")
             origin = Origin("flag", text=given.text)
@@ -85,7 +89,7 @@ class Sources:
                 self.layers.assign(_path(dotted), given.value, origin, self.defaults)
             except Misplaced as error:
                 self.problems.append(f"{given.text}: {error}")
-        self._settle_alternatives()
+        self._end_layer(former)
 
     def _assign(self, dotted: str, text: str, origin: Origin) -> None:
         path = _path(dotted)
@@ -111,9 +115,9 @@ class Sources:
         for base in self._bases(parsed, file, name):
             self._add_file(base, (*chain, file))
         kind: Any = "base" if chain else "file"
-        self.layers.begin()
+        former = self._begin_layer()
         self.layers.merge(parsed.values, lambda path: Origin(kind, name, _line(parsed, path)))
-        self._settle_alternatives()
+        self._end_layer(former)
 
     def _bases(self, parsed: Parsed, file: FilePath, name: str) -> list[FilePath]:
         given = parsed.values.pop(BASE_KEY, None)
@@ -134,6 +138,35 @@ class Sources:
             else:
                 found.append(base)
         return found
+
+    def _begin_layer(self) -> Any:
+        """Start the next layer; returns the data format that the weaker ones ask for."""
+        self.layers.begin()
+        return self.layers.get(("data", "format"))
+
+    def _end_layer(self, former_format: Any) -> None:
+        """Take back what weaker layers gave and this one has made meaningless."""
+        self._settle_alternatives()
+        if former_format is not None and self.layers.get(("data", "format")) != former_format:
+            self._drop_what_the_former_format_had(former_format)
+
+    def _drop_what_the_former_format_had(self, former: Any) -> None:
+        """Leave out the paths and options that weaker layers gave for the data format ``former``."""
+        options = self.layers.get(("data", "options"))
+        candidates: list[Path] = [("data", key) for key in OF_A_FORMAT]
+        candidates += [("data", "options", option) for option in options] if isinstance(options, dict) else []
+        foreign = [p for p in candidates if p not in self.layers.touched and self.layers.get(p) is not None]
+        if not foreign:
+            return
+        places = [f"{'.'.join(map(str, path))} ({self.layers.origin(path)})" for path in foreign]
+        chosen = self.layers.get(("data", "format"))
+        were = "was" if len(foreign) == 1 else "were"
+        self.notes.append(
+            f"{', '.join(places)}: left out, {were} given for data.format {former}; it is {chosen} now "
+            f"({self.layers.origin(('data', 'format'))})"
+        )
+        for path in foreign:
+            self.layers.drop(path)
 
     def _settle_alternatives(self) -> None:
         """A length in updates replaces one in epochs that a weaker source gave, and the other way round."""

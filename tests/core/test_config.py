@@ -391,3 +391,57 @@ def test_an_unknown_option_is_refused_where_it_is_typed_for_the_backend_or_the_b
 def test_an_empty_list_where_one_must_have_entries_is_told_so(here):
     with pytest.raises(SpecError, match=r"data\.augment\.sizes=\[\]: given \[\], expected a list of at least 1, each"):
         config.load("digits", overrides=["data.augment.sizes=[]"], environ={})
+
+
+# -------------------------------------------------------------------------------------------- another format of the data
+COCO_BASE = (
+    "data: {format: coco, root: data/x, train: a.json, val: b.json, images: pics, names: [a, b], options: {o: 1}}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "environ"),
+    [
+        ("_BASE_: base.yml\ndata: {format: voc}\n", (), {}),
+        ("_BASE_: base.yml\n", ("data.format=voc",), {}),
+        ("_BASE_: base.yml\n", (), {"MTRAIN_DATA__FORMAT": "voc"}),
+    ],
+)
+def test_another_data_format_leaves_out_the_paths_of_the_former_one(here, text, overrides, environ):
+    (here / "base.yml").write_text(COCO_BASE)
+    (here / "mine.yml").write_text(text)
+    loaded = load("mine.yml", *overrides, environ=environ)
+    data = loaded.spec.data
+    assert (data.train, data.val, data.images, data.options) == (None, None, None, {})
+    assert (data.root, data.names) == ("data/x", ["a", "b"])  # which mean the same in every format
+    (note,) = loaded.notes
+    assert note.startswith("data.train (base.yml:1), data.val (base.yml:1), data.images (base.yml:1), data.options.o")
+    assert "given for data.format coco; it is voc now" in note
+
+
+def test_what_is_given_beside_the_data_format_or_by_a_stronger_source_stays(here):
+    (here / "base.yml").write_text(COCO_BASE)
+    (here / "mine.yml").write_text("_BASE_: base.yml\ndata: {format: voc, train: list.txt}\n")
+    loaded = load("mine.yml", "data.images=JPEGImages", environ={"MTRAIN_DATA__OPTIONS__USE_DIFFICULT": "false"})
+    data = loaded.spec.data
+    assert (data.train, data.val, data.images, data.options) == (
+        "list.txt",
+        None,
+        "JPEGImages",
+        {"use_difficult": False},
+    )
+    assert "data.train" not in loaded.notes[0]
+
+
+def test_the_same_data_format_keeps_the_paths_of_a_base(here):
+    (here / "base.yml").write_text(COCO_BASE.replace(", options: {o: 1}", ""))
+    (here / "mine.yml").write_text("_BASE_: base.yml\ndata: {format: coco, root: there}\n")
+    loaded = load("mine.yml")
+    assert (loaded.spec.data.train, loaded.spec.data.images, loaded.notes) == ("a.json", "pics", ())
+
+
+@pytest.mark.parametrize("name", ["yolov5s", "yolov5n_bccd", "ppyoloe_s"])
+@pytest.mark.parametrize("kind", ["voc", "yolo"])
+def test_a_shipped_spec_has_no_paths_left_for_own_data_of_another_format(here, name, kind):
+    loaded = load(name, f"data.format={kind}", "data.root=mine")
+    assert (loaded.spec.data.train, loaded.spec.data.val, loaded.spec.data.images) == (None, None, None)
