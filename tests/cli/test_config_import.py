@@ -94,6 +94,8 @@ def test_the_files_here_say_what_the_published_ones_resolve_to(size):
 
 SHIPPED_DIFFERS = {
     "data.root": "ours is where we unpack COCO",
+    "data.train": "theirs names COCO's file; ours leaves it to the format's usual places, which hold it",
+    "data.val": "the same",
     "data.workers": "theirs is 4 a card; ours goes by the cores of the machine",
     "evaluate.batch_size": "theirs is 2 a card; ours is the micro batch",
     "report.dir": "theirs is `output`; ours is mtrain's own run folder",
@@ -280,9 +282,7 @@ def test_the_hyper_parameters_here_are_the_published_ones():
 def test_model_and_hyper_parameters_become_the_shipped_config(size):
     imported = spec_of(YOLOV5 / f"yolov5{size}.yaml", YOLOV5 / "hyp.scratch-low.yaml")
     shipped = config.load(f"yolov5{size}", environ={})
-    assert set(differences(imported.values, shipped.values)) == {
-        *("data.format", "data.root", "data.train", "data.val")
-    }, "no data YAML was given"
+    assert set(differences(imported.values, shipped.values)) == {"data.format", "data.root"}, "no data YAML was given"
 
 
 def test_the_published_hyper_parameters_are_the_shipped_recipe():
