@@ -16,6 +16,7 @@ from mtrain.core.errors import LaunchError
 from mtrain.core.interfaces import Command
 from mtrain.core.report_history import Record, Tail
 from mtrain.core.runfolder import RunFolder
+from mtrain.core.verdict import Ending
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +34,15 @@ class Patience:
 class Asked(Protocol):
     """Requests to end: one is polite, a second one means at once."""
 
-    count: int
-    first: signal.Signals | None
+    @property
+    def count(self) -> int:
+        """How often the end was asked for."""
+        ...
+
+    @property
+    def first(self) -> signal.Signals | None:
+        """The signal of the first request; None: there was none."""
+        ...
 
 
 class Listener(Protocol):
@@ -51,18 +59,6 @@ class Listener(Protocol):
     def tick(self) -> None:
         """Time has passed."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
-    """How one attempt ended."""
-
-    status: int
-    """Exit status of the command; negative: signal."""
-    last: Record | None
-    """The "end" record, if rank 0 wrote one."""
-    log: str
-    """What the command itself has printed."""
 
 
 @dataclass(kw_only=True)
@@ -86,6 +82,7 @@ class Attempt:
     _last: Record | None = None
     _answered: int = 0
     _deadline: float | None = None
+    _killed: bool = False
 
     def run(self) -> Ending:
         """Start, watch, clean up.
@@ -96,7 +93,7 @@ class Attempt:
         self._spare = frozenset(process.pid for process in processes.descendants())
         runfolder.set_aside_failures(self.run_folder, ranks=self.ranks)
         log = self.run_folder.starter_log
-        written = log.stat().st_size if log.exists() else 0
+        written = runfolder.sizes(self.run_folder.logs)
         tail = Tail(self.run_folder.metrics)
         process = self._start(log)
         try:
@@ -108,14 +105,25 @@ class Attempt:
                 time.sleep(self.patience.poll_s)
         finally:
             ended = process.poll() is not None
+            self._killed = self._killed or not ended
             at_once = not ended or self.asked.count > 1
             processes.end_all(spare=self._spare, grace_s=0.0 if at_once else self.patience.leftover_s)
             process.wait()
             processes.reap(spare=process.pid)
         self._show(tail)
         with log.open("rb") as file:
-            file.seek(written)
-            return Ending(status=process.returncode, last=self._last, log=file.read().decode(errors="replace"))
+            file.seek(written.get(log.name, 0))
+            printed = file.read().decode(errors="replace")
+        return Ending(
+            status=process.returncode,
+            last=self._last,
+            log=printed,
+            rank_logs={
+                rank: verdict.tail(path, start=written.get(path.name, 0))
+                for rank, path in self.run_folder.rank_logs(self.ranks).items()
+            },
+            ended_here=self._killed,
+        )
 
     def failures(self) -> list[dict[str, Any]]:
         """What failed ranks of this host have left in this attempt, the earliest first."""
@@ -143,7 +151,7 @@ class Attempt:
             return
         self._answered = self.asked.count
         if self._answered > 1:
-            processes.end_all(spare=self._spare, grace_s=0.0)
+            self._kill()
             return
         again = "press Ctrl-C again" if self.asked.first == signal.SIGINT else "send SIGTERM again"
         self.listener.note(f"saving and ending ... ({again} to end at once)")
@@ -157,7 +165,12 @@ class Attempt:
             if verdict.real(self.failures()):
                 self._deadline = time.monotonic() + self.patience.failure_s
         elif time.monotonic() > self._deadline:
-            processes.end_all(spare=self._spare, grace_s=0.0)
+            self._kill()
+
+    def _kill(self) -> None:
+        """End everything of this attempt at once."""
+        self._killed = True
+        processes.end_all(spare=self._spare, grace_s=0.0)
 
 
 def _worker_arguments(command: Command) -> Sequence[str]:

@@ -7,17 +7,17 @@ process behind whichever way it ends. ``mtrain.hosts`` does the same on several 
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from mtrain.core import checkpoint, processes, runfolder, verdict
-from mtrain.core.attempt import Asked, Attempt, Ending, Patience
+from mtrain.core.attempt import Asked, Attempt, Patience
 from mtrain.core.plan import Plan
 from mtrain.core.processes import Requests
 from mtrain.core.report_console import Display
 from mtrain.core.runfolder import RunFolder
-from mtrain.core.verdict import Verdict
+from mtrain.core.verdict import Ending, Verdict
 
 __all__ = ["EXIT_CODES", "Job", "Patience", "Traces", "explain", "run"]
 
@@ -96,16 +96,24 @@ def _explain(plan: Plan, run_folder: RunFolder, requests: Requests, ending: Endi
         found = checkpoint.newest(run_folder.checkpoints)
         return found.name if found else None
 
+    killed = plan.launcher.agent and verdict.was_killed(ending.status, ended_here=ending.ended_here)
+
+    def judge() -> Verdict:
+        if killed:
+            return verdict.of_killed_starter(ending.status, verdict.starter_log(run_folder, ending))
+        return verdict.judge(run_folder, plan.launcher.deaths(ending.log, ending.status), ending)
+
     return explain(
         Traces(
             ok=ending.status == 0,
             reason=(ending.last or {}).get("reason"),
             failures=verdict.real_failures(run_folder),
             run_dir=run_folder.path,
+            starter_killed=killed,
         ),
         requests,
         newest=newest,
-        judge=lambda: verdict.judge(run_folder, plan.launcher.deaths(ending.log, ending.status), status=ending.status),
+        judge=judge,
     )
 
 
@@ -120,6 +128,8 @@ class Traces:
     failures: Sequence[Mapping[str, Any]]
     """Of ranks that were not asked to end."""
     run_dir: Path
+    starter_killed: bool = False
+    """Whether something outside the job killed the starter of the ranks. Ranks then save and end as if they had been asked to."""
 
 
 def explain(
@@ -132,6 +142,11 @@ def explain(
     if traces.ok and traces.reason != "interrupted":
         return Verdict(code=0, headline="done", text="")
     go_on = f"--resume {traces.run_dir}"
+    if traces.starter_killed and requests.first is None:
+        told = judge()
+        if traces.reason != "interrupted":
+            return told
+        return replace(told, text=f"the ranks have saved their state; go on with {go_on}\n{told.text}")
     if traces.reason == "interrupted" and not traces.failures:
         code = EXIT_CODES[requests.first or signal.SIGTERM]
         return Verdict(code=code, headline="ended", text=f"ended, state saved; go on with {go_on}")

@@ -196,13 +196,28 @@ def reap(*, spare: int) -> None:
             return
 
 
+HERE = "here"
+"""The place of requests that came to this process as signals."""
+
+
 class Requests:
-    """Counts SIGINT and SIGTERM while inside ``with``, instead of dying of them."""
+    """Counts requests to end: SIGINT and SIGTERM while inside ``with``, instead of dying of them, and those that other hosts pass on.
+
+    A scheduler asks every host of a job at once, which is one request told in many places. So requests are counted by place:
+    only who asks twice in the same place wants the end at once.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
         self.first: signal.Signals | None = None
+        self.first_at: float | None = None
+        """Monotonic time of the first request."""
+        self._times: dict[str, int] = {}
         self._former: dict[signal.Signals, object] = {}
+
+    @property
+    def count(self) -> int:
+        """How often the most insistent place has asked; above 1: everything is to end at once."""
+        return max(self._times.values(), default=0)
 
     def __enter__(self) -> "Requests":
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -215,12 +230,13 @@ class Requests:
 
     def any(self) -> bool:
         """Whether there was one."""
-        return self.count > 0
+        return self.first is not None
 
-    def take(self, number: signal.Signals) -> None:
-        """Count a request, also one that came in another way."""
-        self.count += 1
-        self.first = self.first or number
+    def take(self, number: signal.Signals, *, place: str = HERE, times: int | None = None) -> None:
+        """Count a request that was made at ``place``; ``times``: how often it was made there in all, None: once more."""
+        self._times[place] = self._times.get(place, 0) + 1 if times is None else max(times, self._times.get(place, 0))
+        if self.first is None:
+            self.first, self.first_at = number, time.monotonic()
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         del frame

@@ -99,6 +99,12 @@ class RunFolder:
         """Output of one rank."""
         return self.logs / f"rank-{rank}.log"
 
+    def rank_logs(self, ranks: range | None = None) -> dict[int, Path]:
+        """The logs of ``ranks`` that are there; None: of all."""
+        numbers = (path.stem.removeprefix("rank-") for path in self.logs.glob("rank-*.log"))
+        found = sorted(int(number) for number in numbers if number.isdigit())
+        return {rank: self.rank_log(rank) for rank in found if ranks is None or rank in ranks}
+
     def make(self) -> None:
         """Create the folders, readable by their owner alone."""
         for folder in (self.path, self.checkpoints, self.failures, self.logs):
@@ -272,6 +278,11 @@ def write_failure(run: RunFolder, rank: int, error: BaseException, *, now: float
     }
     write_json(path, content)
     return path
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """Bytes of each file of ``folder`` by name: logs are appended to, and an attempt is judged by its own part of them."""
+    return {path.name: path.stat().st_size for path in folder.glob("*.log")}
 
 
 def set_aside_failures(run: RunFolder, *, ranks: range | None = None) -> None:

@@ -2,16 +2,19 @@
 
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mtrain.core.errors import Interrupted
+from mtrain.core.report_history import Record
 from mtrain.core.runfolder import RunFolder, read_failures
 
 CONSEQUENCES = (signal.SIGTERM, signal.SIGABRT)
 """A rank may die of these because another one failed before: the starter ends it, or a collective's watchdog does."""
 TAIL_LINES = 20
+LOG_CHARACTERS = 64 * 1024
+"""Of a log: only its end is read."""
 TRACEBACK = "Traceback (most recent call last):"
 HINTS = {
     signal.SIGKILL: "something outside killed it; often the kernel, for lack of memory (see `dmesg`): "
@@ -50,6 +53,22 @@ def real_failures(run: RunFolder) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How one attempt ended on one host."""
+
+    status: int
+    """Exit status of the command; negative: signal."""
+    last: Record | None = None
+    """The "end" record, if rank 0 wrote one."""
+    log: str = ""
+    """What the command itself has printed in this attempt."""
+    rank_logs: Mapping[int, str] = field(default_factory=dict)
+    """By rank: the last lines that it wrote in this attempt, indented; empty: it wrote nothing."""
+    ended_here: bool = False
+    """Whether this process had killed the command, so that its exit status says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Log:
     """The end of a log, and where it lies."""
 
@@ -76,17 +95,39 @@ class Evidence:
     """Of a rank, for people; empty on the only one."""
 
 
-def judge(run: RunFolder, deaths: Sequence[tuple[int, int]], *, status: int) -> Verdict:
-    """The first cause, from what the ranks of the only host left behind, the deaths their starter saw, and its exit status."""
+def judge(run: RunFolder, deaths: Sequence[tuple[int, int]], ending: Ending) -> Verdict:
+    """The first cause of a failure on the only host of a job, from what ranks left in its folder and how the attempt ended.
+
+    ``deaths``: (rank, exit status) as the starter of the ranks saw them.
+    """
     return conclude(
         Evidence(
             failures=real_failures(run),
             deaths=deaths,
-            status=status,
-            log=lambda rank: Log(place=str(run.rank_log(rank)), text=tail(run.rank_log(rank))),
-            starter=Log(place=str(run.starter_log), text=starter_excerpt(_end_of(run.starter_log))),
+            status=ending.status,
+            log=lambda rank: Log(place=str(run.rank_log(rank)), text=ending.rank_logs.get(rank, "")),
+            starter=starter_log(run, ending),
         )
     )
+
+
+def starter_log(run: RunFolder, ending: Ending) -> Log:
+    """What the starter of the ranks printed in one attempt."""
+    return Log(place=str(run.starter_log), text=starter_excerpt(ending.log[-LOG_CHARACTERS:]))
+
+
+def was_killed(status: int, *, ended_here: bool) -> bool:
+    """Whether something outside the job killed a starter of ranks, by a signal that is no request to end."""
+    return not ended_here and status < 0 and -status not in (signal.SIGTERM, signal.SIGINT)
+
+
+def of_killed_starter(status: int, log: Log, *, host: str = "") -> Verdict:
+    """The verdict where something outside killed the starter of the ranks; whatever the ranks did then follows from it."""
+    number = signal.Signals(-status)
+    head = f"the starter of the ranks{f' on {host}' if host else ''} was ended by signal {int(number)} ({number.name})"
+    hint = HINTS.get(number)
+    said = f"last lines of {log.place}:\n{log.text}\n" if log.text else f"nothing was written to {log.place}\n"
+    return Verdict(code=1, headline=head, text=f"{said}error: {head}{f': {hint}' if hint else ''}")
 
 
 def conclude(evidence: Evidence) -> Verdict:
@@ -145,9 +186,9 @@ def _of_log(evidence: Evidence, rank: int | None, head: str) -> Verdict:
     return Verdict(code=1, headline=head, text=f"{said}error: {head}")
 
 
-def tail(log: Path, *, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log, indented; empty when there are none."""
-    return _indented(_end_of(log).rstrip().splitlines()[-lines:])
+def tail(log: Path, *, lines: int = TAIL_LINES, start: int = 0) -> str:
+    """The last lines of a log that stand behind its byte ``start``, indented; empty when there are none."""
+    return _indented(_end_of(log, start).rstrip().splitlines()[-lines:])
 
 
 def starter_excerpt(text: str, *, lines: int = TAIL_LINES) -> str:
@@ -164,10 +205,10 @@ def starter_excerpt(text: str, *, lines: int = TAIL_LINES) -> str:
     return _indented(line[margin:] for line in said[first : next(ends, len(said) - 1) + 1])
 
 
-def _end_of(log: Path) -> str:
+def _end_of(log: Path, start: int) -> str:
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 64 * 1024))
+            file.seek(max(start, file.seek(0, 2) - LOG_CHARACTERS))
             return file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -28,8 +28,8 @@ hello    the first message: version, host (its name), addresses [[interface, add
          by hand also what the leader compares, see ``meeting.py``
 record   record: a line of ``metrics.jsonl`` (host of rank 0)
 failure  failure: what a rank left (``failures/rank-N.json``), age_s: seconds since it was written
-ended    status, log (of the command), logs {rank: last lines}, summary, error
-asked    signal: this process was asked to end the job
+ended    status, log (of the command), logs {rank: last lines}, ended_here (the agent has killed it), summary, error
+asked    signal: this process was asked to end the job; times: how often by now
 =======  =====================================================================================================================
 
 A leader that closes the channel or is silent for too long is lost: the agent kills what it started, and ends.
@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any
 
 import mtrain
-from mtrain.core import placement, processes, runfolder, verdict
+from mtrain.core import placement, processes, runfolder
 from mtrain.core.attempt import Attempt, Patience
 from mtrain.core.errors import MtrainError, UsageError
 from mtrain.core.interfaces import Command
@@ -170,7 +170,8 @@ class Agent:
         """A signal to this process asks the leader to end the whole job; a second one ends what is here, whatever the leader does."""
         if self._requests.count > self._told:
             self._told = self._requests.count
-            self._channel.send({"event": "asked", "signal": int(self._requests.first or signal.SIGTERM)})
+            number = int(self._requests.first or signal.SIGTERM)
+            self._channel.send({"event": "asked", "signal": number, "times": self._requests.count})
             if self._requests.count > 1:
                 self._asked.at_once()
 
@@ -277,7 +278,8 @@ class Agent:
                 "event": "ended",
                 "status": ending.status,
                 "log": ending.log[-LOG_CHARACTERS:],
-                "logs": {str(rank): verdict.tail(self._run.rank_log(rank)) for rank in attempt.ranks or ()},
+                "ended_here": ending.ended_here,
+                "logs": {str(rank): text for rank, text in ending.rank_logs.items()},
                 "summary": _read(self._run.summary) if orders.first_rank == 0 else None,
             }
         )

@@ -106,6 +106,7 @@ class Attempts:
             reason=None if broken else (outcome.last or {}).get("reason"),
             failures=outcome.real_failures(),
             run_dir=plan.run_dir,
+            starter_killed=bool(outcome.killed_starters()),
         )
         told = launch.explain(traces, self.requests, newest=self._newest_name, judge=outcome.judge)
         unheard = outcome.unheard()

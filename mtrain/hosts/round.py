@@ -105,17 +105,20 @@ class Outcome:
             return self._of_absence(absent)
         return self._of_killed_starter() or verdict.conclude(self._evidence())
 
+    def killed_starters(self) -> list[int]:
+        """Hosts whose command was killed by something outside the job."""
+        return [
+            node
+            for node, message in self.ended.items()
+            if verdict.was_killed(int(message["status"]), ended_here=message["told"] or bool(message.get("ended_here")))
+        ]
+
     def _of_killed_starter(self) -> Verdict | None:
-        """A signal from elsewhere has ended the command of a host; what ranks then raise follows from it."""
-        for node, message in self.ended.items():
-            if message["status"] < 0 and not message["told"]:
-                number = signal.Signals(-message["status"])
-                head = f"the starter of the ranks on {self.members[node].label} was ended by signal {int(number)} ({number.name})"
-                log = self._starter_log(node, message)
-                said = (
-                    f"last lines of {log.place}:\n{log.text}\n" if log.text else f"nothing was written to {log.place}\n"
-                )
-                return Verdict(code=1, headline=head, text=f"{said}error: {head}")
+        """The verdict where something outside has killed the command of a host; what ranks then raise follows from it."""
+        for node in self.killed_starters():
+            message = self.ended[node]
+            log = self._starter_log(node, message)
+            return verdict.of_killed_starter(int(message["status"]), log, host=self.members[node].label)
         return None
 
     def _absent(self) -> int | None:
@@ -333,6 +336,8 @@ class Round:
 
 
 def heed(message: Message, member: Member, requests: processes.Requests, display: Display) -> None:
-    """Take a request to end that came to another host: its "asked" event."""
-    requests.take(signal.Signals(int(message["signal"])))
+    """Count a request to end that was made at another host and passed on as its "asked" event."""
+    requests.take(
+        signal.Signals(int(message["signal"])), place=f"host {member.node}", times=int(message.get("times", 1))
+    )
     display.note(f"{member.label} was asked to end the job")

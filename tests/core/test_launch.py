@@ -11,7 +11,7 @@ import pytest
 from mtrain.core import placement, runfolder
 from mtrain.core.errors import CheckpointError, DataError, Interrupted, UsageError
 from mtrain.core.runfolder import RunFolder, read_failures, write_failure
-from mtrain.core.verdict import judge
+from mtrain.core.verdict import Ending, judge
 from mtrain.launchers.environment import cleaned, redacted
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
@@ -129,7 +129,7 @@ def test_of_two_failures_the_earlier_is_the_cause(tmp_path):
     run = RunFolder(tmp_path)
     fail(run, 0, ConnectionError("peer is gone"), now=20.0)
     fail(run, 1, ZeroDivisionError("one over nothing"), now=10.0)
-    told = judge(run, [(0, 1), (1, 1)], status=1)
+    told = judge(run, [(0, 1), (1, 1)], Ending(status=1))
     assert told.text.endswith("ZeroDivisionError: one over nothing")
     assert told.code == 1
 
@@ -163,22 +163,21 @@ def test_a_rank_that_was_asked_to_end_is_no_cause(tmp_path):
     run = RunFolder(tmp_path)
     fail(run, 0, Interrupted("asked"), now=1.0)
     fail(run, 1, DataError("picture a.jpg is missing"), now=2.0)
-    told = judge(run, [], status=1)
+    told = judge(run, [], Ending(status=1))
     assert (told.code, told.text.splitlines()[-1]) == (2, "error: picture a.jpg is missing")
 
 
 def test_an_abort_after_another_failure_is_its_consequence(tmp_path):
     run = RunFolder(tmp_path)
     fail(run, 0, ValueError("cause"), now=1.0)
-    assert "ValueError: cause" in judge(run, [(1, -signal.SIGABRT)], status=1).text
-    assert "signal 6" in judge(RunFolder(tmp_path / "empty"), [(1, -signal.SIGABRT)], status=1).text
+    assert "ValueError: cause" in judge(run, [(1, -signal.SIGABRT)], Ending(status=1)).text
+    assert "signal 6" in judge(RunFolder(tmp_path / "empty"), [(1, -signal.SIGABRT)], Ending(status=1)).text
 
 
 def test_a_rank_that_left_nothing_is_explained_by_its_log(tmp_path):
     run = RunFolder(tmp_path)
-    run.make()
-    run.starter_log.write_text("No module named mtrain.worker\n")
-    assert "No module named mtrain.worker" in judge(run, [(0, 1)], status=1).text
+    ending = Ending(status=1, log="No module named mtrain.worker\n")
+    assert "No module named mtrain.worker" in judge(run, [(0, 1)], ending).text
 
 
 def test_failure_files_are_json_and_a_broken_one_is_passed_over(tmp_path):
@@ -221,13 +220,11 @@ def test_deaths_are_read_from_torchruns_report():
 
 def test_what_a_rank_could_not_import_is_told_once_and_not_what_its_starter_says_of_it(tmp_path):
     run = RunFolder(tmp_path)
-    run.make()
     trace = ["Traceback (most recent call last):", '  File "worker.py", line 1, in <module>', "    import absent"]
     trace += ["ModuleNotFoundError: No module named 'absent'"]
     noise = [f"E0000 line {i} of the starter" for i in range(40)]
     lines = [*(f"[rank1]: {line}" for line in trace), *(f"[rank0]: {line}" for line in trace), *noise]
-    run.starter_log.write_text("\n".join(lines))
-    told = judge(run, [(0, -signal.SIGTERM), (1, 1)], status=1)
+    told = judge(run, [(0, -signal.SIGTERM), (1, 1)], Ending(status=1, log="\n".join(lines)))
     assert told.headline == "rank 1 ended with exit code 1", "not the one that was ended for it"
     assert told.text.splitlines()[1:-1] == [f"  {line}" for line in trace]
 

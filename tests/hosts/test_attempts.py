@@ -178,7 +178,10 @@ def test_a_rank_that_a_signal_ends_is_named_with_its_host(job, tmp_path):
     job.run(make_plan(tmp_path, "save_when_asked", "save_when_asked", "die_of_sigsegv"))
     assert job.result.code == 1
     last = job.result.text.splitlines()[-1]
-    assert last == f"error: the starter of the ranks on {job.members[2].label} was ended by signal 11 (SIGSEGV)"
+    assert (
+        last
+        == f"error: the starter of the ranks on {job.members[2].label} was ended by signal 11 (SIGSEGV): a crash in native code"
+    )
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
@@ -209,6 +212,33 @@ def test_an_agent_that_is_asked_to_end_ends_the_whole_job_politely(job, tmp_path
     assert job.result.code == 143
     assert f"{job.members[2].label} was asked to end the job" in job.shown.getvalue()
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
+
+
+def test_a_request_to_all_hosts_at_once_lets_every_rank_save(job, tmp_path, meanwhile):
+    """A scheduler that cancels a job, or deletes its pods, signals every host: that is one request, told in many places."""
+
+    def cancel() -> None:
+        for node in range(3):
+            job.agent(node).terminate()
+        job.requests.take(signal.SIGTERM)
+
+    meanwhile(cancel)
+    job.run(make_plan(tmp_path, *["save_slowly_when_asked"] * 3))
+    assert job.result.code == 143
+    assert "state saved; go on with --resume" in job.result.text
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
+
+
+def test_a_second_request_at_another_host_ends_ranks_that_do_not_listen(job, tmp_path, meanwhile):
+    def ask_twice_there() -> None:
+        job.agent(2).terminate()
+        until(lambda: "saving and ending" in job.shown.getvalue())
+        job.agent(2).terminate()
+
+    meanwhile(ask_twice_there)
+    job.run(make_plan(tmp_path, *["ignore_requests"] * 3))
+    assert job.result.code == 143
+    assert "ended before the state was saved; there is no checkpoint" in job.result.text
 
 
 def test_a_host_whose_agent_dies_is_the_cause_and_nothing_is_left_on_any(job, tmp_path, meanwhile):

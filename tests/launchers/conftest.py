@@ -22,13 +22,14 @@ from mtrain.core.report_console import Quiet
 from mtrain.launchers.deepspeed import DeepSpeedLauncher
 from mtrain.launchers.environment import caller, cleaned
 from mtrain.launchers.fleetrun import Fleetrun
+from mtrain.launchers.horovodrun import Horovodrun
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
 
 RANKS = Path(__file__).with_name("ranks.py")
 
 
-STARTERS = {"torchrun": Torchrun, "fleetrun": Fleetrun, "deepspeed": DeepSpeedLauncher}
+STARTERS = {"torchrun": Torchrun, "fleetrun": Fleetrun, "horovodrun": Horovodrun, "deepspeed": DeepSpeedLauncher}
 
 
 def make_plan(

@@ -47,6 +47,18 @@ def save_when_asked() -> None:
     raise Interrupted("ended from outside")
 
 
+def save_slowly_when_asked() -> None:
+    """Saving lasts until every process that was to be signalled has been: a condition would need a file from the test."""
+    signal.signal(signal.SIGTERM, lambda *_: ASKED.append(1))
+    (RUN.path / f"ready-{RANK}").touch()
+    while not ASKED:
+        time.sleep(0.02)
+    time.sleep(1.0)
+    (RUN.path / f"saved-{RANK}").touch()
+    report("end", reason="interrupted")
+    raise Interrupted("ended from outside")
+
+
 def ignore_requests() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (RUN.path / f"ready-{RANK}").touch()

@@ -108,7 +108,7 @@ def test_ranks_get_the_devices_of_the_plan_and_nothing_stale(run_behaviour, tmp_
     [
         ("deepspeed.launcher.launch", "DeepSpeed's launcher was killed; its ranks were ended"),
         ("deepspeed.launcher.runner", "DeepSpeed's launcher was ended by signal 9; its ranks were ended"),
-        ("mtrain.backends._deepspeed.host", "the starter of the ranks ended with signal 9 (SIGKILL)"),
+        ("mtrain.backends._deepspeed.host", "the starter of the ranks was ended by signal 9 (SIGKILL)"),
     ],
     ids=["its inner process", "its outer process", "our agent"],
 )

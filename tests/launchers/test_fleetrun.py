@@ -150,5 +150,5 @@ def test_an_agent_that_is_killed_leaves_no_ranks(starter, alive_ranks):
     os.kill(agents[0].pid, signal.SIGKILL)
     _, told = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "the starter of the ranks ended with signal 9 (SIGKILL)" in told
+    assert "the starter of the ranks was ended by signal 9 (SIGKILL)" in told
     assert alive_ranks() == []

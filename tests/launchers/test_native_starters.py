@@ -1,9 +1,12 @@
 """What is the same under every native starter that tests/launchers/test_starter.py does not use: failures, requests, a killed job."""
 
+import os
 import signal
+import subprocess
 from importlib.util import find_spec
 from typing import Any
 
+import psutil
 import pytest
 
 
@@ -12,6 +15,12 @@ def _through(name: str, library: str, *more: Any) -> Any:
     return pytest.param(name, marks=[missing, *more])
 
 
+EVERY = [
+    pytest.param("torchrun"),
+    _through("fleetrun", "paddle", pytest.mark.slow),
+    _through("horovodrun", "horovod", pytest.mark.slow),
+    _through("deepspeed", "deepspeed", pytest.mark.slow),
+]
 QUICK = [_through("fleetrun", "paddle"), _through("deepspeed", "deepspeed")]
 ALL = [_through("fleetrun", "paddle"), _through("deepspeed", "deepspeed", pytest.mark.slow)]
 """Ranks are there some seconds later under DeepSpeed's launcher."""
@@ -35,6 +44,46 @@ def test_a_request_to_end_lets_every_rank_save(starter, tmp_path, alive_ranks, n
     assert process.returncode == code, told
     assert "saving and ending" in shown
     assert "state saved; go on with --resume" in told
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
+    assert alive_ranks() == []
+
+
+def native(process: "subprocess.Popen[str]", name: str) -> list[psutil.Process]:
+    """Processes of the library's own starter below ``process``, the outermost first."""
+    modules = {
+        "torchrun": ["torch.distributed.run"],
+        "fleetrun": ["paddle.distributed.launch"],
+        "horovodrun": ["horovod.runner.launch"],
+        "deepspeed": ["deepspeed.launcher.launch"],  # the inner one of two; the outer says then that all went well
+    }[name]
+    found = psutil.Process(process.pid).children(recursive=True)
+    return [
+        child for child in found if child.cmdline()[1:2] in (["-m"], ["-u"]) and set(modules) & set(child.cmdline())
+    ]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_native_starter_that_is_killed_is_a_failure_though_its_ranks_have_saved(starter, tmp_path, alive_ranks, name):
+    """Exit code 143 would tell a scheduler that the job was preempted."""
+    process = starter("save_when_asked", ranks=2, launcher_name=name)
+    os.kill(native(process, name)[0].pid, signal.SIGKILL)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 1, told
+    assert "error: the starter of the ranks was ended by signal 9 (SIGKILL)" in told
+    assert f"the ranks have saved their state; go on with --resume {tmp_path}" in told
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
+    assert alive_ranks() == []
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_sigterm_to_every_process_of_a_job_is_one_request(starter, tmp_path, alive_ranks, name):
+    """A scheduler may signal everything that runs in its allocation, native starters included."""
+    process = starter("save_when_asked", ranks=2, launcher_name=name)
+    for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+        one.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 143, told
+    assert f"state saved; go on with --resume {tmp_path}" in told
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
     assert alive_ranks() == []
 

@@ -140,7 +140,7 @@ def test_an_agent_that_is_killed_leaves_no_ranks(starter, alive_ranks):
     agents[0].kill()
     _, told = process.communicate(timeout=240)
     assert process.returncode == 1
-    assert "the starter of the ranks ended with signal 9 (SIGKILL)" in told
+    assert "the starter of the ranks was ended by signal 9 (SIGKILL)" in told
     assert alive_ranks() == []
 
 

@@ -12,6 +12,7 @@ by a shell that puts the devices back and reports a failure: ``rank 3 ended with
 """
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
@@ -43,7 +44,7 @@ RANK = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the launcher to its end; returns its status, or 1 where it left ranks behind."""
+    """Run the launcher to its end; returns its status. Where it was killed this process ends by the same signal."""
     given = _arguments(argv)
     try:
         _check_installed()
@@ -117,8 +118,17 @@ def _run(launcher: Sequence[str], rank: Sequence[str]) -> int:
     if status < 0 or (lost and status == 0):
         how = f"was ended by signal {-status}" if status < 0 else "was killed"
         print(f"error: DeepSpeed's launcher {how}; its ranks were ended", file=sys.stderr, flush=True)
+        if not requests.any():
+            _end_by(signal.Signals(-status) if status < 0 else signal.SIGKILL)
         return 1
     return status
+
+
+def _end_by(number: signal.Signals) -> None:
+    """End this process by ``number``: whoever started it sees that the launcher was killed, and that no rank had failed."""
+    with contextlib.suppress(OSError):  # SIGKILL needs no handler and takes none
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _ask(rank: Sequence[str]) -> None:
