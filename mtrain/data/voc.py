@@ -4,8 +4,6 @@ Corners are taken as they stand: continuous pixel coordinates, no shift by one. 
 from 1; the tools that people label with today do not.)
 """
 
-import re
-import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +16,7 @@ from mtrain.core.errors import DataError
 from mtrain.data.header import SUFFIXES, probe
 from mtrain.data.reading import Split, first_existing, listed, need_root, need_unique, order_names
 from mtrain.data.sample import Annotations, Picture, assemble
-
-_NAME = re.compile(r"<object>.*?<name>\s*([^<]*?)\s*</name>", re.DOTALL)
+from mtrain.data.voc_xml import VocPicture, read_voc_xml, voc_class_names
 
 
 class Voc:
@@ -78,8 +75,8 @@ class Voc:
 
     def _names(self, folder: Path) -> tuple[str, ...]:
         if folder not in self._found_names:
-            texts = (path.read_text("utf-8", errors="replace") for path in folder.glob("*.xml"))
-            self._found_names[folder] = tuple(sorted({name for text in texts for name in _NAME.findall(text)}))
+            found = set().union(*(voc_class_names(path) for path in folder.glob("*.xml")))
+            self._found_names[folder] = tuple(sorted(found))
         return self._found_names[folder]
 
     def _read_all(
@@ -87,16 +84,18 @@ class Voc:
     ) -> list[Picture]:
         read: list[Picture] = []
         wrong: list[str] = []
+        damaged = 0
         for picture_id in ids:
+            faults: list[str] = []
             file = folder / f"{picture_id}.xml"
-            try:
-                read.append(_picture(ET.parse(file).getroot(), picture_id, pictures, labels, self.options))  # noqa: S314
-            except OSError as error:
-                wrong.append(f"{file}: {error.strerror}")
-            except (ET.ParseError, ValueError) as error:
-                wrong.append(f"{file}: {error}")
+            content = read_voc_xml(file, faults)
+            faults += [] if content is None else _unknown_classes(content, labels, file)
+            if content is not None and not faults:
+                read.append(_picture(content, picture_id, pictures, labels, self.options))
+            damaged += bool(faults)
+            wrong += faults
         if wrong:
-            raise DataError(f"{folder}: {len(wrong)} of {len(ids)} annotation files cannot be used:\n{listed(wrong)}")
+            raise DataError(f"{folder}: {damaged} of {len(ids)} annotation files cannot be used:\n{listed(wrong)}")
         return read
 
 
@@ -114,36 +113,20 @@ class _Folder:
         return self._by_stem.get(stem, self.path / f"{stem}.jpg")
 
 
-def _number(element: ET.Element, tag: str) -> float:
-    text = element.findtext(tag)
-    try:
-        value = float(text) if text is not None else float("nan")
-    except ValueError:
-        value = float("nan")
-    if not abs(value) < 1e9:
-        raise ValueError(f"<{tag}> is {text!r}, expected a number")
-    return value
+def _unknown_classes(content: VocPicture, labels: Mapping[str, int], file: Path) -> list[str]:
+    unknown = sorted({item.name for item in content.objects} - set(labels))
+    return [f"{file}: unknown class {name!r}" for name in unknown]
 
 
 def _picture(
-    xml: ET.Element, picture_id: str, pictures: _Folder, labels: Mapping[str, int], options: Voc.Options
+    content: VocPicture, picture_id: str, pictures: _Folder, labels: Mapping[str, int], options: Voc.Options
 ) -> Picture:
     path = pictures.find(picture_id)
-    size = xml.find("size")
-    width, height = (0, 0) if size is None else (int(_number(size, "width")), int(_number(size, "height")))
-    if width <= 0 or height <= 0:
-        width, height = probe(path)
-    boxes, indices, difficult = [], [], []
-    for item in xml.iter("object"):
-        name = (item.findtext("name") or "").strip()
-        corners = item.find("bndbox")
-        if corners is None or name not in labels:
-            raise ValueError(f"object {name!r} has no <bndbox>" if corners is None else f"unknown class {name!r}")
-        x1, y1, x2, y2 = (_number(corners, tag) for tag in ("xmin", "ymin", "xmax", "ymax"))
-        boxes.append((x1, y1, x2 - x1, y2 - y1))
-        indices.append(labels[name])
-        difficult.append((item.findtext("difficult") or "0").strip() == "1" and not options.use_difficult)
-    boxes_xywh = np.array(boxes, dtype=np.float64).reshape(-1, 4)
+    known = content.width > 0 and content.height > 0
+    width, height = (content.width, content.height) if known else probe(path)
+    corners = np.array([item.corners for item in content.objects], dtype=np.float64).reshape(-1, 4)
+    boxes_xywh = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
+    ignored = [item.difficult and not options.use_difficult for item in content.objects]
     return Picture(
         path=path,
         file_name=path.name,
@@ -151,7 +134,7 @@ def _picture(
         width=width,
         height=height,
         boxes_xywh=boxes_xywh,
-        labels=np.array(indices, dtype=np.int64),
-        crowd=np.array(difficult, dtype=np.bool_),
+        labels=np.array([labels[item.name] for item in content.objects], dtype=np.int64),
+        crowd=np.array(ignored, dtype=np.bool_),
         area=boxes_xywh[:, 2] * boxes_xywh[:, 3],
     )

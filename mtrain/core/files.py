@@ -1,0 +1,70 @@
+"""Reading files that others have made: regular files only, of a size that is bounded beforehand.
+
+Opening a named pipe waits for a writer for ever, and a device such as ``/dev/zero`` never ends. What is given as a file
+here may be either, by mistake or on purpose.
+"""
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def read_bytes(path: Path, *, limit: int) -> bytes:
+    """The content of a regular file of at most ``limit`` bytes.
+
+    Raises:
+        OSError: it is missing, unreadable, no regular file, or longer than ``limit``; ``strerror`` says which.
+    """
+    try:
+        # Without O_NONBLOCK, opening a named pipe waits until somebody writes to it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, "its name holds a null character", str(path)) from error
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "no file")
+            raise OSError(errno.EINVAL, f"is {kind}; expected a regular file", str(path))
+        # Files of /proc report a size of 0, so the reading itself is bounded too.
+        content = b"" if found.st_size > limit else file.read(limit + 1)
+        if found.st_size > limit or len(content) > limit:
+            size = max(found.st_size, len(content))
+            raise OSError(errno.EFBIG, f"{size} bytes, more than the {limit} that are read", str(path))
+        return content
+
+
+def read_text(path: Path, *, limit: int) -> str:
+    """The text of a regular UTF-8 file of at most ``limit`` bytes; a byte order mark is left out.
+
+    Raises:
+        OSError: as ``read_bytes``.
+        ValueError: it is not UTF-8; the message says where.
+    """
+    content = read_bytes(path, limit=limit)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text (byte {error.start})") from error
+
+
+def parse_json(content: bytes | str) -> Any:
+    """The value that JSON text holds.
+
+    Raises:
+        ValueError: it is no JSON, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
