@@ -26,6 +26,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if any(collection_path.name.startswith(f"test_{name}_") for name in others) else None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Make tests that are marked `under_torch` slow under every other framework."""
+    if config.getoption("--framework") == "torch":
+        return
+    for item in items:
+        if item.get_closest_marker("under_torch"):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def framework(request: pytest.FixtureRequest) -> Framework:
     """The framework of this session, bound to `core.nn` and `core.ops`."""

@@ -26,7 +26,7 @@ BACKENDS = {
 """Framework -> backend -> (the module that it needs, options that are tested beside each other)."""
 IN_ONE_JOB = tuple(check.id for check in CHECKS if check not in (ONE, DIES, TASK))
 Tested = Callable[[str, str, int, tuple[str, ...]], None]
-QUICK = {("ddp", "", 3), ("horovod", "", 2), ("deepspeed", "stage=1", 2), ("fleet", "", 2)}
+QUICK = {("ddp", "", 3), ("horovod", "", 3), ("deepspeed", "stage=1", 2), ("fleet", "", 3)}
 """(backend, option, ranks) of the jobs that are not slow."""
 
 

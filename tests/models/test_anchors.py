@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from mtrain.models import anchors
+from tests.selection import under_torch
+
+pytestmark = under_torch
 
 
 def test_fit_is_the_worse_ratio_of_the_sides():

@@ -5,7 +5,9 @@ import pytest
 
 from mtrain.models.nms import Selection, detections, suppress
 from mtrain.models.yolov5 import YOLOv5n, YOLOv5Options
+from tests.selection import under_torch
 
+pytestmark = under_torch
 ALL = Selection(confidence=0.001, iou_threshold=0.6, max_detections=300, multi_label=True, class_agnostic=False)
 
 

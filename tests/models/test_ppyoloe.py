@@ -14,6 +14,7 @@ from mtrain.core.interfaces import Task
 from mtrain.models.nms import detections_by_class
 from mtrain.models.ppyoloe import PPYOLOEm, PPYOLOEOptions, PPYOLOEs
 from tests.models.ppyoloe_golden import plugin
+from tests.selection import under_torch
 
 TASK = Task(kind="detection", class_names=("a", "b", "c"), image_size=64, global_batch=2)
 PARTS = {"total", "cls", "iou", "dfl", "l1"}
@@ -65,6 +66,7 @@ def numbers(framework, losses):
 
 
 # -------------------------------------------------------------------------------------------------------------- plugin
+@under_torch
 def test_the_plugin_needs_no_framework_until_it_builds():
     code = (
         "import sys, numpy as np\n"
@@ -285,6 +287,7 @@ def suppressed_one_by_one(boxes, scores, *, confidence, iou_threshold, max_candi
     return rows[np.argsort(-rows[:, 4], kind="stable")][:max_detections]
 
 
+@under_torch
 @pytest.mark.parametrize("max_candidates", [5, 1000])
 @pytest.mark.parametrize("max_detections", [10, 300])
 def test_suppression_is_that_of_each_class_alone(max_candidates, max_detections):

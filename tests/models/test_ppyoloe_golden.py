@@ -25,6 +25,7 @@ from tests.models.ppyoloe_golden import (
     task,
     truth,
 )
+from tests.selection import quick, under_torch
 
 SIZES = ("s", "m", "l", "x")
 INPUTS_OF_S = [(80, 64, 64), (80, 128, 128), (80, 96, 160), (3, 64, 64), (3, 128, 128), (3, 96, 160)]
@@ -33,6 +34,16 @@ LARGE_FORWARDS = [(size, 80, 64, 64) for size in ("l", "x")]
 LOSSES = sorted(path.stem for path in (FOLDER / "loss").glob("*.npz"))
 STEPPED = [name for name in LOSSES if name.startswith("s_") and name.endswith("_normal")]
 EXACT, STEPPED_EXACT = 1e-7, 1e-5
+SMALL_LOSSES = ["s_nc3_64x64_tal_normal", "s_nc3_96x160_atss_normal", "s_nc3_128x128_tal_one_empty"]
+LARGER_LOSSES = [
+    *("s_nc3_96x160_tal_normal", "s_nc3_128x128_atss_one_empty", "s_nc3_128x128_tal_all_empty"),
+    *(
+        "s_nc3_128x128_atss_all_empty",
+        "s_nc80_64x64_tal_normal",
+        "s_nc80_96x160_atss_normal",
+        "m_nc80_64x64_tal_normal",
+    ),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -40,15 +51,16 @@ def one_thread(framework):
     framework.one_thread()
 
 
-def large_is_slow(cases, name=str):
-    """The two largest networks take minutes together: they run with the slow tests."""
-    slow = pytest.mark.slow
-    return [pytest.param(case, marks=slow if name(case)[0] in "lx" else (), id=name(case)) for case in cases]
-
-
 def case_id(case):
     size, classes, height, width = case
     return f"{size}_nc{classes}_{height}x{width}"
+
+
+def forwards(cases):
+    """The quick ones of ``cases``: another number of classes or a larger square changes no line that is run."""
+    chosen = [case_id(case) for case in cases if case[1] == 3 and case[2:] != (128, 128)]
+    torch = [case_id(case) for case in cases if case[1] == 80 and case[0] in "sm" and case[2:] != (128, 128)]
+    return quick(cases, chosen, torch, name=case_id)
 
 
 def parsed(name):
@@ -60,7 +72,7 @@ def parsed(name):
 
 # --------------------------------------------------------------------------------------------------------------- state
 @pytest.mark.parametrize("classes", [80, 3])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", quick(SIZES, "s", "mlx"))
 def test_names_shapes_and_counts_are_those_of_the_published_model(framework, size, classes):
     network = plugin(size).build(task(classes), OneRank())
     expected = facts(size, classes)
@@ -121,7 +133,7 @@ def check_features(framework, job, image, expected):
                 assert_close(value, expected[f"{part}.{i}"], EXACT, f"{part}.{i}")
 
 
-@pytest.mark.parametrize("case", large_is_slow(FORWARDS + LARGE_FORWARDS, case_id))
+@pytest.mark.parametrize("case", forwards(FORWARDS + LARGE_FORWARDS))
 def test_evaluation(framework, case):
     size, classes, height, width = case
     expected, ops = stored(f"forward/{case_id(case)}_eval"), framework.ops
@@ -156,7 +168,7 @@ def check_decoded(framework, outputs, points, expected):
     assert_close(boxes * stride, expected["boxes"], EXACT, "boxes")
 
 
-@pytest.mark.parametrize("case", large_is_slow(FORWARDS + LARGE_FORWARDS, case_id))
+@pytest.mark.parametrize("case", forwards(FORWARDS + LARGE_FORWARDS))
 def test_training_forward_and_running_statistics(framework, case):
     from mtrain.models.ppyoloe_loss import decode
 
@@ -186,7 +198,7 @@ def test_training_forward_and_running_statistics(framework, case):
     assert_rows_close(statistics, found, expected["bn_after"], STEPPED_EXACT)
 
 
-@pytest.mark.parametrize("case", FORWARDS[:6], ids=case_id)
+@pytest.mark.parametrize("case", forwards(FORWARDS[:6]))
 def test_float32_is_within_the_tolerances_of_the_published_run(framework, case):
     size, classes, height, width = case
     expected = stored(f"forward/{case_id(case)}_train")
@@ -209,7 +221,7 @@ def test_float32_is_within_the_tolerances_of_the_published_run(framework, case):
 
 
 # ------------------------------------------------------------------------------------------------- losses and gradients
-@pytest.mark.parametrize("name", large_is_slow(LOSSES))
+@pytest.mark.parametrize("name", quick(LOSSES, SMALL_LOSSES, LARGER_LOSSES))
 def test_losses_assignment_and_gradients(framework, name):
     from mtrain.models.ppyoloe_loss import assign, decode
 
@@ -300,7 +312,7 @@ def check_stepped(start, states, expected, prefix):
 
 
 @pytest.mark.parametrize("rate", ["0.01", pytest.param("0.001", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", STEPPED)
+@pytest.mark.parametrize("name", quick(STEPPED, SMALL_LOSSES[:2], LARGER_LOSSES[4:5]))
 def test_three_steps_and_their_average(framework, name, rate):
     size, classes, height, width, static, case = parsed(name)
     expected, prefix = stored(f"loss/{name}"), f"lr{rate}."
@@ -361,7 +373,7 @@ class Ranks:
         return self.ops.detach(x) * 0 + (value + other) / 2
 
 
-@pytest.mark.parametrize("assigner", ["atss", "tal"])
+@pytest.mark.parametrize("assigner", quick(["atss", "tal"], [], ["tal"]))
 def test_two_ranks_share_the_normaliser(framework, assigner):
     expected = stored(f"dist2/s_nc80_128x128_{assigner}")
     ranks = [Ranks(framework.ops) for _ in range(2)]
@@ -416,6 +428,7 @@ VARIANTS = {
 }
 
 
+@under_torch
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_suppression(variant):
     expected = stored("nms")
@@ -428,7 +441,7 @@ def test_suppression(variant):
     np.testing.assert_array_equal(np.concatenate(by_label), expected[f"{variant}.out"])
 
 
-@pytest.mark.parametrize("classes", [80, 3])
+@pytest.mark.parametrize("classes", quick([80, 3], ["3"], ["80"]))
 def test_the_form_for_inference_sees_the_same(framework, classes):
     expected = stored(f"deploy/s_nc{classes}_128x128")
     job = Job.filled(framework, "s", classes)

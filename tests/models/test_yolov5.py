@@ -14,12 +14,14 @@ from mtrain.core.errors import SpecError
 from mtrain.models.yolov5 import COCO_ANCHORS, YOLOv5n, YOLOv5Options
 from tests.models.sgd import Descent, arrays
 from tests.models.yolov5_small import TASK, batch_of, ready_network, shapes_of
+from tests.selection import under_torch
 
 
 def gradients(framework, network, loss):
     return framework.gradients(loss, list(framework.parameters(network).values()))
 
 
+@under_torch
 def test_the_plugin_needs_no_framework_until_it_builds():
     code = (
         "import sys, numpy as np\n"

@@ -9,9 +9,12 @@ import pytest
 
 from mtrain.core import nn, ops
 from tests.models.sgd import Descent, arrays, norm
+from tests.selection import quick, under_torch
 
 VARIANTS = ("n", "s", "m", "l", "x")
 CASES = [(80, 64), (80, 128), (3, 64), (3, 128)]
+ONE_OF_EACH = quick(CASES, ["3-64"], ["80-128"], name=lambda case: f"{case[0]}-{case[1]}", unpack=True)
+"""For what takes seconds: both numbers of classes, both sizes."""
 PARTS = {"box": "lbox", "obj": "lobj", "cls": "lcls", "total": "total"}
 GROUPS = ((r"bias$", 0.0), (r"\.bn\.weight$", 0.0), (r"", 5e-4))
 HYPER = {
@@ -62,7 +65,7 @@ def anatomy(golden, variant, classes):
 
 
 @pytest.mark.parametrize("classes", [80, 3])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", quick(VARIANTS, "n", "smlx"))
 def test_parameters_and_state_are_those_of_the_published_model(golden, variant, classes):
     found, parameters = anatomy(golden, variant, classes)
     facts = golden.facts[f"yolov5{variant}"]
@@ -75,6 +78,7 @@ def test_parameters_and_state_are_those_of_the_published_model(golden, variant, 
     assert list(found) == list(entries)
 
 
+@under_torch
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_default_groups_hold_the_same_parameters(golden, variant):
     members = [[] for _ in GROUPS]
@@ -99,7 +103,7 @@ def test_the_fill_is_the_stored_one(golden, classes):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["bneval", "bntrain"])
-@pytest.mark.parametrize(("classes", "size"), CASES)
+@pytest.mark.parametrize(("classes", "size"), ONE_OF_EACH)
 def test_layers_heads_and_decoding(golden, classes, size, training):
     mode = "bntrain" if training else "bneval"
     stored, kept = golden.json(f"n_nc{classes}_{size}")["fp64"], golden.arrays(f"n_nc{classes}_{size}")
@@ -146,7 +150,7 @@ def test_matches_are_the_same_rows_in_the_same_order(golden, classes, size, whic
 
 
 @pytest.mark.parametrize("mode", ["bneval", "bntrain"])
-@pytest.mark.parametrize(("classes", "size"), CASES)
+@pytest.mark.parametrize(("classes", "size"), ONE_OF_EACH)
 def test_loss_of_every_target_set(golden, classes, size, mode):
     stored = golden.json(f"n_nc{classes}_{size}")["fp64"]["loss"]
     network = golden.network("n", classes, size)
@@ -160,7 +164,7 @@ def test_loss_of_every_target_set(golden, classes, size, mode):
 
 
 @pytest.mark.parametrize("change", HYPER)
-@pytest.mark.parametrize(("classes", "size"), CASES)
+@pytest.mark.parametrize(("classes", "size"), ONE_OF_EACH)
 def test_loss_with_another_hyper_parameter(golden, classes, size, change):
     expected = golden.json(f"n_nc{classes}_{size}")["fp64"]["loss"][f"bntrain/A/{change}"]
     network = golden.network("n", classes, size, **HYPER[change])
@@ -174,7 +178,7 @@ def test_loss_with_another_hyper_parameter(golden, classes, size, change):
 
 
 @pytest.mark.parametrize("mode", ["bneval", "bntrain"])
-@pytest.mark.parametrize(("classes", "size"), CASES)
+@pytest.mark.parametrize(("classes", "size"), ONE_OF_EACH)
 def test_gradients(golden, classes, size, mode):
     stored, kept = golden.json(f"n_nc{classes}_{size}")["fp64"]["grad"][mode], golden.arrays(f"n_nc{classes}_{size}")
     network = golden.network("n", classes, size)
@@ -213,7 +217,7 @@ def three_steps(golden, network, classes, size, clip):
 
 
 @pytest.mark.parametrize("tag", ["lr0.01_clip10", "lr0.01_noclip"])
-@pytest.mark.parametrize(("classes", "size"), CASES)
+@pytest.mark.parametrize(("classes", "size"), ONE_OF_EACH)
 def test_three_sgd_steps_and_their_average(golden, classes, size, tag):
     stored = golden.json(f"n_nc{classes}_{size}")["fp64"]["sgd"][tag]
     network = golden.network("n", classes, size)
@@ -252,7 +256,7 @@ def check_sample(value, expected):
     np.testing.assert_allclose(value.reshape(-1)[expected["index"]], expected["value"], rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", quick(VARIANTS, "n", "m"))
 def test_every_size_of_the_family(golden, variant):
     stored = golden.json("all_variants_64")[f"yolov5{variant}_nc80_64"]
     network = golden.network(variant, 80, 64)
@@ -278,7 +282,7 @@ def test_every_size_of_the_family(golden, variant):
     close(norm(norms), stored["grad_total_l2"])
 
 
-@pytest.mark.parametrize(("classes", "size"), CASES)
+@pytest.mark.parametrize(("classes", "size"), ONE_OF_EACH)
 def test_float32_from_uint8_pictures_is_within_thrice_the_published_rounding_error(golden, classes, size):
     """That run is 2.3e-2 px, 2.4e-4 (heads), 3e-6 and 6e-5 from float64; kernels differ by machine and layout."""
     kept, stored = golden.arrays(f"n_nc{classes}_{size}"), golden.json(f"n_nc{classes}_{size}")["fp64"]
