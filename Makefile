@@ -11,7 +11,7 @@ OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models
 OLDER_ALL = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py
 PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help demo horovod test test-all test-paddle test-paddle2 check fmt contract parity checkpoint-matrix bench clean debian
+.PHONY: help demo horovod test test-all test-paddle test-paddle2 mutants check fmt contract parity checkpoint-matrix bench clean debian
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -69,6 +69,9 @@ test-paddle: $(VENV)/.installed-dev  ## models, layers, engine under Paddle
 test-paddle2: SLOW = -m "not slow"
 test-paddle2: $(VENV)-paddle2/.installed  ## some of the same under Paddle 2.6, without the slow ones
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(VENV)-paddle2/bin/python -m pytest -q -n 2 --dist worksteal $(SLOW) --framework paddle $(OLDER) $(PYTEST_ARGS)
+
+mutants: $(VENV)/.installed-horovod  ## plant small faults in a copy of the source; which of them no test notices
+	$(PY) -m tests.mutants $(MUTANTS_ARGS)
 
 parity: $(VENV)/.installed-dev  ## torch and Paddle side by side: the table of differences and docs/parity.png
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m tests.parity.report

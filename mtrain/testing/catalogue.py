@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mtrain.testing import collectives, learning, states
+from mtrain.testing import collectives, exchanges, learning, states
 from mtrain.testing.finding import Check, Measure
 from mtrain.testing.site import Site
 
@@ -131,6 +131,12 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
         look="Backend.prepare, Backend.restore (core.matching.check_equal_start)",
     ): learning.starts_equal,
     **_learning(),
+    Check(
+        id="traffic.once",
+        claim="Gradients are exchanged once per update, not in every micro batch.",
+        means="accumulation learns the same and sends as many times as much as an update has micro batches.",
+        look="Optimizer.micro_batch(last=...): what is exchanged before the last micro batch",
+    ): exchanges.exchanges_once,
     Check(
         id="clip.norm",
         claim="The norm that step returns is that before clipping; longer gradients are cut to the limit, others left alone.",

@@ -31,3 +31,17 @@ class ConvNet(nn.Module):
         logits = ops.astype(logits, ops.dtype(self.head.weight))
         entropy = ops.mean(ops.cross_entropy(logits, batch["labels"]))
         return {"total": 5 * entropy, "entropy": ops.detach(entropy)}
+
+
+class Wide(nn.Module):
+    """Two linear layers, whose gradients are many more bytes than what ranks say to each other besides."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.hidden: Any = nn.Linear(inputs, width)
+        self.out: Any = nn.Linear(width, 1)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``images`` (B, inputs) in; ``total`` out."""
+        x = ops.astype(batch["images"], ops.dtype(self.hidden.weight))
+        return {"total": ops.mean(ops.square(self.out(ops.silu(self.hidden(x)))))}

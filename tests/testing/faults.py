@@ -167,6 +167,11 @@ def clip_each(model: Any, recipe: Recipe, size: int) -> dict[str, Callable[..., 
     return {"backward": backward}
 
 
+def exchanges_each(model: Any, recipe: Recipe, size: int) -> dict[str, Callable[..., Any]]:
+    """Gradients travel in every micro batch; what is learnt is the same."""
+    return {"micro_batch": lambda inside, *, last: inside.micro_batch(last=True)}
+
+
 def no_warmup(model: Any, recipe: Recipe, size: int) -> dict[str, Callable[..., Any]]:
     """The momentum of an update is the group's, whatever the schedule says."""
     return {"step": lambda inside, rates: inside.step(Rates(rates=rates.rates))}
@@ -258,6 +263,7 @@ FAULTS: dict[str, tuple[type[Faulty], str]] = {
     "adam for adamw": (recipe(rule="adam"), "learns.adamw"),
     "adamw for adam": (recipe(rule="adamw"), "learns.adam"),
     "no average": (recipe(ema_decay=0.0), "learns.sgd"),
+    "gradients travel in every micro batch": (optimizer(exchanges_each), "traffic.once"),
     "the norm behind clipping": (optimizer(clipped_norm), "clip.norm"),
     "nothing is clipped": (recipe(clip_norm=math.inf), "clip.norm"),
     "everything is clipped": (recipe(clip_norm=0.5), "clip.norm"),
