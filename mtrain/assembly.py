@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mtrain.core import binding, plugins
-from mtrain.core.errors import PluginError, SpecError
+from mtrain.core import binding, placement, plugins
+from mtrain.core.errors import LaunchError, PluginError, SpecError
 from mtrain.core.interfaces import (
     Array,
     Backend,
@@ -99,6 +99,31 @@ class Assembly:
         )
 
 
+def check_device(spec: Spec, backend: Backend) -> None:
+    """Refuse the CPU where GPUs were asked for by number: a framework without CUDA would train there in silence.
+
+    Raises:
+        LaunchError: this rank's framework sees none of them.
+    """
+    numbers, option = spec.cluster.devices, spec.backend.options.get("device")
+    if numbers and option != "cpu" and backend.device == "cpu":
+        raise LaunchError(
+            f"cluster.devices: {numbers} given, but {backend.framework} sees no GPU here; install its build for CUDA "
+            "(docs/gpu.md), or train on the CPU with --devices cpu"
+        )
+
+
+def unused_gpus(spec: Spec, backend: Backend, environ: Mapping[str, str]) -> str:
+    """A warning where a rank computes on the CPU of a host with GPUs and nobody asked for that; else empty."""
+    count = placement.count_devices(environ)
+    if not count or spec.backend.options.get("device", "auto") != "auto" or backend.device != "cpu":
+        return ""
+    return (
+        f"this host has {count} GPU{'s' if count > 1 else ''}, but {backend.framework} sees none and computes on the CPU; "
+        "install its build for CUDA (docs/gpu.md), or say that this is meant with --devices cpu"
+    )
+
+
 @contextmanager
 def assembled(
     spec: Spec,
@@ -129,6 +154,7 @@ def assembled(
         with backend, _left_by(leave):
             if spec.report.trace == "traffic" and hasattr(backend, "time_waits"):
                 backend.time_waits()
+            check_device(spec, backend)
             recipe = make_recipe(spec, size=backend.collective.size)
             plugin = model_plugin(spec)
             task = data.task()

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from mtrain import rank
-from mtrain.assembly import Assembly, assembled, open_task
+from mtrain.assembly import Assembly, assembled, open_task, unused_gpus
 from mtrain.core import cadence, checkpoint, config
 from mtrain.core.checkpoint_sharing import load_everywhere
 from mtrain.core.collective import barrier
+from mtrain.core.devices import device_words
 from mtrain.core.digest import digest
 from mtrain.core.errors import Interrupted, SpecError
 from mtrain.core.evaluate import evaluate, interruptible
@@ -103,6 +104,8 @@ class Session:
         self._result = result
         self._evaluations = job.evaluation_loader()
         self._stop: Stop = lambda: False
+        self.device = job.backend.device
+        """Of all ranks in words, once ``announce`` has asked them."""
 
     @property
     def progress(self) -> Progress:
@@ -148,6 +151,7 @@ class Session:
         """The first record: what is about to be trained."""
         job = self.job
         parameters = sum(len(group) for group in job.optimizer.groups)
+        self.device = device_words(job.backend.collective.all_gather(job.backend.device))
         self.report.event(
             "start",
             update=self._result.progress.update,
@@ -155,6 +159,7 @@ class Session:
             updates_per_epoch=self.loader.updates_per_epoch,
             epoch=self._result.progress.epoch,
             ranks=job.backend.collective.size,
+            device=self.device,
             backend=job.spec.backend.name,
             model=job.spec.model.name,
             classes=list(job.task.class_names),
@@ -166,6 +171,8 @@ class Session:
             **({} if self._tracer is None else {"trace": self._tracer.look()}),
         )
         _tell_weights(self.report, job)
+        if unused := unused_gpus(job.spec, job.backend, os.environ):
+            self.report.event("warning", message=unused)
 
     def updated(self, record: Mapping[str, Any]) -> None:
         """Take the record of one update; one that was skipped is told to the person too."""
@@ -236,6 +243,7 @@ class Session:
             "name": self.run_folder.path.name,
             "backend": job.spec.backend.name,
             "ranks": job.backend.collective.size,
+            "device": self.device,
             "updates": result.progress.update,
             "total_updates": self.updates,
             "epochs": result.progress.epoch,
@@ -338,7 +346,8 @@ def evaluate_only(spec: Any, run_folder: RunFolder, weights: Path | None, *, sto
         loader.close()
         headline = list(evaluator.headline)
         report.evaluation(figures, update=progress.update, epoch=progress.epoch, headline=headline, best=False)
-        summary: dict[str, Any] = {"reason": "done", "figures": figures, "weights": _text(weights)}
+        device = device_words(job.backend.collective.all_gather(job.backend.device))
+        summary: dict[str, Any] = {"reason": "done", "device": device, "figures": figures, "weights": _text(weights)}
         summary |= {"headline": headline, "remarks": evaluator.remarks()}
         report.event("end", **summary)
         report.close(summary)

@@ -28,6 +28,9 @@ class DeviceOptions(BaseModel):
 class Engine(Protocol):
     """One rank of a job on one framework: ``core.interfaces.Backend`` without the way in and out."""
 
+    device: Any
+    """As the framework names it."""
+
     @property
     def collective(self) -> Collective: ...  # noqa: D102 - as in Backend, like all below
 
@@ -85,12 +88,22 @@ class EngineBackend(Generic[E]):
         return self._entered
 
     @property
+    def device(self) -> str:
+        """See ``Backend.device``."""
+        named: str = self.part("device").named(self.engine.device)
+        return named
+
+    @property
     def collective(self) -> Collective:
         """The ranks of this job."""
         return self.engine.collective
 
+    def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
+        """See ``Backend.prepare``: nothing is refused unless a subclass does."""
+
     def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
         """See ``Backend.prepare``."""
+        self.check(recipe, size=self.collective.size, on_cpu=self.device == "cpu")
         return self.engine.prepare(build, recipe)
 
     def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:

@@ -44,6 +44,18 @@ class DDP(TorchBackend):
         self.options = options
         self._wrapped: weakref.WeakSet[RehearsedDDP] = weakref.WeakSet()
 
+    def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
+        """See ``Backend.prepare``."""
+        if self.options.static_graph is True and not self._may_be_static(recipe):
+            raise SpecError(
+                f"backend.options.static_graph: true given with {recipe.accumulate} micro batches per update and "
+                f"find_unused_parameters {self.options.find_unused_parameters}; expected 1 and false: use `auto`"
+            )
+
+    def _may_be_static(self, recipe: Recipe) -> bool:
+        """Whether DDP allows a static graph, which excludes ``no_sync``."""
+        return recipe.accumulate == 1 and not self.options.find_unused_parameters
+
     def __enter__(self) -> Self:
         # Its functions take the group of the moment of import as a default argument; DDP imports it. Imported after the
         # group is made, they would keep the group, and its threads, alive beyond __exit__.
@@ -77,19 +89,13 @@ class DDP(TorchBackend):
 
     def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
         """See ``Backend.prepare``."""
+        self.check(recipe, size=self.collective.size, on_cpu=self.device == "cpu")
         return self.engine.prepare(build, recipe, self._wrap)
 
     def _wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
         from mtrain.backends._torch.rehearsed import RehearsedDDP
 
-        # no_sync and a static graph exclude each other.
-        legal = recipe.accumulate == 1 and not self.options.find_unused_parameters
         wanted = self.options.static_graph
-        if wanted is True and not legal:
-            raise SpecError(
-                f"backend.options.static_graph: true given with {recipe.accumulate} micro batches per update and "
-                f"find_unused_parameters {self.options.find_unused_parameters}; expected 1 and false: use `auto`"
-            )
         wrapped = RehearsedDDP(
             model,
             device_ids=[self.engine.device] if self.engine.device.type == "cuda" else None,
@@ -97,7 +103,7 @@ class DDP(TorchBackend):
             bucket_cap_mb=self.options.bucket_mb,
             find_unused_parameters=self.options.find_unused_parameters,
             gradient_as_bucket_view=True,
-            static_graph=legal if wanted == "auto" else wanted,
+            static_graph=self._may_be_static(recipe) if wanted == "auto" else wanted,
         )
         self._wrapped.add(wrapped)
         return wrapped, _Exchange(wrapped, self.engine.waits)

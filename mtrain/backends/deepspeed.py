@@ -9,6 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from mtrain.backends._deepspeed.settings import Sharding, check_extra
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
+from mtrain.core.errors import SpecError
+from mtrain.core.interfaces import Recipe
 
 if TYPE_CHECKING:
     from mtrain.backends._deepspeed.engine import ZeroEngine
@@ -53,6 +55,13 @@ class DeepSpeed(TorchBackend):
 
     def __init__(self, options: Options) -> None:
         self.options = options
+
+    def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
+        """See ``Backend.prepare``."""
+        if recipe.compile and self.options.stage == 3:
+            raise SpecError(
+                "train.compile: true given with backend.options.stage 3; use stage 0, 1 or 2, or compile false"
+            )
 
     def __enter__(self) -> Self:
         # As in backend ddp: imported after the group is made, it would keep the group alive.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, field_validator
 
+from mtrain.backends import paddle_limits
 from mtrain.backends.base import DeviceOptions, EngineBackend
 from mtrain.core.interfaces import Module, Optimizer, Recipe
 
@@ -59,6 +60,10 @@ class Fleet(EngineBackend["PaddleEngine"]):
     def __init__(self, options: Options) -> None:
         self.options = options
         self._job: FleetJob | None = None
+
+    def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
+        """See ``Backend.prepare``."""
+        paddle_limits.check(recipe, on_cpu=on_cpu)
 
     def __enter__(self) -> Self:
         place = self.part("place").of_this_rank()

@@ -51,6 +51,11 @@ class Horovod(TorchBackend):
     def __init__(self, options: Options) -> None:
         self.options = options
 
+    def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
+        """See ``Backend.prepare``."""
+        if self.options.reduction == "adasum" and size & (size - 1):
+            raise SpecError(f"backend.options.reduction: adasum given with {size} ranks; expected 2, 4, 8, ...")
+
     def __enter__(self) -> Self:
         from mtrain.backends._horovod import library
         from mtrain.backends._torch import device
@@ -76,6 +81,7 @@ class Horovod(TorchBackend):
 
     def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
         """See ``Backend.prepare``."""
+        self.check(recipe, size=self.collective.size, on_cpu=self.device == "cpu")
         return self.engine.prepare(build, recipe, self._wrap)
 
     def _wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
@@ -117,5 +123,3 @@ class Horovod(TorchBackend):
                 "backend.options.reduction: adasum given, but Horovod runs over gloo; it needs a Horovod that was built with "
                 "MPI and ranks that mpirun starts: use average"
             )
-        if size & (size - 1):
-            raise SpecError(f"backend.options.reduction: adasum given with {size} ranks; expected 2, 4, 8, ...")

@@ -4,7 +4,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from mtrain.backends import paddle_limits
 from mtrain.backends.base import DeviceOptions, EngineBackend
+from mtrain.core.interfaces import Recipe
 
 
 class Solo(EngineBackend[Any]):
@@ -22,6 +24,11 @@ class Solo(EngineBackend[Any]):
     def __init__(self, options: Options) -> None:
         self.options = options
         self.framework = options.framework
+
+    def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
+        """See ``Backend.prepare``."""
+        if self.framework == "paddle":
+            paddle_limits.check(recipe, on_cpu=on_cpu)
 
     def __enter__(self) -> Self:
         target = self.part("device").choose(

@@ -39,5 +39,7 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
     best = summary.get("best") or summary.get("last") or {}
     figures = "  ".join(f"{name} {value:.4f}" for name, value in headline_figures({**summary, "figures": best}).items())
     at = f" (update {best['update']})" if "update" in best else ""
-    lines = [f"done: {summary.get('updates', '?')} updates in {duration(summary.get('seconds'))}"]
+    ranks = summary.get("ranks", 1)
+    where = f" on {ranks} rank{'s' if ranks > 1 else ''}, {summary['device']}" if "device" in summary else ""
+    lines = [f"done: {summary.get('updates', '?')} updates in {duration(summary.get('seconds'))}{where}"]
     return lines + ([f"best evaluation: {figures}{at}", *figure_lines(summary, best)] if figures else [])

@@ -138,6 +138,7 @@ def _on_one_rank(params: dict[str, Any], *, framework: str) -> dict[str, Any]:
         f"backend.options={{device: {params['device']}, framework: {framework}}}",
         "cluster.ips=[]",
         "cluster.slots=null",
+        "cluster.devices=null",
         "cluster.launcher=auto",
         "model.weights=null",
     )

@@ -200,12 +200,22 @@ class Backend(Protocol):
         """Valid inside ``with backend:``."""
         ...
 
+    @property
+    def device(self) -> str:
+        """What this rank computes on, for people: ``cpu``, or ``cuda:1 (NVIDIA H100)``. Valid inside ``with backend:``."""
+        ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *error: object) -> None: ...
 
     def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
-        """Build the model, place it on this rank's device, bind the recipe. Every rank calls it."""
+        """Build the model, place it on this rank's device, bind the recipe. Every rank calls it.
+
+        A backend that cannot follow every recipe has a method ``check(recipe, *, size, on_cpu)`` besides, which raises
+        ``SpecError`` without importing its framework: a plan calls it, so that the job is refused before a rank starts.
+        ``size``: ranks; ``on_cpu``: whether they certainly compute on the CPU.
+        """
         ...
 
     def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from mtrain.core import placement, plugins
 from mtrain.core.config import Loaded
+from mtrain.core.devices import Devices
 from mtrain.core.errors import PluginError, SpecError
-from mtrain.core.interfaces import Command, Host, Launcher
+from mtrain.core.interfaces import Command, Host, Launcher, Recipe
 from mtrain.core.optimizer import make_recipe, scaling
 from mtrain.core.placement import LOOPBACK
 from mtrain.core.spec import ClusterSpec, Spec
@@ -145,13 +146,15 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     options = plugins.options("backends", spec.backend.name, given, path="backend.options", policy=policy)
     described = plugins.made("backends", spec.backend.name, options, policy=policy)
     carrier, launcher_name, launcher_class = _launcher_for(described.rendezvous, spec, policy)
-    device = getattr(options, "device", "auto")
+    devices = _devices(spec, machine, option=str(getattr(options, "device", "auto")))
+    devices.check()
     single = described.rendezvous == "none" and loaded.origin("cluster.nproc_per_node").kind not in TYPED
-    hosts = _hosts(spec, machine, device=device, single=single)
+    hosts = _hosts(spec, machine, device=devices.option, single=single)
     ranks = max(host.slots for host in hosts)
-    recipe = make_recipe(spec, size=sum(host.slots for host in hosts))
-    devices = _devices(spec, machine, device=device)
-    launcher = launcher_class(_launch_options(launcher_class, spec, machine, ranks=ranks, devices=devices))
+    size = sum(host.slots for host in hosts)
+    recipe = make_recipe(spec, size=size)
+    check_recipe(described, recipe, size=size, on_cpu=devices.on_cpu)
+    launcher = launcher_class(_launch_options(launcher_class, spec, machine, ranks=ranks, devices=devices.visible))
     resumed = ["--resume", str(resume)] if resume else []
     chosen_mode = ["--mode", mode] if mode != "train" else []
     argv = ["-m", "mtrain.worker", "--run-dir", str(run_dir), *chosen_mode, *resumed]
@@ -172,7 +175,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         brought=() if bringing is None else [bringing.bring(host.address, node) for node, host in enumerate(hosts)],
         max_restarts=spec.cluster.max_restarts,
         log_dir=Path(spec.cluster.log_dir).absolute() if spec.cluster.log_dir else None,
-        numbers=_numbers(spec, recipe, hosts=hosts, threads=launcher.options.threads),
+        numbers=_numbers(spec, recipe, hosts=hosts, threads=launcher.options.threads) | {"devices": devices.words()},
     )
 
 
@@ -251,11 +254,21 @@ def _ranks_of(spec: Spec, present: int, *, device: str) -> int:
     return asked
 
 
-def _devices(spec: Spec, machine: Machine, *, device: str) -> tuple[int, ...] | None:
-    """Device numbers on every host; none where ranks compute on the CPU; None: all that a host has."""
-    if device == "cpu" or (machine.hidden and spec.cluster.devices is None):
-        return ()
-    return None if spec.cluster.devices is None else tuple(spec.cluster.devices)
+def check_recipe(backend: Any, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
+    """Ask a backend whether it can follow a recipe, before anything starts; one without ``check`` says so in its ranks.
+
+    Raises:
+        SpecError: it cannot.
+    """
+    if hasattr(backend, "check"):
+        backend.check(recipe, size=size, on_cpu=on_cpu)
+
+
+def _devices(spec: Spec, machine: Machine, *, option: str) -> Devices:
+    ips, own = spec.cluster.ips, {address for _, address in machine.addresses}
+    here = not ips or (len(ips) == 1 and ips[0] in own)
+    present = machine.devices_of or ([machine.devices] if here else None)
+    return Devices(option=option, numbers=spec.cluster.devices, present=present, hidden=machine.hidden)
 
 
 def _launch_options(launcher: Any, spec: Spec, machine: Machine, *, ranks: int, devices: tuple[int, ...] | None) -> Any:

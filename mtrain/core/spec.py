@@ -41,6 +41,12 @@ def _rises(span: list[float]) -> list[float]:
     return span
 
 
+def _each_once(devices: list[int]) -> list[int]:
+    if len(set(devices)) < len(devices):
+        raise ValueError(f"given {devices}, expected device numbers, each once: two ranks do not share a device")
+    return devices
+
+
 def _fits_strides(side: int) -> int:
     if side % STRIDE:
         raise ValueError(f"given {side}, expected a multiple of {STRIDE}; use {max(round(side / STRIDE), 1) * STRIDE}")
@@ -57,6 +63,7 @@ Side = Annotated[int, Field(gt=0, le=16384)]
 PerHost = Annotated[int, Field(gt=0, le=1024)]
 """Processes or threads: a slip of the finger must not ask a machine for a million of them."""
 Port = Annotated[int, Field(gt=0, lt=65536)]
+DeviceNumbers = Annotated[list[Count], AfterValidator(_each_once)]
 HostName = Annotated[str, AfterValidator(_is_host)]
 Pattern = Annotated[str, AfterValidator(_compiles)]
 """A regular expression, searched in parameter names."""
@@ -376,7 +383,7 @@ class ClusterSpec(Section):
     slots: list[PerHost] | None = Field(
         default=None, description="ranks on each of ips, where they differ (a:2,b:4); null: nproc_per_node on each"
     )
-    devices: list[Count] | None = Field(default=None, description="device numbers on every host; null: all")
+    devices: DeviceNumbers | None = Field(default=None, description="numbers of the GPUs on every host; null: all")
     node_rank: int | None = Field(
         default=None, ge=0, description="this host's place in ips; null: found from its addresses"
     )

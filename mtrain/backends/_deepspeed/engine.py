@@ -38,10 +38,6 @@ class ZeroEngine(TorchEngine):
     def prepare(
         self, build: Callable[[], nn.Module], recipe: Recipe, wrap: Wrap = alone
     ) -> tuple[nn.Module, TorchOptimizer]:
-        if recipe.compile and self._sharding.stage == 3:
-            raise SpecError(
-                "train.compile: true given with backend.options.stage 3; use stage 0, 1 or 2, or compile false"
-            )
         torch.manual_seed(recipe.seed)
         config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.device.type == "cuda")
         if self._sharding.extra:

@@ -41,6 +41,14 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> str:
     return device
 
 
+def named(device: str) -> str:
+    """The device for people: ``cpu``, or ``cuda:1 (NVIDIA H100)``."""
+    if device == "cpu":
+        return device
+    number = int(device.partition(":")[2])
+    return f"cuda:{number} ({paddle.device.cuda.get_device_name(number)})"
+
+
 def peak_memory_bytes(device: str) -> int:
     """Peak memory of this process on its device: allocated on CUDA, the resident set on CPU."""
     if device != "cpu":

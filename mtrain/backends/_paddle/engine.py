@@ -7,6 +7,7 @@ from typing import Any
 import paddle
 from paddle.nn import Layer
 
+from mtrain.backends import paddle_limits
 from mtrain.backends._paddle import batches, device, precision, state, syncbn
 from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
 from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
@@ -54,12 +55,8 @@ class PaddleEngine:
         Raises:
             SpecError: the recipe asks for what Paddle cannot do on this device, or freezes everything.
         """
-        precision.check(recipe.precision, self.device)
-        if recipe.compile:
-            raise SpecError(
-                "train.compile: true was given, but Paddle's compiler does not take models that are written for every "
-                "framework, or makes them slower; set train.compile: false"
-            )
+        paddle_limits.check(recipe, on_cpu=self.device == "cpu")
+        precision.check(recipe.precision)
         paddle.seed(recipe.seed)
         model = self._place(build(), recipe)
         state.check_equal_start(model, self.collective)

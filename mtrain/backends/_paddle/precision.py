@@ -11,18 +11,12 @@ from mtrain.core.interfaces import Precision
 HALF: dict[str, Literal["bfloat16", "float16"]] = {"bf16": "bfloat16", "fp16": "float16"}
 
 
-def check(precision: Precision, device: str) -> None:
-    """Refuse what Paddle would pass over with a warning.
+def check(precision: Precision) -> None:
+    """Refuse what this GPU cannot do and Paddle would pass over with a warning; `paddle_limits` knows the rest.
 
     Raises:
-        SpecError: half precision on the CPU, for which Paddle has no kernels, or bf16 on a GPU that has none.
+        SpecError: bf16 on a GPU that has none.
     """
-    if precision not in HALF:
-        return
-    if device == "cpu":
-        raise SpecError(
-            f"train.precision: {precision} was given, but Paddle has no mixed precision on the CPU; use fp32 there"
-        )
     if precision == "bf16" and not paddle.amp.is_bfloat16_supported():
         raise SpecError("train.precision: bf16 was given, but this GPU has no bfloat16; use fp16 or fp32")
 

@@ -38,6 +38,11 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> torc
     return torch.device("cuda", local_rank)
 
 
+def named(device: torch.device) -> str:
+    """The device for people: ``cpu``, or ``cuda:1 (NVIDIA H100)``."""
+    return "cpu" if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})"
+
+
 def peak_memory_bytes(device: torch.device) -> int:
     """Peak memory of this process on its device: allocated on CUDA, the resident set on CPU."""
     if device.type == "cuda":

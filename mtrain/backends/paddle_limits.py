@@ -1,0 +1,21 @@
+"""What no backend on Paddle can do, known without importing Paddle."""
+
+from mtrain.core.errors import SpecError
+from mtrain.core.interfaces import Recipe
+
+
+def check(recipe: Recipe, *, on_cpu: bool) -> None:
+    """Refuse what Paddle would pass over with a warning, or cannot do.
+
+    Raises:
+        SpecError: half precision on the CPU, for which Paddle has no kernels, or a compiled model.
+    """
+    if recipe.precision in ("bf16", "fp16") and on_cpu:
+        raise SpecError(
+            f"train.precision: {recipe.precision} was given, but Paddle has no mixed precision on the CPU; use fp32 there"
+        )
+    if recipe.compile:
+        raise SpecError(
+            "train.compile: true was given, but Paddle's compiler does not take models that are written for every "
+            "framework, or makes them slower; set train.compile: false"
+        )
