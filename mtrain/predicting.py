@@ -16,7 +16,8 @@ REQUEST = "predict.json"
 
 
 def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[BaseException], None]) -> None:
-    """Do what ``predict.json`` of ``folder`` says: ``pictures``, ``out``, ``confidence``, ``draw``, ``class_names``.
+    """Do what ``predict.json`` of ``folder`` says: ``pictures`` (path -> its name in the list of predictions), ``out``,
+    ``confidence``, ``draw``, ``class_names``.
 
     Writes to ``out`` what ``PictureData.write`` of the model's kind of task says.
     The averaged weights of the checkpoint ``weights`` are used, or the arrays of a file of weights.
@@ -26,9 +27,9 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
         raise CheckpointError("predict: no checkpoint and no weights given; expected --run, --checkpoint or --weights")
     saved = checkpoint.load(weights) if weights.is_dir() else None
     extra: Mapping[str, Any] = {} if saved is None else saved.meta["extra"]
-    files = [Path(file) for file in request["pictures"]]
+    names = {Path(file): str(name) for file, name in request["pictures"].items()}
     labels = extra if extra.get("class_names") else {"class_names": request["class_names"]}
-    pictures = task_kind(model_plugin(spec).kind).pictures(spec, files, labels)
+    pictures = task_kind(model_plugin(spec).kind).pictures(spec, list(names), labels)
     with assembled(spec, pictures, leave=leave, details=extra.get("details") or {}) as job:
         job.backend.restore(job.model, job.optimizer, _whole(weights, job) if saved is None else saved.state)
         evaluator, loader = pictures.evaluator(), job.evaluation_loader()
@@ -38,7 +39,11 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
                 evaluator.add(host, job.plugin.predictions(output, host))
         loader.close()
         pictures.write(
-            evaluator.partial(), Path(request["out"]), confidence=request["confidence"], draw=request["draw"]
+            evaluator.partial(),
+            Path(request["out"]),
+            confidence=request["confidence"],
+            draw=request["draw"],
+            names=names,
         )
 
 

@@ -59,7 +59,7 @@ def predict(context: click.Context, /, **params: Any) -> None:
     folder = _fresh(out / RUN)
     names = loaded.spec.data.names or []
     request = {
-        "pictures": [str(file) for file in files],
+        "pictures": {str(file): name for file, name in files.items()},
         "out": str(out.absolute()),
         "confidence": params["confidence"],
         "draw": params["draw"],
@@ -100,8 +100,11 @@ def _fresh(folder: Path) -> Path:
     return folder
 
 
-def pictures(sources: Sequence[str]) -> list[Path]:
-    """The picture files that were named, those of folders included, each once.
+def pictures(sources: Sequence[str]) -> dict[Path, str]:
+    """The picture files that were named, those of folders included, each once, and what each is called in the results.
+
+    A file is called as it was given. A picture of a folder is called by its path in it where that folder is all that was
+    given, so that results do not depend on where the folder lies; of several sources the source stands in front.
 
     Raises:
         DataError: a name is neither a file nor a folder, or there is no picture; all of them are named.
@@ -109,16 +112,18 @@ def pictures(sources: Sequence[str]) -> list[Path]:
     from mtrain.core.errors import DataError
     from mtrain.data.reading import listed, pictures_in
 
-    found: dict[Path, None] = {}
+    found: dict[Path, str] = {}
     problems = []
     for source in map(Path, sources):
         inside = pictures_in(source) if source.is_dir() else [source] if source.is_file() else []
-        found |= dict.fromkeys(file.absolute() for file in inside)
+        alone = source.is_dir() and len(sources) == 1
+        for file in inside:
+            found.setdefault(file.absolute(), (file.relative_to(source) if alone else file).as_posix())
         if not inside:
             problems.append(f"{source}: " + ("holds no picture" if source.is_dir() else "no such file or folder"))
     if problems:
         raise DataError(f"predict: {len(problems)} of {len(sources)} sources give no picture:\n{listed(problems)}")
-    return list(found)
+    return found
 
 
 def _framework(loaded: "Loaded") -> str:

@@ -453,9 +453,14 @@ class TaskData(JobData, Protocol):
 class PictureData(JobData, Protocol):
     """The data side of prediction: pictures without labels, as ``val``."""
 
-    def write(self, found: Any, out: Path, *, confidence: float, draw: bool) -> None:
+    def write(
+        self, found: Any, out: Path, *, confidence: float, draw: bool, names: Mapping[Path, str] | None = None
+    ) -> None:
         """What an evaluator's ``partial`` holds, as ``predictions.json`` (a list with one entry per prediction of at least
-        ``confidence``, with ``file_name`` and ``score``), and with ``draw`` each picture with what was found."""
+        ``confidence``, with ``file_name``, ``class`` and ``score``), and with ``draw`` each picture with what was found.
+
+        ``names``: what each file is called in the list; its path where it is not named.
+        """
         ...
 
 

@@ -73,18 +73,12 @@ def _figures(axes: Axes, history: History) -> None:
     names = _headline_names(history)[:4]
     for name, colour in zip(names, _cycle(len(names)), strict=True):
         x, y = _series(history.evaluations, lambda r, n=name: r.get("figures", {}).get(n))
-        axes.plot(x, y, color=colour, linewidth=1.7, marker="o", markersize=3, label=name)
+        # The best value stands in the legend: beside the curve it would lie on the labels of other curves.
+        label = f"{name}  best {y.max():.3f}" if len(y) else name
+        axes.plot(x, y, color=colour, linewidth=1.7, marker="o", markersize=3, label=label)
         if len(y):
             best = int(np.argmax(y))
-            axes.annotate(
-                f"{y[best]:.3f}",
-                (x[best], y[best]),
-                (0, 5),
-                textcoords="offset points",
-                ha="center",
-                color=colour,
-                fontsize=9,
-            )
+            axes.plot(x[best], y[best], color=colour, marker="o", markersize=8, markerfacecolor="none")
     if names:
         axes.set_ylim(0, 1.05 if _top(history, names) > 0.5 else None)
     else:
@@ -102,7 +96,8 @@ def _rate(axes: Axes, history: History) -> None:
     x, y = _series(history.updates, rate_of)
     axes.plot(x, y, color=COLOURS[0], linewidth=1.7)
     axes.set_ylim(bottom=0)
-    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+    # Every tick in full: a common factor would be written over the title.
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
 
 
 def _speed(axes: Axes, history: History) -> None:

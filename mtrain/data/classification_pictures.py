@@ -50,11 +50,20 @@ class ClassPictures:
         """Collects predictions; there is nothing to score them by."""
         return ClassEvaluator(self._pictures)
 
-    def write(self, found: Mapping[int, NDArray[np.float32]], out: Path, *, confidence: float, draw: bool) -> None:
+    def write(
+        self,
+        found: Mapping[int, NDArray[np.float32]],
+        out: Path,
+        *,
+        confidence: float,
+        draw: bool,
+        names: Mapping[Path, str] | None = None,
+    ) -> None:
         """``predictions.json``: ``file_name``, ``class``, ``label`` (its number, from 0) and ``score`` (its probability) of each
         picture whose surest class reaches ``confidence``; pictures with the class above."""
         out.mkdir(parents=True, exist_ok=True)
-        files, names = self._pictures.origins, self._pictures.class_names
+        files, classes = self._pictures.origins, self._pictures.class_names
+        called = names or {}
         stems = unique_stems([Path(file) for file in files])
         rows = []
         for index, probabilities_C in sorted(found.items()):
@@ -62,9 +71,10 @@ class ClassPictures:
             score = float(probabilities_C[label])
             named = score >= confidence
             if named:
-                rows.append({"file_name": files[index], "class": names[label], "label": label, "score": score})
+                name = called.get(Path(files[index]), files[index])
+                rows.append({"file_name": name, "class": classes[label], "label": label, "score": score})
             if draw:
-                caption = f"{names[label]} {score:.0%}" if named else f"no class with a score >= {confidence:g}"
+                caption = f"{classes[label]} {score:.0%}" if named else f"no class with a score >= {confidence:g}"
                 save_picture(
                     grid([decode(Path(files[index]))], columns=1, captions=[caption]), out / f"{stems[index]}.jpg"
                 )

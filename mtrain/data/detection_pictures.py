@@ -51,12 +51,25 @@ class DetectionPictures:
         """Collects predictions; there is nothing to score them by."""
         return CocoEvaluator(self._pictures)
 
-    def write(self, found: Mapping[int, Detections], out: Path, *, confidence: float, draw: bool) -> None:
-        """``predictions.json`` in the COCO results form, each row with its ``file_name``; pictures with their boxes."""
+    def write(
+        self,
+        found: Mapping[int, Detections],
+        out: Path,
+        *,
+        confidence: float,
+        draw: bool,
+        names: Mapping[Path, str] | None = None,
+    ) -> None:
+        """``predictions.json`` in the COCO results form, each row with its ``file_name`` and ``class``; pictures with boxes."""
         kept = {index: rows[rows[:, 4] >= confidence] for index, rows in sorted(found.items())}
         out.mkdir(parents=True, exist_ok=True)
-        names = {sample.image_id: str(sample.path) for sample in self._pictures.samples}
-        rows = [{**row, "file_name": names[row["image_id"]]} for row in results_json(self._pictures, kept)]
+        called = names or {}
+        files = {sample.image_id: called.get(sample.path, str(sample.path)) for sample in self._pictures.samples}
+        classes = dict(zip(self._pictures.category_ids, self._pictures.class_names, strict=True))
+        rows = [
+            {"file_name": files[row["image_id"]], "class": classes[row["category_id"]], **row}
+            for row in results_json(self._pictures, kept)
+        ]
         write_json(out / "predictions.json", rows)
         if draw:
             self._draw(kept, out)

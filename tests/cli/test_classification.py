@@ -90,7 +90,7 @@ def test_predict_names_the_digits_of_picture_files(trained):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 pictures: 5 predictions with a score >= 0" in done.stdout
     rows = json.loads((trained / "out/predictions.json").read_text())
-    assert [Path(row["file_name"]).stem for row in rows] == list("01234")
+    assert [row["file_name"] for row in rows] == [f"{digit}.png" for digit in range(5)]
     assert all(row["class"] == str(row["label"]) and 0.1 <= row["score"] <= 1 for row in rows)
     given = DigitsClasses().read(None, None, None, None, split="val").labels[:5]
     assert sum(row["label"] == label for row, label in zip(rows, given, strict=True)) >= 3

@@ -86,7 +86,8 @@ def test_the_ranks_of_a_backend_add_up(capsys, tmp_path, backend, ranks):
 
 
 @pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia[0-9]*"))), reason="this machine has a GPU")
-def test_an_all_reduce_that_fails_is_told_with_its_error_and_its_logs_stay(capsys, tmp_path):
+def test_an_all_reduce_that_fails_is_told_with_its_error_and_its_logs_stay(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("mtrain.core.placement.count_devices", lambda environ: 1)  # or the plan would refuse CUDA
     code, found = doctor(capsys, "-b", "solo", "-o", "backend.options.device=cuda")
     assert code == 1
     (finding,) = found["all-reduce"]

@@ -62,7 +62,9 @@ def test_predict_writes_coco_json_and_pictures(trained):
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((trained / "out/predictions.json").read_text())
     assert rows
-    assert {"image_id", "category_id", "bbox", "score", "file_name"} <= set(rows[0])
+    assert {"image_id", "category_id", "bbox", "score", "file_name", "class"} <= set(rows[0])
+    assert {row["file_name"] for row in rows} <= {file.name for file in (trained / "digits/images").iterdir()}
+    assert all(row["class"] == str(row["category_id"] - 1) for row in rows), "the digit's own name"
     left, top, width, height = rows[0]["bbox"]
     assert min(left, top, width, height) >= 0
     assert max(left + width, top + height) <= 64 + 1e-3
@@ -86,7 +88,7 @@ def test_predict_runs_on_the_framework_of_the_spec_and_needs_no_other(trained, m
     (trained / "trap/torch").mkdir(parents=True)
     (trained / "trap/torch/__init__.py").write_text("raise ImportError('torch is not to be imported')")
     monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(trained / "trap"))
-    given = ["--run", "runs/small", "--confidence", "0.0", "--no-draw", "digits/images", "--out"]
+    given = ["--run", "runs/small", "--confidence", "0.0", "--no-draw", "digits/images", "digits/images", "--out"]
     before = set(Path(tempfile.gettempdir()).glob("mtrain-predict-*"))
     failed = mtrain("predict", *given, "failed", cwd=trained)
     assert failed.returncode != 0
@@ -95,7 +97,8 @@ def test_predict_runs_on_the_framework_of_the_spec_and_needs_no_other(trained, m
     paddle = ["-o", "backend.options={framework: paddle}"]
     done = mtrain("predict", *given, "by-paddle", *paddle, cwd=trained)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((trained / "by-paddle/predictions.json").read_text())
+    rows = json.loads((trained / "by-paddle/predictions.json").read_text())
+    assert {row["file_name"].rpartition("/")[0] for row in rows} == {"digits/images"}, "of several sources: as given"
     assert mtrain("predict", *given, "failed", *paddle, cwd=trained).returncode == 0
     assert not (trained / "failed/.run").exists(), "a prediction that succeeds leaves nothing but its results"
 

@@ -1,6 +1,7 @@
 """What a run writes about itself, and what a person sees of it."""
 
 import io
+import itertools
 import json
 import math
 from pathlib import Path
@@ -8,8 +9,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
-from mtrain.core import report_words
+from mtrain.core import report_plots, report_words
 from mtrain.core.report import Reporter, SilentReporter, finite
 from mtrain.core.report_console import Plain, Quiet, make_display
 from mtrain.core.report_history import Tail, read_history
@@ -72,6 +74,35 @@ def test_closing_writes_summary_and_curves_and_a_second_time_nothing(tmp_path):
     assert picture.shape[0] > 500
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 100
     assert not list(tmp_path.glob(".*"))
+
+
+def test_no_title_label_or_value_of_the_curves_lies_on_another(tmp_path, monkeypatch):
+    figures_made = []
+
+    class Kept(report_plots.Figure):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            figures_made.append(self)
+
+    monkeypatch.setattr(report_plots, "Figure", Kept)
+    reporter = Reporter(tmp_path, tensorboard=False, plots=False, clock=lambda: 1.0)
+    for update in range(40):
+        reporter.update(
+            update_record(update) | {"rate": 0.0018 * (1 - update / 40), "rates": [0.0018 * (1 - update / 40)]}
+        )
+        if update % 10 == 9:
+            rise = 1 - 0.5 ** (update / 8)
+            figures = {"AP": 0.8 * rise, "AP50": 0.97 * rise, "AP75": 0.94 * rise, "score": 0.8 * rise}
+            reporter.evaluation(figures, update=update + 1, epoch=update // 10 + 1, best=True)
+    reporter.close({})
+    assert draw_results(tmp_path) is not None
+    (figure,) = figures_made
+    ticks = {id(text) for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())}
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible() and id(text) not in ticks]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
+    assert {"learning rate", "evaluation"} <= {text for text, _ in boxes}
+    pairs = itertools.combinations(boxes, 2)
+    assert [(a, b) for (a, one), (b, other) in pairs if one.overlaps(other)] == []
 
 
 def test_tensorboard_holds_the_same_curve(tmp_path):
