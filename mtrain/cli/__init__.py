@@ -105,6 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
+    except MemoryError:
+        click.echo(f"error: mtrain {' '.join(arguments[:1])}: out of memory in this process", err=True)
+        return 1
     except Exception:
         traceback.print_exc()
         return 1

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtrain.core.yaml_lines import Path
-from mtrain.importing.book import Book
+from mtrain.importing.book import Book, equal, shown
 
 MEAN_STD: Mapping[str, Any] = {
     "mean": [0.485, 0.456, 0.406],
@@ -16,10 +16,20 @@ MEAN_STD: Mapping[str, Any] = {
 
 
 def normalisation(book: Book, at: Path) -> None:
-    """Enter a NormalizeImage, which must be the model's own."""
+    """Enter a NormalizeImage, which must be the model's own.
+
+    Raises: ``SpecError`` where pictures are normalised otherwise: weights and figures would not be those of the file.
+    """
     for key in book.section(at):
-        if key in MEAN_STD:
-            book.fixed((*at, key), MEAN_STD[key], what="mtrain's PP-YOLOE")
+        if key not in MEAN_STD:
+            continue
+        if not equal(book.get((*at, key)), MEAN_STD[key]):
+            raise book.refuse(
+                (*at, key),
+                f"expected {shown(MEAN_STD[key])}: mtrain's PP-YOLOE normalises pictures so, and has no other way "
+                "(PP-YOLOE+ gives them to the network without)",
+            )
+        book.same((*at, key), "always so in mtrain's PP-YOLOE")
 
 
 def square(size: Any) -> int | None:

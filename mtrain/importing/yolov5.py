@@ -3,6 +3,7 @@
 What its training script has as flags, and no file states, is assumed at that script's defaults and said so.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -180,7 +181,27 @@ def _groups(book: Book) -> None:
     book.assume("optimizer.groups", groups, source)
 
 
+_CLASSIFICATION = re.compile(
+    r"(get_)?(imagenet\d*|imagenette[\d-]*|imagewoof[\d-]*|cifar-?\d+|(fashion-)?mnist|caltech\d+)(\.\w+)?",
+    re.IGNORECASE,
+)
+"""Names of data sets that YOLOv5 has for classification; their YAMLs have the keys of those for detection."""
+
+
+def _refuse_classification(book: Book) -> None:
+    for key in ("path", "download"):
+        words = re.split(r"[\s/\\]+", str(book.get(key) or ""))
+        found = next((word for word in words if _CLASSIFICATION.fullmatch(word)), None)
+        if found is not None:
+            raise book.refuse(
+                key,
+                "which is a data set for classification (a folder of pictures for each class): it has no boxes, so no "
+                "detector can be trained on it, and mtrain has no data.format that reads it",
+            )
+
+
 def _data(book: Book) -> None:
+    _refuse_classification(book)
     book.assume("data.format", "yolo", f"{book.document.name} is a data YAML of YOLOv5")
     if book.has("path"):
         book.carry("path", "data.root")

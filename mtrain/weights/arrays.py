@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,8 +15,19 @@ _NUMERIC = re.compile(r"[<>|=]?(f[248]|[iu][1248]|b1)")
 BFLOAT16 = "bfloat16"
 
 
+MAX_GROWTH = 8
+"""Bytes of arrays for each byte of their file. Half precision doubles, tied weights count twice; a pickle can name one buffer for ever."""
+ALLOWANCE_BYTES = 2**20
+"""What the arrays of a small file may take in any case."""
+MIB = 2**20
+
+
 class Leaf(Protocol):
     """Something that is an array, once it is asked for."""
+
+    def size_bytes(self) -> int:
+        """What the array takes once it is widened and no longer shares its bytes with others. Raises ``Refused``."""
+        ...
 
     def array(self) -> Array:
         """The array, perhaps read-only. Raises ``Refused`` where what is described does not fit the bytes."""
@@ -37,6 +48,25 @@ def dimensions(value: object) -> tuple[int, ...]:
     if not all(type(n) is int and 0 <= n < 2**62 for n in value):
         raise Refused("a shape with a size that is no whole number of at least 0")
     return tuple(value)
+
+
+def check_growth(leaves: Iterable[Leaf], *, file_bytes: int) -> None:
+    """Refuse arrays that would take far more memory than their file has bytes, before any of them is made.
+
+    Raises:
+        Refused: they would.
+    """
+    total = sum(leaf.size_bytes() for leaf in leaves)
+    if total > MAX_GROWTH * file_bytes + ALLOWANCE_BYTES:
+        raise Refused(
+            f"its arrays would take {total / MIB:,.0f} MiB of memory, but the file has {file_bytes / MIB:,.1f} MiB; arrays "
+            "of a file of weights do not share their bytes like that"
+        )
+
+
+def _widened_bytes(count: int, itemsize: int) -> int:
+    """Two-byte numbers are counted as the float32 that they may become."""
+    return count * (4 if itemsize == 2 else itemsize)
 
 
 def widened(bits: Array) -> Array:
@@ -83,6 +113,10 @@ class PickledArray:
         flat = np.frombuffer(content, dtype.dtype)
         self.content = flat.reshape(shape, order="F" if fortran is True else "C")
 
+    def size_bytes(self) -> int:
+        """See ``Leaf``."""
+        return _widened_bytes(self.array().size, self.array().itemsize)
+
     def array(self) -> Array:
         """See ``Leaf``."""
         if self.content is None:
@@ -101,6 +135,11 @@ class TorchStorage:
     read: Callable[[], bytes]
     _numbers: Array | None = None
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number in the file."""
+        return self._dtype.itemsize
+
     def numbers(self) -> Array:
         """All of them, (length,); read once, however many tensors are views of them."""
         if self._numbers is None:
@@ -109,11 +148,14 @@ class TorchStorage:
 
     def _read(self) -> Array:
         content = self.read()
-        dtype = np.dtype("<u2" if self.code == BFLOAT16 else self.code)
-        if len(content) != self.length * dtype.itemsize:
+        if len(content) != self.length * self.itemsize:
             raise Refused(f"a storage of {self.length} elements with {len(content)} bytes")
-        flat = np.frombuffer(content, dtype)
+        flat = np.frombuffer(content, self._dtype)
         return widened(flat) if self.code == BFLOAT16 else flat
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return np.dtype("<u2" if self.code == BFLOAT16 else self.code)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +183,10 @@ class TorchTensor:
                 f"a tensor of shape {made.shape} that is larger than its storage of {storage.length} elements"
             )
         return made
+
+    def size_bytes(self) -> int:
+        """See ``Leaf``."""
+        return _widened_bytes(math.prod(self.shape), self.storage.itemsize)
 
     def array(self) -> Array:
         """See ``Leaf``."""

@@ -2,12 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from mtrain.core.errors import SpecError
+from mtrain.core.errors import CheckpointError, SpecError
 from mtrain.core.interfaces import Array, Published
 from mtrain.weights.names import COUNTER, is_matrix, neutral_names
 from mtrain.weights.reading import Weights
@@ -63,6 +63,16 @@ class Match:
     def share(self) -> float:
         """Arrays taken / arrays of the file."""
         return len(self.taken) / max(len(self.file.arrays), 1)
+
+    @property
+    def folded(self) -> bool:
+        """Whether the file's BatchNorms were folded into its convolutions: no statistics, and biases that the model lacks."""
+        statistics = {name for name in self.missing if name.endswith(".running_mean")}
+        held = {*self.taken, *self.of_classes, *self.reshaped}
+        biases = (name.removesuffix("bias") for name in self.unused if name.endswith(".bias"))
+        return (
+            bool(statistics) and "running_mean" not in _last_parts(held) and any(b + "weight" in held for b in biases)
+        )
 
     def summary(self) -> str:
         """One sentence."""
@@ -136,6 +146,25 @@ def _take(result: Match, name: str, array: Array, dtype: np.dtype[np.generic], o
 def wanted_of(arrays: Mapping[str, Array]) -> dict[str, Wanted]:
     """The description of a model whose state is ``arrays``."""
     return {name: Wanted(shape=tuple(array.shape), dtype=str(array.dtype)) for name, array in arrays.items()}
+
+
+def refuse_folded(found: Match) -> Match:
+    """``found``, unless its BatchNorms were folded: the statistics are lost, so nothing can be trained or scored with it.
+
+    Raises:
+        CheckpointError: they were.
+    """
+    if not found.folded:
+        return found
+    raise CheckpointError(
+        f"{found.file.path} ({found.file.told}): its BatchNorm layers were folded into the convolutions, as YOLOv5's "
+        "`model.fuse()` and its export for inference do, and that cannot be undone; give the file that training saved "
+        "(YOLOv5: weights/best.pt or last.pt), or save the model before it is fused"
+    )
+
+
+def _last_parts(names: Iterable[str]) -> set[str]:
+    return {name.rpartition(".")[2] for name in names}
 
 
 def refuse_nothing(found: Match, *, hint: str = "") -> Match:

@@ -9,7 +9,7 @@ from mtrain.core import plugins
 from mtrain.core.errors import CheckpointError, MtrainError, SpecError
 from mtrain.core.interfaces import Published
 from mtrain.core.spec import Spec
-from mtrain.weights.matching import Match, Wanted, match, refuse_nothing
+from mtrain.weights.matching import Match, Wanted, match, refuse_folded, refuse_nothing
 from mtrain.weights.names import neutral_names, published_of
 from mtrain.weights.outline import Question, classes_in, outlines
 from mtrain.weights.reading import Weights, read
@@ -54,7 +54,7 @@ def fitted(file: Weights, wanted: Expected) -> Match:
     Raises:
         CheckpointError: it is of another model, which is named where it is known.
     """
-    found = match(file, wanted.state, wanted.published)
+    found = refuse_folded(match(file, wanted.state, wanted.published))
     if found.share < _ENOUGH:
         better = closest(file, besides=wanted.model, share=found.share)
         if better is not None or not found.taken:
@@ -106,6 +106,10 @@ def check_start(spec: Spec, *, classes: int, training: bool) -> None:
     if state is None:  # a model that cannot be outlined: its ranks will say
         return
     found = match(file, state, published)
+    try:
+        refuse_folded(found)
+    except CheckpointError as error:
+        raise CheckpointError(f"model.weights: {error}") from error
     if found.share < _ENOUGH:
         better = closest(file, besides=spec.model.name, share=found.share)
         if better is not None:

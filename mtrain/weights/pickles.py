@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 _SHOWN = 120
 """Characters of a name that a message repeats."""
+MAX_INSTRUCTIONS = 1_000_000
+"""Of one pickle. A network of 1,000 arrays needs some 30,000; each instruction may take 100 bytes of memory and more."""
 
 
 class Refused(Exception):
@@ -65,19 +67,21 @@ Persistent = Callable[[object], Any]
 def load(stream: BytesIO, vocabulary: Vocabulary, *, persistent: Persistent | None = None) -> Any:
     """The value of the pickle at the position of ``stream``, which is left behind its end.
 
-    Time and memory are proportional to the bytes read: no instruction allocates by a number that is only claimed, and none copies
-    what the memo can name again and again.
+    Time and memory are bounded by the bytes read: no instruction allocates by a number that is only claimed, none copies
+    what the memo can name again and again, and there are at most ``MAX_INSTRUCTIONS``.
 
     Raises:
         Refused: it names or does what weights do not need, or is damaged.
     """
     machine = _Machine(vocabulary, persistent)
     try:
-        while (operation := _next_operation(stream)) is not _STOP:
+        for _ in range(MAX_INSTRUCTIONS):
+            if (operation := _next_operation(stream)) is _STOP:
+                return machine.pop()
             machine.run(operation.name, _argument(operation, stream))
-        return machine.pop()
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         raise Refused(f"a damaged pickle ({type(error).__name__}: {str(error)[:120]})") from error
+    raise Refused(f"a pickle of more than {MAX_INSTRUCTIONS:,} instructions; files of weights need far fewer")
 
 
 def _next_operation(stream: BytesIO) -> pickletools.OpcodeInfo:

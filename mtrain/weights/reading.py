@@ -13,7 +13,7 @@ from mtrain.core import checkpoint
 from mtrain.core.checkpoint_files import ARRAYS
 from mtrain.core.errors import CheckpointError
 from mtrain.core.interfaces import Array
-from mtrain.weights.arrays import widened
+from mtrain.weights.arrays import MIB, check_growth, widened
 from mtrain.weights.pickles import Refused, load
 from mtrain.weights.torch_files import ZIP_START, is_legacy, read_legacy, read_zip
 from mtrain.weights.trees import PARAMETER_NAMES, SLICES, joined, weights_of
@@ -49,8 +49,20 @@ def read(path: Path) -> Weights:
     Raises:
         CheckpointError: there is nothing there, it is damaged, or it is no file of weights.
     """
-    if path.is_dir():
-        return _read_folder(path)
+    try:
+        return _read_folder(path) if path.is_dir() else _read_file(path)
+    except MemoryError as error:
+        raise CheckpointError(f"{path}: too large for the memory of this process{_size_of(path)}") from error
+
+
+def _size_of(path: Path) -> str:
+    try:
+        return f" ({path.stat().st_size / MIB:,.0f} MiB)" if path.is_file() else ""
+    except OSError:
+        return ""
+
+
+def _read_file(path: Path) -> Weights:
     if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
         raise CheckpointError(f"{path} is neither a file nor a folder; {EXPECTED}")
     try:
@@ -73,16 +85,19 @@ def read(path: Path) -> Weights:
 
 def _parsed(path: Path, content: bytes) -> Weights:
     if content.startswith(ZIP_START):
-        return _torch(path, read_zip(content))
+        return _torch(path, read_zip(content), file_bytes=len(content))
     if content.startswith(_PICKLE_START):
-        return _torch(path, read_legacy(content)) if is_legacy(content) else _paddle(path, content)
+        if is_legacy(content):
+            return _torch(path, read_legacy(content), file_bytes=len(content))
+        return _paddle(path, content)
     if content[8:9] == b"{":
         return Weights(path=path, arrays=_safetensors(path, content), layout="neutral", told="safetensors")
     raise CheckpointError(f"{path}: not a file of weights; {EXPECTED}")
 
 
-def _torch(path: Path, value: object) -> Weights:
+def _torch(path: Path, value: object, *, file_bytes: int) -> Weights:
     leaves, told = weights_of(value)
+    check_growth(leaves.values(), file_bytes=file_bytes)
     arrays = {name: leaf.array() for name, leaf in leaves.items()}
     return Weights(path=path, arrays=arrays, layout="torch", told=f"torch, {told}")
 
@@ -90,6 +105,7 @@ def _torch(path: Path, value: object) -> Weights:
 def _paddle(path: Path, content: bytes) -> Weights:
     value = load(BytesIO(content), WeightsVocabulary())
     leaves, told = weights_of(value)
+    check_growth(leaves.values(), file_bytes=len(content))
     arrays = {name: _from_paddle(leaf.array()) for name, leaf in leaves.items() if name != PARAMETER_NAMES}
     if isinstance(value, dict):
         arrays = joined(arrays, value.get(SLICES))

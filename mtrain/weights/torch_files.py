@@ -27,7 +27,6 @@ CODES = {
     "Bool": "|b1",
 }
 """``torch.<key>Storage`` -> numpy's code of its numbers."""
-_SIZES = {code: 2 if code == BFLOAT16 else int(code[-1]) for code in CODES.values()}
 
 
 def read_zip(content: bytes) -> Any:
@@ -37,23 +36,22 @@ def read_zip(content: bytes) -> Any:
         Refused: it is damaged, or holds something else than weights.
     """
     try:
-        with zipfile.ZipFile(BytesIO(content)) as archive:
-            _check_sizes(archive, len(content))
-            names = [name for name in archive.namelist() if name == "data.pkl" or name.endswith("/data.pkl")]
-            if len(names) != 1:
-                raise Refused("a zip archive without data.pkl; expected one that torch.save wrote")
-            folder = names[0].removesuffix("data.pkl")
-            if folder + "byteorder" in archive.namelist() and archive.read(folder + "byteorder") != b"little":
-                raise Refused("numbers in big-endian order; save the file again on another machine")
-            pickle = archive.read(names[0])
+        archive = zipfile.ZipFile(BytesIO(content))
+        _check_sizes(archive, len(content))
+        names = [name for name in archive.namelist() if name == "data.pkl" or name.endswith("/data.pkl")]
+        if len(names) != 1:
+            raise Refused("a zip archive without data.pkl; expected one that torch.save wrote")
+        folder = names[0].removesuffix("data.pkl")
+        if folder + "byteorder" in archive.namelist() and archive.read(folder + "byteorder") != b"little":
+            raise Refused("numbers in big-endian order; save the file again on another machine")
+        pickle = archive.read(names[0])
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError, ValueError) as error:
         raise Refused(f"a damaged zip archive ({error})") from error
 
     def entry(key: str) -> Callable[[], bytes]:
         def read() -> bytes:
             try:
-                with zipfile.ZipFile(BytesIO(content)) as archive:
-                    return archive.read(f"{folder}data/{key}")
+                return archive.read(f"{folder}data/{key}")
             except (zipfile.BadZipFile, KeyError, OSError, EOFError, ValueError) as error:
                 raise Refused(f"a damaged zip archive (entry data/{key[:40]}: {error})") from error
 
@@ -85,7 +83,7 @@ def read_legacy(content: bytes) -> Any:
         storage = storages.known[key]
         if len(head) != 8 or struct.unpack("<q", head)[0] != storage.length:
             raise Refused("a damaged storage (another length than its pickle says)")
-        parts[key] = stream.read(storage.length * _SIZES[storage.code])
+        parts[key] = stream.read(storage.length * storage.itemsize)
     return value
 
 
@@ -107,14 +105,24 @@ def _check_sizes(archive: zipfile.ZipFile, size_bytes: int) -> None:
 
 
 class _Storages:
-    """Persistent ids ``("storage", type, key, device, elements)`` to storages, one for each key."""
+    """Persistent ids ``("storage", type, key, device, elements)`` to storages, one for each key.
+
+    Before torch 1.6 the classes of pickled modules had persistent ids too: ``("module", class, file, source text)``.
+    """
 
     def __init__(self, entry: Callable[[str], Callable[[], bytes]]) -> None:
         self._entry = entry
         self.known: dict[str, TorchStorage] = {}
 
-    def __call__(self, identity: object) -> TorchStorage:
-        """The storage. Raises ``Refused``."""
+    def __call__(self, identity: object) -> TorchStorage | Name:
+        """The storage, or the name of the module's class. Raises ``Refused``."""
+        if isinstance(identity, tuple) and len(identity) == 4 and identity[0] == "module":
+            if not isinstance(identity[1], Name):
+                raise Refused("a module whose class is no name")
+            return identity[1]
+        return self._storage(identity)
+
+    def _storage(self, identity: object) -> TorchStorage:
         if not isinstance(identity, tuple) or len(identity) not in (5, 6) or identity[0] != "storage":
             raise Refused("a persistent id that is no storage of torch")
         _, kind, key, _, length = identity[:5]

@@ -1,7 +1,7 @@
 """From the value of a pickle to named arrays: state dicts, checkpoints around them, and whole modules that were pickled as objects."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,31 +16,61 @@ SLICES = "UnpackBigParamInfor@@"
 """Entry of Paddle's files of protocol 2 and 3: how arrays of a GiB and more were cut."""
 _WRAPPERS = {"ema": "averaged weights (`ema`)", "state_dict": "its `state_dict`", "model": "its `model`"}
 """Keys under which checkpoints keep weights, the preferred one first."""
-_MAX_MODULES = 200_000
+_MAX_WRAPPERS = 4
+"""Checkpoints inside checkpoints: how many are opened."""
+_MAX_ENTRIES = 200_000
+"""Modules and their entries that one file may name; a pickle can name one module many times."""
 _MAX_DEPTH = 100
+"""Modules inside modules."""
+_MAX_NAME = 500
+"""Characters of an array's full name."""
 
 
 def weights_of(value: Any) -> tuple[dict[str, Leaf], str]:
     """Arrays by name, and in words where in the file they were found.
 
+    A checkpoint may keep arrays beside its weights, such as YOLOv5's `best_fitness`; so the keys that wrap weights are
+    asked before the dictionary itself is taken for a state dict.
+
     Raises:
         Refused: there are none.
     """
     if isinstance(value, Inert):
-        return _of_module(value), f"the weights of a pickled {value.kind.name}"
+        return _filled(_of_module(value), value), f"the weights of a pickled {value.kind.name}"
     if not isinstance(value, dict):
         raise Refused("no dictionary of arrays and no model; expected weights by name")
-    flat = {name: leaf for name, item in value.items() if isinstance(name, str) and (leaf := _leaf(item)) is not None}
+    for key, words in _WRAPPERS.items():
+        inside = _inside(value.get(key), depth=1)
+        if inside:
+            return inside, f"a checkpoint, {words}"
+    flat = _state_dict(value)
     if flat:
         return flat, "a state dict"
-    for key, words in _WRAPPERS.items():
-        inner = value.get(key)
-        if isinstance(inner, Inert):
-            return _of_module(inner), f"a checkpoint, {words}"
-        if isinstance(inner, dict) and any(_leaf(item) is not None for item in inner.values()):
-            return weights_of(inner)[0], f"a checkpoint, {words}"
+    for key in _WRAPPERS:
+        if isinstance(value.get(key), Inert):
+            return _filled({}, value[key]), ""
     known = ", ".join(ascii(key)[:40] for key in list(value)[:8])
     raise Refused(f"no weights in it (it holds: {known or 'nothing'})")
+
+
+def _inside(held: object, *, depth: int) -> dict[str, Leaf]:
+    """The weights of a checkpoint's entry: of a module, a state dict, or another checkpoint; empty where it has none."""
+    if isinstance(held, Inert):
+        return _of_module(held)
+    if not isinstance(held, dict) or depth > _MAX_WRAPPERS:
+        return {}
+    deeper = (_inside(held.get(key), depth=depth + 1) for key in _WRAPPERS)
+    return next(filter(None, deeper), {}) or _state_dict(held)
+
+
+def _state_dict(held: Mapping[Any, Any]) -> dict[str, Leaf]:
+    return {name: leaf for name, item in held.items() if isinstance(name, str) and (leaf := _leaf(item)) is not None}
+
+
+def _filled(found: dict[str, Leaf], root: Inert) -> dict[str, Leaf]:
+    if not found:
+        raise Refused(f"a pickled {root.kind}, which holds no weights")
+    return found
 
 
 def _leaf(item: object) -> Leaf | None:
@@ -52,26 +82,29 @@ def _leaf(item: object) -> Leaf | None:
 def _of_module(root: Inert) -> dict[str, Leaf]:
     """Parameters and persistent buffers of a pickled ``torch.nn.Module``, in the order of its state dict."""
     found: dict[str, Leaf] = {}
-    todo, visited = [("", root, 0)], 0
+    todo, entries = [("", root, 0)], 0
     while todo:
         prefix, module, depth = todo.pop()
-        visited += 1
-        if visited > _MAX_MODULES or depth > _MAX_DEPTH:
-            raise Refused(f"more than {_MAX_MODULES} modules, or modules nested deeper than {_MAX_DEPTH}")
-        hidden = module.state.get("_non_persistent_buffers_set")
-        passed_over = set(_texts(hidden))
-        for part in ("_parameters", "_buffers"):
-            for name, item in _entries(module, part):
-                leaf = _leaf(item)
-                if leaf is not None and not (part == "_buffers" and name in passed_over):
-                    found[prefix + name] = leaf
-        children = [
-            (f"{prefix}{name}.", m, depth + 1) for name, m in _entries(module, "_modules") if isinstance(m, Inert)
-        ]
+        parts = [_entries(module, part) for part in ("_parameters", "_buffers", "_modules")]
+        passed_over = set(_texts(module.state.get("_non_persistent_buffers_set")))
+        entries += 1 + len(passed_over) + sum(map(len, parts))
+        _check_tree(entries=entries, depth=depth, names=[prefix + name for part in parts for name, _ in part])
+        for part, without in zip(parts[:2], (set(), passed_over), strict=True):
+            leaves = ((name, _leaf(item)) for name, item in part if name not in without)
+            found |= {prefix + name: leaf for name, leaf in leaves if leaf is not None}
+        children = [(f"{prefix}{name}.", item, depth + 1) for name, item in parts[2] if isinstance(item, Inert)]
         todo += reversed(children)
-    if not found:
-        raise Refused(f"a pickled {root.kind}, which holds no weights")
     return found
+
+
+def _check_tree(*, entries: int, depth: int, names: Sequence[str]) -> None:
+    """A pickle of a few bytes can describe modules without end; no network has so many, so deep or such names."""
+    if entries > _MAX_ENTRIES:
+        raise Refused(f"modules with more than {_MAX_ENTRIES} entries in all")
+    if depth > _MAX_DEPTH:
+        raise Refused(f"modules nested deeper than {_MAX_DEPTH}")
+    if any(len(name) > _MAX_NAME for name in names):
+        raise Refused(f"an array or module whose name is longer than {_MAX_NAME} characters")
 
 
 def _texts(value: object) -> list[str]:

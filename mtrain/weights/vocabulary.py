@@ -17,6 +17,7 @@ _BUILTINS = ("builtins", "__builtin__")
 _ENCODE = Name("_codecs", "encode")
 _INERT = re.compile(
     r"torch\.nn\.modules\.[a-z_]+ [A-Za-z_]\w*"
+    r"|torch\.nn\.backends\.thnn _get_thnn_function_backend"  # an attribute of every module before torch 1.4
     r"|torch\.nn\.parameter (Parameter|Buffer)"
     r"|torch (Size|device|[A-Z][A-Za-z0-9]*Storage|u?int\d+|b?float\d+|double|half|bool|complex\d+|strided|contiguous_format)"
     r"|torch\.storage (Untyped|Typed|_Untyped|_Typed)Storage"

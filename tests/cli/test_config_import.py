@@ -408,6 +408,23 @@ REFUSED = {
         f"_BASE_: ['{ppyoloe('s')}']\nCSPResNet: {{use_alpha: True}}\n",
         r"bad\.yml:2 CSPResNet\.use_alpha: .*PP-YOLOE\+",
     ),
+    "PP-YOLOE+ on Objects365, which differs in what pictures are made of": (
+        f"_BASE_: ['{ppyoloe('s')}']\nCSPResNet: {{use_alpha: False}}\nTrainReader:\n  batch_transforms:\n"
+        "    - NormalizeImage: {mean: [0., 0., 0.], std: [1., 1., 1.], norm_type: none}\n",
+        r"bad\.yml:5 TrainReader\..*NormalizeImage\.mean: given .*expected \[0\.485, .*PP-YOLOE\+",
+    ),
+    "the same in evaluation": (
+        f"_BASE_: ['{ppyoloe('s')}']\nEvalReader: {{sample_transforms: [NormalizeImage: {{norm_type: none}}]}}\n",
+        r"bad\.yml:2 EvalReader.*norm_type: given none",
+    ),
+    "ImageNet": (
+        "path: ../datasets/imagenet\ntrain: train\nval: val\nnames: {0: tench, 1: goldfish}\n",
+        r"bad\.yml:1 path: given \.\./datasets/imagenet, which is a data set for classification",
+    ),
+    "a part of ImageNet": (
+        "path: data\ntrain: train\nnames: [a]\ndownload: bash data/scripts/get_imagenet10.sh\n",
+        r"bad\.yml:4 download: .*for classification",
+    ),
     "another size": (f"_BASE_: ['{ppyoloe('s')}']\nwidth_mult: 0.375\n", r"depth_mult: .*0\.33 x 0\.375: no PP-YOLOE"),
     "an unknown key of the network": (
         f"_BASE_: ['{ppyoloe('s')}']\nCSPResNet: {{wings: 2}}\n",

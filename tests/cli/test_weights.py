@@ -112,6 +112,21 @@ def test_the_form_for_inference_needs_a_model_that_has_one_and_all_its_arrays(fi
     assert not (tmp_path / "d.safetensors").exists()
 
 
+def test_a_model_whose_batchnorms_were_folded_is_refused_and_it_is_said_what_to_do(tmp_path, capsys):
+    """As YOLOv5's `fuse()` leaves it: convolutions have a bias, and there are no statistics."""
+    state = {n: a for n, a in golden.yolov5("n").items() if ".bn." not in n}
+    biases = {n.replace("conv.weight", "conv.bias"): np.zeros(len(a)) for n, a in state.items() if "conv.weight" in n}
+    write(tmp_path / "fused.pt", state | biases)
+    arguments = ["weights", "import", str(tmp_path / "fused.pt"), "--model", "yolov5n"]
+    assert main([*arguments, "--to", str(tmp_path / "w.safetensors")]) == 2
+    told = capsys.readouterr().err
+    assert "its BatchNorm layers were folded into the convolutions" in told
+    assert "give the file that training saved (YOLOv5: weights/best.pt or last.pt)" in told
+    assert main(["-c", "digits", "-o", "model.name=yolov5n", f"model.weights={tmp_path / 'fused.pt'}"]) == 2
+    assert "model.weights: " in (told := capsys.readouterr().err)
+    assert "folded into the convolutions" in told
+
+
 def test_no_framework_is_imported(files, tmp_path):
     code = (
         f"from mtrain.cli import main; assert main(['weights', 'import', {str(files / 'ppyoloe_s.pdparams')!r}, '--model', "

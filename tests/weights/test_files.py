@@ -102,6 +102,11 @@ ema = tree(state)
 extra = {"epoch": 9, "best_fitness": np.float64(0.5), "opt": {"save_dir": __import__("pathlib").Path("x")}, "date": "2024"}
 torch.save({**extra, "model": model, "ema": ema.half(), "updates": 5, "optimizer": optimizer.state_dict()}, "yolov5n.pt")
 torch.save({**extra, "model": tree(state), "ema": None, "optimizer": None}, "stripped.pt")
+running = {**extra, "best_fitness": np.array([0.5]), "updates": 5, "optimizer": optimizer.state_dict()}
+torch.save({**running, "model": model, "ema": ema}, "unfinished.pt")
+torch.save({**running, "model": ema, "ema": None}, "unfinished_legacy.pt", _use_new_zipfile_serialization=False)
+torch.save(tree(state), "module_legacy.pt", _use_new_zipfile_serialization=False)
+torch.save({"epoch": 1, "best": torch.zeros(1), "model": {"state_dict": tree(state).state_dict()}}, "twice.pt")
 base = torch.arange(12.0).reshape(3, 4)
 torch.save({"t": base.t(), "row": base[1], "bf": base.bfloat16(), "scalar": torch.tensor(3), "bool": base > 4}, "views.pt")
 torch.save({"a": torch.zeros(1).expand(10)}, "expanded.pt")
@@ -113,7 +118,7 @@ torch.save([1, 2], "list.pt")
 
 
 @needs("torch")
-@pytest.mark.parametrize("name", ["state.pt", "legacy.pt", "nested.pth", "stripped.pt"])
+@pytest.mark.parametrize("name", ["state.pt", "legacy.pt", "nested.pth", "stripped.pt", "module_legacy.pt", "twice.pt"])
 def test_torch_files_hold_the_published_names_shapes_and_types(by_torch, name):
     golden.equal(read(by_torch / name).arrays, golden.yolov5("n"))
 
@@ -124,6 +129,14 @@ def test_of_a_yolov5_checkpoint_the_averaged_weights_are_taken_and_it_is_said(by
     halved = {n: a.astype(np.float16) if a.dtype.kind == "f" else a for n, a in golden.yolov5("n").items()}
     golden.equal(found.arrays, halved)
     assert found.told == "torch, a checkpoint, averaged weights (`ema`)"
+
+
+@needs("torch")
+@pytest.mark.parametrize("name", ["unfinished.pt", "unfinished_legacy.pt"])
+def test_of_a_checkpoint_of_a_run_that_has_not_ended_the_weights_are_taken_and_not_its_best_fitness(by_torch, name):
+    found = read(by_torch / name)
+    assert set(found.arrays) == set(golden.yolov5("n"))
+    assert found.told.startswith("torch, a checkpoint, ")
 
 
 @needs("torch")
