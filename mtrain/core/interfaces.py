@@ -365,10 +365,11 @@ class Dataset(Protocol):
         images: str | None,
         names: Sequence[str] | None,
         *,
-        split: Literal["train", "val", "test"],
+        split: Literal["train", "val", "test", "all"],
     ) -> Any:
         """One split, in the form of its kind, with a length and ``class_names``; the arguments are ``data.root``,
-        ``data.<split>``, ``data.images`` and ``data.names`` of the spec.
+        ``data.<split>``, ``data.images`` and ``data.names`` of the spec. ``all``: every picture of ``data.train``, or that
+        there is; asked for with ``data.split``.
 
         Raises:
             DataError: the files are missing, unreadable or disagree with the spec.

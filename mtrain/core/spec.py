@@ -174,9 +174,18 @@ class DataSpec(Section):
     root: str | None = Field(default=None, description="folder of the data set; null: where the plugin keeps its own")
     train: str | None = Field(
         default=None,
-        description="coco: annotation JSON; voc: list file; yolo: folder or list; null: the format's usual place",
+        description="coco: annotation JSON; voc, yolo: folder or list file; null: the format's usual place (docs/data.md)",
     )
     val: str | None = Field(default=None, description="the same for the evaluation split")
+    split: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        default=None,
+        description="share of the pictures of `train` (null: of all there are) that becomes the evaluation split; it "
+        "depends on names and split_seed alone",
+    )
+    split_seed: Count = Field(default=0, description="another one chooses other pictures for `split`")
+    skip_missing: bool = Field(
+        default=False, description="leave out pictures that are annotated but not there, and say how many"
+    )
     images: str | None = Field(default=None, description="folder of the pictures; null: the format's usual place")
     names: list[str] | None = Field(default=None, description="class names in label order; null: as the data set says")
     options: dict[str, Any] = Field(default_factory=dict, description="the data set plugin's own options")
@@ -194,6 +203,15 @@ class DataSpec(Section):
     cache: Literal["none", "ram", "disk"] = Field(default="none", description="where decoded pictures are kept")
     cache_dir: str | None = Field(default=None, description="folder of the disk cache; null: the user's cache folder")
     prefetch: Positive = Field(default=4, description="micro batches prepared ahead per rank")
+
+    @model_validator(mode="after")
+    def _evaluation_split_is_given_once(self) -> Self:
+        if self.split is not None and self.val is not None:
+            raise ValueError(
+                f"split ({self.split}) takes the evaluation split from the training pictures, but val ({self.val}) is given "
+                "too; set one of them to null"
+            )
+        return self
 
     @model_validator(mode="after")
     def _augmentation_suits_the_resize(self) -> Self:

@@ -4,7 +4,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mtrain.core.errors import DataError
+from mtrain.core.errors import DataError, SpecError
 
 if TYPE_CHECKING:
     from mtrain.core import plugins
@@ -31,7 +31,7 @@ class OpenData:
             DataError: it cannot be read, or holds no picture.
 
         """
-        return self._read("train", self._spec.train)
+        return self._read("train", self._spec.train) if self._spec.split is None else self._parts[0]
 
     @cached_property
     def val(self) -> Any:
@@ -41,6 +41,8 @@ class OpenData:
             DataError: it cannot be read, holds no picture, or has other classes than the training split.
 
         """
+        if self._spec.split is not None:
+            return self._parts[1]
         found = self._read("val", self._spec.val)
         if found.class_names != self.train.class_names:
             raise DataError(
@@ -72,12 +74,31 @@ class OpenData:
         names: tuple[str, ...] = self.train.class_names
         return names
 
-    def _read(self, split: Literal["train", "val"], value: str | None) -> Any:
+    @cached_property
+    def _parts(self) -> tuple[Any, Any]:
+        """All pictures, divided by ``data.split``."""
+        from mtrain.data.choosing import divided  # not at the top: see `open_data`
+
+        spec = self._spec
+        assert spec.split is not None
+        if self.kind != "detection":
+            raise SpecError(f"data.split: not known to data sets for {self.kind}; set it to null")
+        return divided(self._read("all", spec.train), spec.split, seed=spec.split_seed)
+
+    def _read(self, split: Literal["train", "val", "all"], value: str | None) -> Any:
+        from mtrain.data.choosing import need_sizes, without_missing  # not at the top: see `open_data`
+
         spec = self._spec
         root = None if spec.root is None else Path(spec.root).expanduser()
         found = self._reader.read(root, value, spec.images, spec.names, split=split)
+        key = "train" if split == "all" else split
         if not len(found):
-            raise DataError(f"data.{split}: the {split} split of {root} holds no picture")
+            raise DataError(f"data.{key}: the {key} split of {root} holds no picture")
+        if self.kind != "detection":
+            return found
+        if spec.skip_missing:
+            found = without_missing(found)
+        need_sizes(found)
         return found
 
 

@@ -22,8 +22,10 @@ def verify_pictures(*splits: Annotations, workers: int = 8) -> int:
     with ThreadPoolExecutor(max_workers=workers) as pool:
         faults = [fault for fault in pool.map(_fault, samples, chunksize=64) if fault]
     if faults:
+        missing = any(not sample.path.exists() for sample in samples)
+        remedy = " (data.skip_missing=true leaves out those that are not there)" if missing else ""
         raise DataError(
-            f"{len(faults)} of {len(samples)} pictures cannot be used; replace or remove them:\n{listed(faults)}"
+            f"{len(faults)} of {len(samples)} pictures cannot be used; replace or remove them{remedy}:\n{listed(faults)}"
         )
     return len(samples)
 

@@ -9,8 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from mtrain.core.errors import DataError
-from mtrain.data.header import probe
-from mtrain.data.reading import Split, first_existing, listed, need_root, need_unique, order_names
+from mtrain.data.reading import FOLDERS_OF, Split, first_existing, listed, need_root, need_unique, order_names, size_of
 from mtrain.data.sample import Annotations, Picture, assemble
 
 _NO_BOXES: tuple[Mapping[str, Any], ...] = ()
@@ -19,9 +18,10 @@ _NO_BOXES: tuple[Mapping[str, Any], ...] = ()
 class Coco:
     """The ``coco`` data set plugin.
 
-    ``data.train`` and ``data.val`` name annotation files; by default ``annotations/instances_<split>.json`` or the
-    same with ``2017``. ``data.images`` names the picture folder; by default ``images``, ``<split>2017``,
-    ``images/<split>2017`` or the root, whichever holds the first picture.
+    ``data.train`` and ``data.val`` name annotation files; by default ``annotations/instances_<split>.json``, the same
+    with ``2017``, or ``<split>/_annotations.coco.json``. ``data.images`` names the picture folder; by default
+    ``images``, ``<split>2017``, ``images/<split>2017``, the root or the folder of the annotation file, whichever holds
+    the first picture.
     """
 
     kind: ClassVar[str] = "detection"
@@ -51,14 +51,43 @@ class Coco:
 
         """
         root = need_root(root, "coco")
-        if split_value is None:
-            places = [root / "annotations" / f"instances_{split}{year}.json" for year in ("", "2017")]
-        else:
-            places = [root / split_value]
-        file = first_existing(places, what=f"annotation file of the {split} split", key=f"data.{split}")
+        file = annotation_file(root, split_value, split)
         content = load_json(file)
         folder = _picture_folder(root, images, file, content["images"])
         return read_content(content, folder=folder, file=file, names=names)
+
+
+def annotation_file(root: Path, value: str | None, split: Split) -> Path:
+    """The annotation file of ``split``; ``value`` is ``data.<split>``, a file or a folder that holds one.
+
+    Raises:
+        DataError: there is none, or there are several to choose from.
+    """
+    if split == "all" and value is None:
+        return _only_json([root / "annotations", root])
+    words = FOLDERS_OF[split]
+    usual = [f"annotations/instances_{word}{year}.json" for word in words for year in ("", "2017")]
+    exported = ("{}/_annotations.coco.json", "annotations/{}.json", "{}.json", "{}/annotations.json")
+    usual += [name.format(word) for name in exported for word in words]
+    file = first_existing(
+        [root / name for name in usual] if value is None else [root / value],
+        what=f"annotation file of the {split} split",
+        key=f"data.{split}",
+        remedy=", or a share of all pictures with data.split (0.2)" if value is None else "",
+    )
+    return _only_json([file]) if file.is_dir() else file
+
+
+def _only_json(folders: Sequence[Path]) -> Path:
+    """The JSON file in the first of ``folders`` that holds any."""
+    for folder in folders:
+        found = sorted(folder.glob("*.json"))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(path.name for path in found)
+            raise DataError(f"data.train: {folder} holds {len(found)} JSON files ({names}); name one of them")
+    raise DataError(f"data.train: no JSON file in {', '.join(map(str, folders))}; name the annotation file")
 
 
 def load_json(file: Path) -> dict[str, Any]:
@@ -152,7 +181,7 @@ def _picture(
     image: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], folder: Path, labels: Mapping[int, int]
 ) -> Picture:
     path = folder / image["file_name"]
-    width, height = (image["width"], image["height"]) if image.get("width") and image.get("height") else probe(path)
+    width, height = (image["width"], image["height"]) if image.get("width") and image.get("height") else size_of(path)
     boxes = np.array([a["bbox"] for a in annotations], dtype=np.float64).reshape(-1, 4)
     areas = [a.get("area") for a in annotations]
     return Picture(
@@ -175,7 +204,7 @@ def _picture_folder(root: Path, images: str | None, file: Path, entries: Sequenc
     if images is not None:
         return first_existing([root / images], what="picture folder", key="data.images")
     part = file.stem.removeprefix("instances_")
-    places = [root / "images", root / part, root / "images" / part, root]
+    places = [root / "images", root / part, root / "images" / part, root, file.parent, file.parent / "images"]
     names = [entry["file_name"] for entry in entries if "file_name" in entry]
     if not names:
         return places[0]

@@ -2,14 +2,22 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from mtrain.core.errors import DataError
-from mtrain.data.header import SUFFIXES
+from mtrain.data.header import SUFFIXES, probe
 
-Split: TypeAlias = Literal["train", "val", "test"]
+Split: TypeAlias = Literal["train", "val", "test", "all"]
+"""``all``: every picture there is; they are divided afterwards (``data.split``)."""
+FOLDERS_OF: Mapping[Split, Sequence[str]] = {
+    "train": ("train",),
+    "val": ("val", "valid", "validation"),
+    "test": ("test",),
+    "all": (),
+}
+"""What folders and lists of a split are called, the usual name first."""
 LISTED = 20
 """As many problems are named one by one; the rest are counted."""
 
@@ -38,29 +46,52 @@ def need_root(root: Path | None, kind: str) -> Path:
     return root
 
 
-def first_existing(candidates: Sequence[Path], *, what: str, key: str) -> Path:
+def first_existing(candidates: Sequence[Path], *, what: str, key: str, remedy: str = "") -> Path:
     """The first of ``candidates`` that exists.
 
     Raises:
-        DataError: none does; all are named, and the spec key that can say otherwise.
+        DataError: none does; all are named, and the spec key that can say otherwise, with what else may help.
 
     """
     for path in candidates:
         if path.exists():
             return path
-    tried = ", ".join(str(path) for path in dict.fromkeys(candidates))
-    raise DataError(f"{key}: no {what} found; looked for {tried}; set {key}")
+    tried = list(dict.fromkeys(candidates))
+    if len(tried) > 2:
+        folder = Path(os.path.commonpath(tried))
+        places = f"{', '.join(str(path.relative_to(folder)) for path in tried)} in {folder}"
+    else:
+        places = ", ".join(map(str, tried))
+    raise DataError(f"{key}: no {what} found; looked for {places}; set {key}{remedy}")
 
 
 def pictures_in(folder: Path) -> list[Path]:
     """All picture files below ``folder``, sorted; suffixes in any case."""
-    found = [
-        Path(parent, name)
-        for parent, _, names in os.walk(folder, followlinks=True)
-        for name in names
-        if os.path.splitext(name)[1].lower() in SUFFIXES
-    ]
+    return [path for path in walk(folder) if path.suffix.lower() in SUFFIXES]
+
+
+def walk(folder: Path) -> list[Path]:
+    """All files below ``folder``, sorted, so that the order of a listing does not matter. Hidden ones are left out."""
+    found: list[Path] = []
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith((".", "__MACOSX"))]
+        found += [Path(parent, name) for name in names if not name.startswith(".")]
     return sorted(found)
+
+
+def named(names: Sequence[str], what: str) -> str:
+    """How many there are of ``what``, with the first five names."""
+    return f"{len(names)} {what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+
+
+def size_of(picture: Path) -> tuple[int, int]:
+    """Width and height of a picture as displayed; (0, 0) where there is no such file: missing ones are told together.
+
+    Raises:
+        DataError: the file is no picture, or is cut short.
+
+    """
+    return probe(picture) if picture.exists() else (0, 0)
 
 
 def unique_stems(files: Sequence[Path]) -> list[str]:

@@ -84,6 +84,8 @@ class Annotations:
     """COCO form (images, annotations, categories) with original ids and untouched boxes, for evaluation."""
     notes: Sequence[str] = field(default=())
     """Sentences about what else is odd, e.g. label files without a picture."""
+    pictures: Sequence[Picture] = field(default=())
+    """What the annotation files say of each picture, nothing changed; in the order of ``samples``."""
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -187,4 +189,5 @@ def assemble(
         problems={kind: problems[kind] for kind in PROBLEMS if problems[kind]},
         ground_truth=GroundTruth(ordered, class_names=class_names, category_ids=category_ids),
         notes=tuple(notes),
+        pictures=ordered,
     )

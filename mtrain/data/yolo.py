@@ -13,9 +13,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.errors import DataError
-from mtrain.data.header import probe
-from mtrain.data.reading import Split, first_existing, listed, need_root, need_unique, order_names, pictures_in
+from mtrain.data.reading import Split, listed, need_root, need_unique, order_names, pictures_in, size_of
 from mtrain.data.sample import Annotations, Picture, assemble
+from mtrain.data.yolo_layout import DESCRIPTION, description_file, listed_names, places_of
 
 _LARGEST = 2.0
 """A value beyond this is no rounding error but a pixel."""
@@ -26,8 +26,9 @@ class Yolo:
 
     ``data.yaml`` gives ``names`` (list or mapping), optional ``nc``, ``path``, and ``train``, ``val``: picture
     folders, text files that list pictures, or lists of these; ``data.train`` and ``data.val`` of the spec come first.
-    The label file of ``.../images/a/b.jpg`` is ``.../labels/a/b.txt``, or lies beside the picture where no folder is
-    called ``images``.
+    Without it: ``images/train`` or ``train/images``, and names from ``data.names`` or ``classes.txt``. The label file
+    of ``.../images/a/b.jpg`` is ``.../labels/a/b.txt``, or lies beside the picture where no folder is called
+    ``images``.
     """
 
     kind: ClassVar[str] = "detection"
@@ -36,7 +37,7 @@ class Yolo:
         """Where the description lies."""
 
         model_config = ConfigDict(extra="forbid", frozen=True)
-        description: str = Field(default="data.yaml", description="YAML file with names, train and val, from data.root")
+        description: str = Field(default=DESCRIPTION, description="YAML file with names, train and val, from data.root")
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
@@ -58,15 +59,12 @@ class Yolo:
 
         """
         root = need_root(root, "yolo")
-        file = root / self.options.description
+        file = description_file(root, self.options.description)
         description = _load_yaml(file) if file.is_file() else {}
+        if description.get("names") is None and names is None:
+            description = {**description, "names": listed_names(root)}
         class_names = _names(description, names, file=file)
-        places = [split_value] if split_value else description.get(split) or [images or f"images/{split}"]
-        base = _base(root, description)
-        folders = [
-            first_existing([base / place, root / place], what=f"pictures of the {split} split", key=f"data.{split}")
-            for place in ([places] if isinstance(places, str) else places)
-        ]
+        folders = places_of(root, split_value, images, description, split)
         paths = sorted({path for folder in folders for path in _pictures(folder)})
         if not paths:
             raise DataError(
@@ -113,17 +111,11 @@ def _names(description: Mapping[str, Any], given: Sequence[str] | None, *, file:
     return tuple(names)
 
 
-def _base(root: Path, description: Mapping[str, Any]) -> Path:
-    """``path`` of the description, where that is a folder; data sets move, so it often is not."""
-    base = root / str(description.get("path") or ".")
-    return base if base.is_dir() else root
-
-
 def _pictures(place: Path) -> list[Path]:
     if place.is_dir():
         return pictures_in(place)
-    lines = [line.strip() for line in place.read_text("utf-8").splitlines()]
-    return [place.parent / line for line in lines if line]
+    lines = [line.strip() for line in place.read_text("utf-8-sig").splitlines()]
+    return [place.parent / line.replace("\\", "/") for line in lines if line]
 
 
 def label_file(picture: Path) -> Path:
@@ -213,7 +205,7 @@ def _parse(fields: Sequence[str], class_count: int) -> tuple[float, ...]:
 
 
 def _picture(path: Path, picture_id: str, rows: Sequence[tuple[float, ...]]) -> Picture:
-    width, height = probe(path)
+    width, height = size_of(path)
     table = np.array(rows, dtype=np.float64).reshape(-1, 5)
     scaled = table[:, 1:] * np.array([width, height, width, height], dtype=np.float64)
     size = scaled[:, 2:]

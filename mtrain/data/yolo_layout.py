@@ -1,0 +1,83 @@
+"""Where the pictures and the description of a YOLO data set lie, also as exports from other machines write it."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mtrain.core.errors import DataError
+from mtrain.data.reading import FOLDERS_OF, Split, first_existing
+
+DESCRIPTION = "data.yaml"
+CLASS_LISTS = ("classes.txt", "labels/classes.txt", "obj.names", "labels.txt")
+"""Text files with one class name a line, as labelling tools write them."""
+_DRIVE = re.compile(r"^[A-Za-z]:")
+
+
+def description_file(root: Path, name: str) -> Path:
+    """The YAML file ``name`` in ``root``; for the usual name also the only YAML file there."""
+    file = root / name
+    if file.is_file() or name != DESCRIPTION:
+        return file
+    others = sorted(path for path in root.iterdir() if path.suffix.lower() in (".yaml", ".yml") and path.is_file())
+    return others[0] if len(others) == 1 else file
+
+
+def listed_names(root: Path) -> list[str] | None:
+    """Class names from a text file beside the labels; None where there is none."""
+    for name in CLASS_LISTS:
+        if (root / name).is_file():
+            lines = (root / name).read_text("utf-8-sig", errors="replace").splitlines()
+            return [line.strip() for line in lines if line.strip()]
+    return None
+
+
+def places_of(
+    root: Path, value: str | None, images: str | None, description: Mapping[str, Any], split: Split
+) -> list[Path]:
+    """Folders and lists that hold the pictures of ``split``; ``value`` is ``data.<split>``, ``images`` is ``data.images``.
+
+    Raises:
+        DataError: one of them does not exist, or nothing says where the pictures are.
+    """
+    base = _base(root, description)
+    if value is not None:
+        return [_existing(value, base, root, split)]
+    words = FOLDERS_OF[split] if split != "all" else ("train",)
+    described = next((description[word] for word in words if description.get(word)), None)
+    if described is not None and not isinstance(described, str | list):
+        raise DataError(
+            f"{split} of the YAML file: given {described!r}, expected a folder, a list file, or a list of these"
+        )
+    if described is not None and (split != "all" or not (root / "images").is_dir()):
+        entries = [described] if isinstance(described, str) else [str(entry) for entry in described]
+        return [_existing(entry, base, root, split) for entry in entries]
+    if images is not None:
+        return [_existing(images, base, root, split)]
+    if split == "all":
+        return [root / "images" if (root / "images").is_dir() else root]
+    candidates = [
+        root / pattern.format(word) for pattern in ("images/{}", "{}/images", "{}", "{}.txt") for word in words
+    ]
+    hint = ", or a share of all pictures with data.split (0.2)"
+    return [first_existing(candidates, what=f"pictures of the {split} split", key=f"data.{split}", remedy=hint)]
+
+
+def _base(root: Path, description: Mapping[str, Any]) -> Path:
+    """``path`` of the description, where that is a folder; data sets move, so it often is not."""
+    base = root / str(description.get("path") or ".").replace("\\", "/")
+    return base if base.is_dir() else root
+
+
+def _existing(entry: str, base: Path, root: Path, split: Split) -> Path:
+    """The folder or file that ``entry`` means here.
+
+    An export keeps the path of the machine it was made on: ``../train/images``, ``C:\\sets\\cells\\train\\images``. What
+    lies inside the data set under the end of such a path is meant.
+    """
+    plain = _DRIVE.sub("", entry.replace("\\", "/"))
+    parts = [part for part in plain.split("/") if part not in ("", ".", "..")]
+    inside = [root.joinpath(*parts[start:]) for start in range(max(len(parts) - 1, 1))]
+    literal = [base / entry, root / entry]
+    candidates = [*inside[:1], *literal] if entry.replace("\\", "/").startswith("../") else literal
+    return first_existing([*candidates, *inside], what=f"pictures of the {split} split", key=f"data.{split}")
