@@ -69,6 +69,7 @@ class TorchEngine:
             if is_frozen(name, recipe.frozen):
                 parameter.requires_grad = False
         syncbn.freeze(model)
+        syncbn.make_exact(model)
         if recipe.sync_batchnorm and self.collective.size > 1:
             syncbn.synchronize(model, self.collective)
         model = model.to(self.device)

@@ -21,6 +21,8 @@ from torch.nn import (
 from torch.nn import functional as F
 from typing_extensions import override
 
+from mtrain.backends._torch import batchnorm
+from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.interfaces import Array
 
 __all__ = [
@@ -47,7 +49,7 @@ no_grad = torch.no_grad
 
 
 class BatchNorm2d(torch.nn.BatchNorm2d):
-    """torch's, with the estimate that the running variance takes as an argument."""
+    """torch's, with exact statistics in every memory layout; which estimate the running variance takes is an argument."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -62,18 +64,31 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
+        if self.training and batchnorm.needs_blocks(input):
+            return self.normalized(input)
         if self.unbiased_variance or not self.training:
             return super().forward(input)
         # Statistics of their own for the kernel: autograd keeps those that it is given, and lets nobody change them afterwards.
         mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
         output = F.batch_norm(input, mean, var, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
         count = input.numel() // input.shape[1]
-        with torch.no_grad():
-            kept = 1 - self.momentum
-            self.running_mean.mul_(kept).add_(mean, alpha=self.momentum)
-            self.running_var.mul_(kept).add_(var, alpha=self.momentum * (count - 1) / count)
-            self.num_batches_tracked.add_(1)
+        self._follow(mean, var * ((count - 1) / count))
         return output
+
+    def normalized(self, input: Tensor, collective: TorchCollective | None = None) -> Tensor:
+        """Normalise with the statistics of ``input``, of all ranks where there is a ``collective``; running statistics follow."""
+        output, mean, var, count = batchnorm.normalize(
+            input, self.weight, self.bias, eps=self.eps, collective=collective
+        )
+        self._follow(mean, var * (count / (count - 1)) if self.unbiased_variance else var)
+        return output
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, var: Tensor) -> None:
+        """Move the running statistics towards those of a micro batch."""
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+        self.running_var.lerp_(var.to(self.running_var.dtype), self.momentum)
+        self.num_batches_tracked.add_(1)
 
     @override
     def extra_repr(self) -> str:
