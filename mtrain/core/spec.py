@@ -267,7 +267,8 @@ class TrainSpec(Section):
     sync_batchnorm: bool = Field(default=False, description="BatchNorm statistics over all ranks; works on CPU too")
     seed: int = Field(default=0, ge=0, lt=2**31, description="of weights, order and augmentation")
     channels_last: bool | Literal["auto"] = Field(
-        default="auto", description="memory layout; auto: the fastest known for the device"
+        default="auto",
+        description="memory layout of torch's convolutions; false: contiguous; auto: the fastest known for the device",
     )
     compile: bool = Field(default=False, description="compile the model where the framework can")
     freeze: list[Pattern] = Field(default_factory=list, description="regexes of parameter names that are not trained")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mtrain.backends._torch import batches, device, precision, state, syncbn
+from mtrain.backends._torch import batches, device, layout, precision, state, syncbn
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends.waiting import Waits
@@ -77,6 +77,8 @@ class TorchEngine:
             model = model.double()
         if recipe.channels_last:
             channels_last(model)
+        else:
+            layout.use(layout.ContiguousConv2d, model)
         return model
 
     def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:
@@ -141,6 +143,7 @@ def channels_last(model: nn.Module) -> None:
     ``Module.to`` leaves 1x1 weights with the strides of a contiguous tensor, which is the same memory; but their gradients
     come with those of channels last, and DDP then copies instead of sharing.
     """
+    layout.use(nn.Conv2d, model)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for parameter in model.parameters():
         if parameter.dim() == 4 and parameter.shape[2:] == (1, 1):

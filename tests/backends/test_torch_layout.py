@@ -1,0 +1,73 @@
+"""``train.channels_last`` settles the memory layout of every convolution and BatchNorm, whichever way pictures arrive."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mtrain.core import nn as neutral
+from mtrain.core.interfaces import Recipe
+from tests.framework import Framework
+from tests.models import yolov5_small
+
+LAYOUTS = {True: torch.channels_last, False: torch.contiguous_format}
+
+
+class Small(nn.Module):
+    """Two convolutions behind pictures that arrive as (B, H, W, 3), as in the shipped models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            neutral.Conv2d(3, 8, 3, 2, 1), neutral.BatchNorm2d(8), neutral.SiLU(), neutral.Conv2d(8, 4, 1)
+        )
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"total": self.body(batch["images"].float().permute(0, 3, 1, 2)).square().mean()}
+
+
+def recipe(**fields: Any) -> Recipe:
+    return Recipe(
+        rule="sgd", groups=(("", {"momentum": 0.9, "weight_decay": 0.0, "nesterov": 0.0}),), micro_batch=2, **fields
+    )
+
+
+def layouts(model: nn.Module, batch: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """Input of each convolution and output of each layer, by name; of those in which layouts can be told apart."""
+    seen: list[tuple[str, Tensor]] = []
+
+    def look(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen.append((f"output of {name}", output))
+
+        return hook
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d | nn.BatchNorm2d):
+            module.register_forward_hook(look(name))
+    model(batch)
+    return [(name, x) for name, x in seen if x.shape[1] > 1 and x.shape[2] * x.shape[3] > 1]
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_every_layer_has_the_layout_that_the_spec_asks_for(framework: Framework, channels_last: bool) -> None:
+    with framework.solo() as backend:
+        model, optimizer = backend.prepare(Small, recipe(channels_last=channels_last))
+        seen = layouts(model, {"images": torch.randint(0, 255, (2, 32, 32, 3), dtype=torch.uint8)})
+        assert len(seen) == 3
+        assert [name for name, x in seen if not x.is_contiguous(memory_format=LAYOUTS[channels_last])] == []
+        with optimizer.micro_batch(last=True):
+            optimizer.backward(model({"images": torch.ones(2, 32, 32, 3)})["total"])
+        grads = [p.grad for p in model.parameters() if p.dim() == 4 and p.grad is not None and p.shape[2] > 1]
+        assert all(grad.is_contiguous(memory_format=LAYOUTS[channels_last]) for grad in grads)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_every_layer_of_yolov5_has_the_layout_that_the_spec_asks_for(framework: Framework, channels_last: bool) -> None:
+    with framework.solo() as backend:
+        model, _ = backend.prepare(lambda: yolov5_small.ready_network(framework), recipe(channels_last=channels_last))
+        seen = layouts(model, yolov5_small.batch_of(framework))
+        assert len(seen) > 100
+        assert [name for name, x in seen if not x.is_contiguous(memory_format=LAYOUTS[channels_last])] == []
