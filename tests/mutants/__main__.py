@@ -1,28 +1,41 @@
 """``python -m tests.mutants``: plant each fault of the catalogue in a copy of the source, run its killers, print the survivors.
 
 The working tree is never touched. The killers must pass without a fault first: a test that fails anyway notices nothing.
+Libraries are imported once, here; each run of pytest is a fork that imports mtrain and the tests anew, from its copy.
 """
 
 import argparse
 import os
-import queue
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from tests.mutants.catalogue import ROOT, Fault, Stale, read
 
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "runs")
-TIME_LIMIT_S = 300.0
+PRELOADED = (
+    "numpy",
+    "torch",
+    "cv2",
+    "pydantic",
+    "yaml",
+    "rich.console",
+    "click",
+    "PIL.Image",
+    "safetensors.numpy",
+    "_pytest.main",
+)
+LIMIT_S = 300.0
 """For the killers of one fault; a fault that makes them hang is noticed."""
-FAILED, NOTHING_COLLECTED = 1, (4, 5)
+NOTHING_COLLECTED = (4, 5)
 """Exit codes of pytest."""
 
 
@@ -37,15 +50,44 @@ class Finding:
     killer: str = ""
 
 
+@dataclass(kw_only=True)
+class Run:
+    """A fork that runs pytest in a copy, and what to put back when it has ended."""
+
+    fault: Fault
+    copy: Path
+    before: str
+    pid: int
+    began: float
+
+    def end(self, code: int) -> Finding:
+        """Put the source back, and tell."""
+        (self.copy / self.fault.file).write_text(self.before, encoding="utf-8")
+        _forget_bytecode(self.copy / self.fault.file)
+        output = _output(self.copy).read_text(encoding="utf-8", errors="replace")
+        failed = [line.split(" ")[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        return Finding(
+            fault=self.fault,
+            outcome="survived" if code == 0 else "no test" if code in NOTHING_COLLECTED else "killed",
+            seconds=time.monotonic() - self.began,
+            killer=failed[0] if failed else "hangs or ends pytest" if code < 0 else "",
+        )
+
+
 def main() -> int:
     """Parse the command line, plant, print; returns 0 where every fault was noticed."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="part of the id or area of the faults to plant")
+    parser.add_argument("--only", default="", help="parts of ids or areas of the faults to plant, separated by commas")
     parser.add_argument("--jobs", type=int, default=2, help="faults at the same time")
     parser.add_argument("--source", type=Path, default=ROOT, help="the checkout whose source and tests are copied")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the killers without a fault first")
     given = parser.parse_args()
-    faults = [fault for fault in read() if given.only in fault.id or given.only in fault.area]
+    words = given.only.split(",")
+    faults = [fault for fault in read() if any(word in fault.id or word in fault.area for word in words)]
+    os.environ.update(OMP_NUM_THREADS="1", MPLBACKEND="Agg")
+    for name in PRELOADED:
+        with suppress(ImportError):
+            import_module(name)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [_copy(given.source, Path(folder) / str(i)) for i in range(given.jobs)]
@@ -63,52 +105,53 @@ def _copy(source: Path, target: Path) -> Path:
 def _passes(copy: Path, faults: Sequence[Fault]) -> bool:
     """Whether all killers pass as the source is."""
     killers = sorted({killer for fault in faults for killer in _present(copy, fault.killers)})
-    code, output = _pytest(copy, killers, limit_s=TIME_LIMIT_S * 10)
+    code = os.waitstatus_to_exitcode(os.waitpid(_forked_pytest(copy, killers), 0)[1])
     if code != 0:
-        print(f"{output}\nthese tests fail without any fault; mend them first", file=sys.stderr)
+        print(f"{_output(copy).read_text()}\nthese tests fail without any fault; mend them first", file=sys.stderr)
     return code == 0
 
 
 def _plant_all(faults: Sequence[Fault], copies: Sequence[Path]) -> list[Finding]:
-    free: queue.Queue[Path] = queue.Queue()
-    for copy in copies:
-        free.put(copy)
+    left, free, running, findings = list(faults), list(copies), [], []
+    while left or running:
+        while left and free:
+            copy = free.pop()
+            started = _planted(left.pop(0), copy)
+            if isinstance(started, Run):
+                running.append(started)
+            else:
+                findings.append(started)
+                free.append(copy)
+        for run in list(running):
+            code = _ended(run)
+            if code is not None:
+                running.remove(run)
+                free.append(run.copy)
+                finding = run.end(code)
+                findings.append(finding)
+                print(f"{finding.outcome:9} {finding.seconds:6.1f} s  {run.fault.id}  {finding.killer}", flush=True)
+        time.sleep(0.05)
+    return findings
 
-    def plant(fault: Fault) -> Finding:
-        copy = free.get()
-        try:
-            finding = _plant(fault, copy)
-        finally:
-            free.put(copy)
-        print(f"{finding.outcome:9} {finding.seconds:6.1f} s  {fault.id}  {finding.killer}", flush=True)
-        return finding
 
-    with ThreadPoolExecutor(len(copies)) as pool:
-        return list(pool.map(plant, faults))
-
-
-def _plant(fault: Fault, copy: Path) -> Finding:
-    began = time.monotonic()
+def _planted(fault: Fault, copy: Path) -> Run | Finding:
     try:
         before = fault.apply(copy)
     except Stale as error:
         print(error, file=sys.stderr)
         return Finding(fault=fault, outcome="stale", seconds=0.0)
-    try:
-        _forget_bytecode(copy / fault.file)
-        killers = _present(copy, fault.killers)
-        code, output = _pytest(copy, killers, limit_s=TIME_LIMIT_S) if killers else (NOTHING_COLLECTED[0], "")
-    finally:
-        (copy / fault.file).write_text(before, encoding="utf-8")
-        _forget_bytecode(copy / fault.file)
-    outcome = "survived" if code == 0 else "no test" if code in NOTHING_COLLECTED else "killed"
-    failed = [line.split(" ")[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return Finding(
-        fault=fault,
-        outcome=outcome,
-        seconds=time.monotonic() - began,
-        killer=failed[0] if failed else "hangs" if code < 0 else "",
-    )
+    _forget_bytecode(copy / fault.file)
+    pid = _forked_pytest(copy, _present(copy, fault.killers))
+    return Run(fault=fault, copy=copy, before=before, pid=pid, began=time.monotonic())
+
+
+def _ended(run: Run) -> int | None:
+    """Exit code of a run that has ended; negative where it was killed because its time was over."""
+    if time.monotonic() > run.began + LIMIT_S:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+    pid, status = os.waitpid(run.pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if pid else None
 
 
 def _forget_bytecode(file: Path) -> None:
@@ -129,22 +172,38 @@ def _present(copy: Path, killers: Sequence[str]) -> list[str]:
     return found
 
 
-def _pytest(copy: Path, tests: Sequence[str], *, limit_s: float) -> tuple[int, str]:
-    """Exit code, and output; a negative code where the time was over."""
-    argv = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-rfE", *tests]
+def _output(copy: Path) -> Path:
+    return copy.with_suffix(".txt")
+
+
+def _forked_pytest(copy: Path, tests: Sequence[str]) -> int:
+    """Process id of a fork that runs ``tests`` in ``copy``."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = NOTHING_COLLECTED[0]
     try:
-        done = subprocess.run(
-            argv, cwd=copy, env=_environment(os.environ, copy), capture_output=True, text=True, timeout=limit_s
-        )
-    except subprocess.TimeoutExpired:
-        return -1, ""
-    return done.returncode, done.stdout + done.stderr
+        os.setsid()
+        output = os.open(_output(copy), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(copy)
+        os.environ["PYTHONPATH"] = str(copy)  # in front of what is installed, for processes that tests start
+        sys.path[:] = [str(copy), *(path for path in sys.path if path not in ("", str(ROOT)))]
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "mtrain")]:
+            del sys.modules[name]
+        if tests:
+            code = _pytest(tests)
+    finally:
+        os._exit(code)
 
 
-def _environment(environ: Mapping[str, str], copy: Path) -> dict[str, str]:
-    """The copy comes before what is installed."""
-    own = {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
-    return {**environ, **own}
+def _pytest(tests: Sequence[str]) -> int:
+    import pytest
+
+    plugins = ["--disable-plugin-autoload", "-p", "pytest_timeout", "-p", "no:cacheprovider"]
+    return int(pytest.main([*plugins, "-q", "-x", "-m", "not slow", "-rfE", *tests]))
 
 
 def _table(findings: Sequence[Finding], seconds: float) -> str:
