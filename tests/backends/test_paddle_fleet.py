@@ -15,8 +15,9 @@ import pytest
 from mtrain.backends._paddle import place
 from mtrain.backends._paddle.channel import Channel, PeerLost
 from mtrain.backends.fleet import Fleet
-from mtrain.core import placement, plugins
+from mtrain.core import plugins
 from mtrain.core.errors import LaunchError, SpecError
+from tests.ports import held_port
 
 ROOT = Path(__file__).parents[2]
 LATE_S = 33
@@ -25,7 +26,7 @@ LATE_S = 33
 
 def as_ranks(size: int, work: Callable[[Channel, int], Any], *, timeout_s: float = 20.0) -> list[Any]:
     """``work(channel, rank)`` on as many threads, each one rank; what it returns or raises, by rank."""
-    address = ("127.0.0.1", placement.free_port())
+    address = ("127.0.0.1", held_port())
     found: list[Any] = [None] * size
 
     def one(rank: int) -> None:
@@ -76,14 +77,14 @@ class TestChannel:
         assert "rank 1 did not come to a collective within 0.3 s (backend.options.timeout_s)" in str(zero)
 
     def test_says_which_ranks_never_came(self):
-        address = ("127.0.0.1", placement.free_port())
+        address = ("127.0.0.1", held_port())
         with pytest.raises(PeerLost, match=r"ranks 1, 2 did not come to 127.0.0.1"):
             Channel(0, 3, address=address, timeout_s=0.2)
         with pytest.raises(PeerLost, match=r"rank 0 was not reached at 127.0.0.1"):
             Channel(1, 3, address=address, timeout_s=0.2)
 
     def test_sends_strangers_away(self):
-        address = ("127.0.0.1", placement.free_port())
+        address = ("127.0.0.1", held_port())
         found: list[Any] = []
         zero = threading.Thread(
             target=lambda: found.append(Channel(0, 2, address=address, timeout_s=20).all_gather("zero"))
@@ -99,7 +100,7 @@ class TestChannel:
         assert found == [["zero", "one"]]
 
     def test_a_rank_that_does_not_know_the_secret_is_sent_away_and_told_nothing(self):
-        address = ("127.0.0.1", placement.free_port())
+        address = ("127.0.0.1", held_port())
         found: list[Any] = []
 
         def first() -> None:
@@ -222,7 +223,7 @@ def two_ranks(folder: Path, *arguments: str) -> list[str]:
             "-m",
             "paddle.distributed.launch",
             "--master",
-            f"127.0.0.1:{placement.free_port()}",
+            f"127.0.0.1:{held_port()}",
             "--nnodes",
             "1",
             "--rank",

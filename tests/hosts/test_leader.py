@@ -10,7 +10,7 @@ import pytest
 from mtrain import preflight
 from mtrain.core import config
 from mtrain.core.errors import CheckpointError
-from mtrain.core.placement import free_port
+from tests.ports import held_port
 
 HOSTS = ["--launcher", "ssh", "--ips", "127.0.0.1,127.0.0.2"]
 SPEC = """
@@ -69,7 +69,7 @@ def test_what_hosts_cannot_be_started_by_hand_with_is_refused(here, typed, said)
 
 @pytest.mark.parametrize("wanted", [[], ["-c", "mtrain.yml", "--run", "runs/mine"]], ids=["newest", "named"])
 def test_a_host_that_serves_another_needs_no_checkpoint_of_its_own(here, wanted):
-    port = str(free_port())
+    port = str(held_port())
     done = mtrain(here, "evaluate", "--backend", "ddp", *BY_HAND, "--node-rank", "1", "--control-port", port, *wanted)
     assert done.returncode == 1, done.stderr
     assert f"the first host, 127.0.0.1, has not answered at port {port}" in done.stderr

@@ -14,12 +14,12 @@ import pytest
 
 import mtrain.hosts.meeting
 from mtrain.core.errors import LaunchError, UsageError
-from mtrain.core.placement import free_port
 from mtrain.hosts.agent import Orders, hello
 from mtrain.hosts.channel import ask_all
 from mtrain.hosts.meeting import Meeting, Party, difference, join
 from mtrain.hosts.proof import Unproven, prove
 from mtrain.launchers.environment import caller
+from tests.ports import held_port
 
 HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
 SPEC = {"train": {"batch_size": 8, "seed": 0}, "cluster": {"ips": HOSTS, "node_rank": None, "slots": None}}
@@ -58,7 +58,7 @@ def few_come_late(monkeypatch):
 
 @pytest.fixture
 def port():
-    return free_port()
+    return held_port()
 
 
 @pytest.fixture

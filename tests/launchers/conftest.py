@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mtrain.core import launch, placement
+from mtrain.core import launch
 from mtrain.core.interfaces import Host
 from mtrain.core.launch import Job, Patience
 from mtrain.core.placement import LaunchOptions
@@ -25,8 +25,10 @@ from mtrain.launchers.fleetrun import Fleetrun
 from mtrain.launchers.horovodrun import Horovodrun
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
+from tests.ports import held_port
 
 RANKS = Path(__file__).with_name("ranks.py")
+ROOT = Path(__file__).parents[2]
 
 
 STARTERS = {"torchrun": Torchrun, "fleetrun": Fleetrun, "horovodrun": Horovodrun, "deepspeed": DeepSpeedLauncher}
@@ -36,7 +38,7 @@ def make_plan(
     run_dir: Path, behaviour: str, *, ranks: int = 1, max_restarts: int = 0, launcher_name: str = "torchrun"
 ) -> Plan:
     kind = STARTERS[launcher_name] if ranks > 1 else Local
-    port = placement.free_port()
+    port = held_port()
     launcher = kind(kind.Options(**LaunchOptions(python=sys.executable, master_port=port).model_dump()))
     hosts = [Host(address="127.0.0.1", slots=ranks)]
     argv = [str(RANKS), behaviour, "--run-dir", str(run_dir)]
@@ -115,6 +117,7 @@ def starter(tmp_path):
         script = textwrap.dedent(
             f"""
             import importlib.util, sys
+            sys.path.insert(0, {str(ROOT)!r})
             from pathlib import Path
             from mtrain.core import launch
             from mtrain.core.launch import Job, Patience

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from importlib.util import find_spec
 
 import psutil
@@ -132,10 +131,10 @@ def test_stale_variables_of_the_shell_reach_neither_the_agent_nor_a_rank(run_beh
 
 
 @needs_paddle
-def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, alive_ranks):
+def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, tmp_path, alive_ranks, wait_for):
     process = starter("ignore_requests", **through_fleetrun)
     process.send_signal(signal.SIGINT)
-    time.sleep(1.0)
+    wait_for(lambda: all((tmp_path / f"heard-{rank}").exists() for rank in range(2)))
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mtrain.core import placement
+from tests.ports import held_port
 
 pytestmark = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
 
@@ -28,7 +28,7 @@ class Hosts:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = placement.free_port()
+        self.port = held_port()
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, node: int, script: str, *, hosts: str = HOSTS, interface: str = "lo") -> "subprocess.Popen[str]":

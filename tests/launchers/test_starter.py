@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 
 import psutil
 import pytest
@@ -23,7 +22,10 @@ def test_two_ranks_that_end_well_give_0(run_behaviour):
 def test_the_first_failing_rank_is_told_last_and_a_rank_that_hangs_is_ended(run_behaviour, tmp_path):
     result = run_behaviour("rank_1_raises_and_0_hangs", ranks=2)
     (failure,) = read_failures(RunFolder(tmp_path))
-    assert time.time() - failure["time"] < 30, "torchrun alone waits for 30 s"
+    assert failure["rank"] == 1
+    assert "Unable to shutdown process" not in RunFolder(tmp_path).starter_log.read_text(), (
+        "torchrun alone waits for 30 s"
+    )
     assert result.code == 1
     told = result.told.getvalue()
     assert told.startswith("rank 1 on ")
@@ -122,10 +124,10 @@ def test_a_request_to_end_lets_every_rank_save(starter, tmp_path, alive_ranks, n
     assert alive_ranks() == []
 
 
-def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, alive_ranks):
+def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, tmp_path, alive_ranks, wait_for):
     process = starter("ignore_requests", ranks=2)
     process.send_signal(signal.SIGINT)
-    time.sleep(1.0)
+    wait_for(lambda: all((tmp_path / f"heard-{rank}").exists() for rank in range(2)))
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=240)

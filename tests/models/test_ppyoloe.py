@@ -263,6 +263,28 @@ def test_padding_more_rows_changes_nothing(framework):
         assert few == pytest.approx(many, rel=1e-12)
 
 
+def test_a_side_farther_than_the_last_bin_is_learnt_as_the_last_bin(framework):
+    """A large object reaches beyond what the bins can say: its target ends 0.01 before the last of them."""
+    from mtrain.models.assign import points_of
+    from mtrain.models.ppyoloe_loss import _distribution_loss
+
+    stride, last = 8, 16
+    scores = np.random.default_rng(2).normal(size=(1, 1, 4, last + 1))
+    log = scores - np.log(np.exp(scores).sum(axis=3, keepdims=True))
+    points = points_of([(1, 1)], [stride], like=framework.tensor(log))
+    distances = np.array([100.0, 15.995, 15.5, -3.0])  # in strides: left, top, right, bottom
+    centre = np.array([0.5, 0.5])
+    box = np.concatenate((centre - distances[:2], centre + distances[2:]))[None, None]
+    found = _distribution_loss(framework.tensor(log), framework.tensor(box), points)
+    targets = np.clip(distances, 0.0, last - 0.01)
+    below = np.floor(targets).astype(int)
+    share = targets - below
+    sides = [
+        (1 - s) * log[0, 0, i, b] + s * log[0, 0, i, b + 1] for i, (b, s) in enumerate(zip(below, share, strict=True))
+    ]
+    np.testing.assert_allclose(framework.ops.to_numpy(found), [[-np.mean(sides)]], rtol=1e-12)
+
+
 # --------------------------------------------------------------------------------------------------------- predictions
 def suppressed_one_by_one(boxes, scores, *, confidence, iou_threshold, max_candidates, max_detections):
     """Class by class, box by box."""

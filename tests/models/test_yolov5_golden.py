@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from mtrain.core import nn, ops
+from mtrain.core.interfaces import Recipe
+from mtrain.core.optimizer import ema_shares
 from tests.models.sgd import Descent, arrays, norm
 from tests.selection import quick, under_torch
 
@@ -16,6 +18,8 @@ CASES = [(80, 64), (80, 128), (3, 64), (3, 128)]
 ONE_OF_EACH = quick(CASES, ["3-64"], ["80-128"], name=lambda case: f"{case[0]}-{case[1]}", unpack=True)
 """For what takes seconds: both numbers of classes, both sizes."""
 PARTS = {"box": "lbox", "obj": "lobj", "cls": "lcls", "total": "total"}
+AVERAGED = Recipe(rule="sgd", groups=(), micro_batch=2, ema_decay=0.9999, ema_ramp=2000.0, ema_rule="ramp")
+"""The average of the stored runs."""
 GROUPS = ((r"bias$", 0.0), (r"\.bn\.weight$", 0.0), (r"", 5e-4))
 HYPER = {
     "label_smoothing=0.1": {"label_smoothing": 0.1},
@@ -208,9 +212,9 @@ def three_steps(golden, network, classes, size, clip):
     for step in (1, 2, 3):
         losses = network.loss(network.heads(golden.images(size)), golden.targets("A", classes))
         length = rule.step(losses["total"])
-        decay = 0.9999 * (1 - np.exp(-step / 2000))
+        keep, take = ema_shares(AVERAGED, step)
         state = arrays(golden.framework.state(network))
-        average = {name: decay * x + (1 - decay) * state[name] for name, x in average.items()}
+        average = {name: keep * x + take * state[name] for name, x in average.items()}
         parts = {name: float(array(losses[part])) for part, name in PARTS.items()}
         records.append({**parts, "grad_l2_before_clip": length})
     return records, average
