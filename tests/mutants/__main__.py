@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from tests.mutants.catalogue import ROOT, Fault, Stale, read
+from tests.mutants.catalogue import CATALOGUE, ROOT, Fault, Stale, read
 
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "runs")
 PRELOADED = (
@@ -78,12 +78,13 @@ def main() -> int:
     """Parse the command line, plant, print; returns 0 where every fault was noticed."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="parts of ids or areas of the faults to plant, separated by commas")
+    parser.add_argument("--catalogue", type=Path, default=CATALOGUE, help="another list of faults")
     parser.add_argument("--jobs", type=int, default=2, help="faults at the same time")
     parser.add_argument("--source", type=Path, default=ROOT, help="the checkout whose source and tests are copied")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the killers without a fault first")
     given = parser.parse_args()
     words = given.only.split(",")
-    faults = [fault for fault in read() if any(word in fault.id or word in fault.area for word in words)]
+    faults = [fault for fault in read(given.catalogue) if any(word in fault.id or word in fault.area for word in words)]
     os.environ.update(OMP_NUM_THREADS="1", MPLBACKEND="Agg")
     for name in PRELOADED:
         with suppress(ImportError):

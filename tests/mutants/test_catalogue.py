@@ -23,7 +23,7 @@ def test_every_fault_is_found_once_and_leaves_python_that_can_be_parsed(tmp_path
             ast.parse(target.read_text(encoding="utf-8"))
         except (Stale, SyntaxError) as error:
             wrong.append(f"{fault.id}: {error}")
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_killer_is_a_test_that_is_there() -> None:
@@ -34,7 +34,7 @@ def test_every_killer_is_a_test_that_is_there() -> None:
             function = name.rpartition("::")[2].partition("[")[0]
             if not (ROOT / file).exists() or (function and f"def {function}(" not in (ROOT / file).read_text()):
                 wrong.append(f"{fault.id}: {killer}")
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
 
 
 def test_names_are_unique_and_every_fault_has_a_killer() -> None:
