@@ -18,28 +18,28 @@ help:      ## this list
 $(VENV)/bin/python:
 	scripts/make-venv $(VENV)
 
-$(VENV)/.installed-ddp: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-ddp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing mtrain with torch (CPU build) into $(VENV): about a minute"
-	@$(PY) -m pip install --quiet --progress-bar off -e '.[ddp]'
+	@$(PY) -m pip install --quiet --progress-bar off -c constraints.txt -e '.[ddp]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-ddp
+$(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.installed-ddp
 	@echo "installing what tests and linters need into $(VENV)"
-	@$(PY) -m pip install --quiet --progress-bar off -e '.[ddp,deepspeed,fleet,dev]'
+	@$(PY) -m pip install --quiet --progress-bar off -c constraints.txt -e '.[ddp,deepspeed,fleet-cpu,dev]'
 	@touch $@
 
-$(VENV)/.installed-horovod: scripts/build-horovod $(VENV)/.installed-dev
+$(VENV)/.installed-horovod: mtrain/backends/_horovod/build.sh $(VENV)/.installed-dev
 	@scripts/build-horovod $(PY)
 	@touch $@
 
 # Interpreters of other backends: one with torch alone, one with the older Paddle and no torch (backend.python names such).
-$(VENV)-torch/.installed: pyproject.toml
+$(VENV)-torch/.installed: pyproject.toml constraints.txt
 	@echo "installing mtrain with torch alone into $(VENV)-torch"
 	@test -x $(VENV)-torch/bin/python || scripts/make-venv $(VENV)-torch
-	@$(VENV)-torch/bin/python -m pip install --quiet --progress-bar off -e '.[ddp]'
+	@$(VENV)-torch/bin/python -m pip install --quiet --progress-bar off -c constraints.txt -e '.[ddp]'
 	@touch $@
 
-$(VENV)-paddle2/.installed: pyproject.toml
+$(VENV)-paddle2/.installed: pyproject.toml constraints.txt
 	@echo "installing mtrain with Paddle 2.6 alone into $(VENV)-paddle2"
 	@test -x $(VENV)-paddle2/bin/python || scripts/make-venv $(VENV)-paddle2
 	@$(VENV)-paddle2/bin/python -m pip install --quiet --progress-bar off -e '.[dev]' 'paddlepaddle==2.6.2' 'protobuf<7'
@@ -94,11 +94,11 @@ fmt: $(VENV)/.installed-dev  ## format the code
 	$(PY) -m ruff format .
 
 # The peers of the benchmarks stay out of the environment of the tests.
-$(VENV)-bench/.installed: pyproject.toml scripts/build-horovod
+$(VENV)-bench/.installed: pyproject.toml constraints.txt mtrain/backends/_horovod/build.sh
 	@echo "installing mtrain, Accelerate and Lightning Fabric into $(VENV)-bench"
 	@test -x $(VENV)-bench/bin/python || scripts/make-venv $(VENV)-bench
-	@$(VENV)-bench/bin/python -m pip install --quiet --progress-bar off -e '.[ddp]'
-	@$(VENV)-bench/bin/python -m pip install --quiet --progress-bar off -e '.[ddp,deepspeed,fleet,bench]'
+	@$(VENV)-bench/bin/python -m pip install --quiet --progress-bar off -c constraints.txt -e '.[ddp]'
+	@$(VENV)-bench/bin/python -m pip install --quiet --progress-bar off -c constraints.txt -e '.[ddp,deepspeed,fleet-cpu,bench]'
 	@scripts/build-horovod $(VENV)-bench/bin/python
 	@touch $@
 

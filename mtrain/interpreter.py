@@ -10,7 +10,7 @@ from typing import get_args
 from pydantic import BaseModel
 
 import mtrain
-from mtrain.core import plugins
+from mtrain.core import plugins, remedies
 from mtrain.core.errors import UsageError
 from mtrain.core.spec import Spec
 
@@ -56,14 +56,14 @@ def check(spec: Spec) -> None:
     options = plugins.options("backends", name, spec.backend.options, path="backend.options", policy=policy)
     framework = plugins.made("backends", name, options, policy=policy).framework
     extra = next((e.extra for e in plugins.names("backends", policy=policy) if e.needs == framework and e.extra), None)
-    package = f"mtrain[{extra}]" if extra else framework
+    here, there = (_install(extra, framework, python=at) for at in (None, python))
     entry = plugins.find("backends", name, policy=policy)
     library = entry.library or framework
     if python is None:
         if find_spec(framework) is None:
             raise UsageError(
                 f"backend.name: {name} runs on {framework}, which is not installed; {_other_framework(options)}install it with: "
-                f"pip install '{package}', or name an interpreter that has it: -o backend.python=/path/to/python"
+                f"{here}, or name an interpreter that has it: -o backend.python=/path/to/python"
             )
         if find_spec(library) is None:
             raise UsageError(
@@ -79,8 +79,7 @@ def check(spec: Spec) -> None:
     if found.mtrain != mtrain.__version__:
         has = "has no mtrain" if found.mtrain is None else f"has mtrain {found.mtrain}"
         raise UsageError(
-            f"backend.python: {python} {has}, expected {mtrain.__version__} as here; install it there with: "
-            f"{python} -m pip install '{package}=={mtrain.__version__}'"
+            f"backend.python: {python} {has}, expected {mtrain.__version__} as here; install it there with: {there}"
         )
     if entry.distribution != plugins.POLICY_FILE and name not in found.backends:
         raise UsageError(
@@ -89,13 +88,19 @@ def check(spec: Spec) -> None:
         )
     if framework in found.missing:
         raise UsageError(
-            f"backend.python: {python} has no {framework}, which backend {name} runs on; install it there with: "
-            f"{python} -m pip install '{package}'"
+            f"backend.python: {python} has no {framework}, which backend {name} runs on; install it there with: {there}"
         )
     if library in found.missing:
         raise UsageError(
             f"backend.python: {python} has no {library}, which backend {name} needs; {entry.remedy(python)}"
         )
+
+
+def _install(extra: str | None, framework: str, *, python: str | None) -> str:
+    """The command that installs what a backend runs on: an extra of mtrain, or for others' backends the framework."""
+    if extra:
+        return remedies.install(extra, python=python)
+    return f"{python} -m pip install {framework}" if python else f"pip install {framework}"
 
 
 def _other_framework(options: BaseModel) -> str:

@@ -8,10 +8,11 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mtrain.core import remedies
 from mtrain.core.errors import LaunchError
 from mtrain.core.interfaces import Array, Batch, Collective, HostBatch, Module, Optimizer, Recipe, State
 
-EXTRAS = {"torch": "ddp", "paddle": "fleet"}
+EXTRAS = {"torch": "ddp", "paddle": "fleet-cpu"}
 """The extra of mtrain that installs a framework."""
 
 
@@ -67,7 +68,7 @@ class EngineBackend(Generic[E]):
         if find_spec(self.framework) is None:
             raise LaunchError(
                 f"{type(self).__name__.lower()} on {self.framework} was asked for, but {self.framework} is not installed "
-                f"here; install it with: pip install 'mtrain[{EXTRAS[self.framework]}]'"
+                f"here; install it with: {remedies.install(EXTRAS[self.framework])}"
             )
         return import_module(f"mtrain.backends._{self.framework}.{name}")
 

@@ -99,7 +99,6 @@ class DDP(TorchBackend):
         wrapped = RehearsedDDP(
             model,
             device_ids=[self.engine.device] if self.engine.device.type == "cuda" else None,
-            forward_sync_buffers=False,
             bucket_cap_mb=self.options.bucket_mb,
             find_unused_parameters=self.options.find_unused_parameters,
             gradient_as_bucket_view=True,

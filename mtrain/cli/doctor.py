@@ -33,6 +33,9 @@ INTERRUPTED = 128
 @host_options
 @click.option("--quick", is_flag=True, help="Leave out the all-reduce of each backend.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option(
+    "--build-horovod", is_flag=True, help="Build Horovod for this interpreter's torch and install it; checks nothing."
+)
 @click.pass_context
 def doctor(context: click.Context, /, **params: Any) -> None:
     """Check this host and the hosts of --ips, and let each installed backend (or that of -b) add up numbers over its ranks.
@@ -40,7 +43,17 @@ def doctor(context: click.Context, /, **params: Any) -> None:
     Without --launcher ssh the same command is started on each of several hosts. Exit code: 0, nothing is in the way of a job; 1,
     something is; 2, wrong use.
     """
-    context.exit(Doctor(params).run())
+    context.exit(build_horovod() if params["build_horovod"] else Doctor(params).run())
+
+
+def build_horovod() -> int:
+    """Run the build script that comes with mtrain for the interpreter that runs mtrain; returns its exit code."""
+    import subprocess
+
+    import mtrain
+
+    script = Path(mtrain.__file__).parent / "backends" / "_horovod" / "build.sh"
+    return subprocess.run(["bash", str(script), sys.executable], check=False).returncode  # noqa: S603, S607 - ours
 
 
 class Doctor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.cli.options import JobCommand
+from mtrain.core import remedies
 from mtrain.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def state(entry: "Entry") -> str:
     if not entry.installed:
         if entry.install is not None:
             return f"needs {entry.library}: {entry.remedy(sys.executable)}"
-        return f"needs {entry.needs}" + (f": pip install 'mtrain[{entry.extra}]'" if entry.extra else "")
+        return f"needs {entry.needs}" + (f": {remedies.install(entry.extra)}" if entry.extra else "")
     return "ready"
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mtrain.core import remedies
 from mtrain.core.errors import MtrainError, PluginError, SpecError
 from mtrain.core.schema import dotted, problems_of
 from mtrain.core.suggest import hint
@@ -108,7 +109,7 @@ class Entry:
         """How ``python`` comes by the library; empty where nobody said."""
         if self.install is not None:
             return self.install.replace("{python}", python)
-        return f"install it with: {python} -m pip install 'mtrain[{self.extra}]'" if self.extra else ""
+        return f"install it with: {remedies.install(self.extra, python=python)}" if self.extra else ""
 
 
 def read_policy(file: str | Path | None = None) -> Policy:
@@ -177,9 +178,7 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
     try:
         target = _import(entry, policy)
     except Exception as error:  # a stranger's module may fail in any way when it is imported
-        remedy = (
-            f"; install it with: pip install 'mtrain[{entry.extra}]'" if entry.extra and not entry.installed else ""
-        )
+        remedy = f"; install it with: {remedies.install(entry.extra)}" if entry.extra and not entry.installed else ""
         raise PluginError(f"{what} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
     options_class = getattr(target, "Options", None)
     if not (isinstance(options_class, type) and issubclass(options_class, BaseModel)):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mtrain.core import remedies
 from mtrain.core.placement import is_address
 from mtrain.hosts.findings import Finding
 
@@ -188,7 +189,7 @@ def _mtrain(seen: Sequence[Seen]) -> list[Finding] | str:
         python, code = host.facts["python"]["executable"], host.facts["python"]["code"]
         if code is None:
             text = f"{python} has no mtrain"
-            found.append(_bad("mtrain", host, text, f"install it there with: {python} -m pip install mtrain"))
+            found.append(_bad("mtrain", host, text, f"install it there with: {remedies.install('', python=python)}"))
         elif expected is not None and code["digest"] != expected.facts["python"]["code"]["digest"]:
             text = f"the source in {code['folder']} is not that of {expected.label} in {expected.facts['python']['code']['folder']}"
             found.append(

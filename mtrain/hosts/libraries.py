@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 import mtrain
-from mtrain.core import placement
+from mtrain.core import placement, remedies
 from mtrain.core.plugins import Entry
 from mtrain.hosts.facts import interpreter
 from mtrain.hosts.findings import Finding, State
@@ -106,7 +106,7 @@ def libraries(
         found.append(Finding(check="libraries", state="ok", text=text))
     if not frameworks:
         text = "no backend can train here: no framework is installed"
-        remedy = f"install one, for example {python} -m pip install 'mtrain[ddp]'"
+        remedy = f"install one, for example {remedies.install('ddp', python=python)}"
         found.append(Finding(check="libraries", state="bad", text=text, remedy=remedy))
     return found
 

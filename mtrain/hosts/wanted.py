@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mtrain.core import plugins
+from mtrain.core import plugins, remedies
 from mtrain.core.plan import Plan
 from mtrain.core.spec import Spec
 
@@ -46,12 +46,12 @@ def _modules(spec: Spec, policy: plugins.Policy) -> dict[str, str]:
     framework = plugins.made("backends", spec.backend.name, _options(spec, policy), policy=policy).framework
     extra = {e.needs: e.extra for e in plugins.names("backends", policy=policy) if e.extra and not e.library}
     python = spec.backend.python or sys.executable
-    remedies = {
-        framework: f"install it there with: {python} -m pip install 'mtrain[{extra.get(framework, framework)}]'"
-    }
+    named = extra.get(framework)
+    command = remedies.install(named, python=python) if named else f"{python} -m pip install {framework}"
+    found = {framework: f"install it there with: {command}"}
     if entry.library:
-        remedies[entry.library] = entry.remedy(python)
-    return remedies
+        found[entry.library] = entry.remedy(python)
+    return found
 
 
 def _ports(spec: Spec, plan: Plan, index: int) -> list[tuple[int, str]]:

@@ -296,7 +296,7 @@ def test_a_horovod_that_cannot_be_used_is_one_error_with_the_command_that_builds
     assert done.returncode == 0, done.stderr
     assert "PluginError 2 backend horovod: Horovod" in done.stdout
     assert what in done.stdout
-    assert f"`make horovod` or `scripts/build-horovod {sys.executable}`" in done.stdout
+    assert f"`{sys.executable} -m mtrain doctor --build-horovod`" in done.stdout
 
 
 @pytest.mark.parametrize("python", [None, sys.executable], ids=["here", "in another interpreter"])

@@ -13,6 +13,8 @@ from mtrain.cli import main
 from mtrain.core.plugins import Entry
 from mtrain.hosts.libraries import libraries, this_host
 
+ROOT = Path(__file__).parents[2]
+
 HIDING = """
 import sys
 from importlib.machinery import PathFinder
@@ -128,9 +130,9 @@ def test_where_nothing_is_installed_it_says_what_to_install(tmp_path):
     assert done.returncode == 1, done.stderr
     findings = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert findings["torch"]["state"] == "absent"
-    assert "-m pip install 'mtrain[ddp]'" in findings["torch"]["remedy"]
-    assert "-m pip install 'mtrain[fleet]'" in findings["paddle"]["remedy"]
-    assert f"scripts/build-horovod {sys.executable}" in findings["horovod"]["remedy"]
+    assert f"-m pip install -e '{ROOT}[ddp]'" in findings["torch"]["remedy"]
+    assert f"-m pip install -e '{ROOT}[fleet-cpu]'" in findings["paddle"]["remedy"]
+    assert f"{sys.executable} -m mtrain doctor --build-horovod" in findings["horovod"]["remedy"]
     assert findings["libraries"]["text"] == "no backend can train here: no framework is installed"
     assert "all-reduce" not in findings
 

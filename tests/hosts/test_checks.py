@@ -87,7 +87,7 @@ def test_what_the_system_chooses_or_a_plugin_makes_is_not_asked_for(tmp_path):
     for host in asked(tmp_path, "data.root=made", backend="deepspeed"):
         assert (host["ports"], host["data"], host["files"]) == ([], None, {})
         assert list(host["modules"]) == ["torch", "deepspeed"]
-        assert "mtrain[deepspeed]" in host["modules"]["deepspeed"]
+        assert "[deepspeed]" in host["modules"]["deepspeed"]
 
 
 def hosts(**change):

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 
-from mtrain.core import processes
+from mtrain.core import processes, remedies
 from mtrain.core.errors import LaunchError, MtrainError, PluginError
 
 REQUEST_GRACE_S = 30.0
@@ -69,8 +69,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _check_installed() -> None:
     if find_spec("deepspeed") is None:
         raise PluginError(
-            f"launcher deepspeed: {sys.executable} has no DeepSpeed; install it with: {sys.executable} -m pip install "
-            "'mtrain[deepspeed]', or use --launcher torchrun"
+            f"launcher deepspeed: {sys.executable} has no DeepSpeed; install it with: "
+            f"{remedies.install('deepspeed', python=sys.executable)}, or use --launcher torchrun"
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mtrain.core import remedies
 from mtrain.core.errors import PluginError, SpecError
 
 CHOICE = "DS_ACCELERATOR"
@@ -27,7 +28,7 @@ def load(device: str) -> ModuleType:
     """
     if find_spec("deepspeed") is None:
         raise PluginError(
-            "backend deepspeed: DeepSpeed is not installed here; install it with: pip install 'mtrain[deepspeed]'"
+            f"backend deepspeed: DeepSpeed is not installed here; install it with: {remedies.install('deepspeed')}"
         )
     with _chosen(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -37,7 +38,7 @@ def load(device: str) -> ModuleType:
         except (ImportError, OSError, RuntimeError) as error:
             raise PluginError(
                 f"backend deepspeed: DeepSpeed cannot be imported ({error}); install the version that fits with: "
-                "pip install 'mtrain[deepspeed]'"
+                f"{remedies.install('deepspeed')}"
             ) from error
     _silence()
     module: ModuleType = deepspeed

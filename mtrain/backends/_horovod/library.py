@@ -1,6 +1,7 @@
 """Horovod itself: found or refused, configured, started."""
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,10 +34,7 @@ def load() -> ModuleType:
 
 def remedy() -> str:
     """The command that builds Horovod for the torch of this interpreter."""
-    return (
-        f"in a checkout of mtrain, `make horovod` or `scripts/build-horovod {sys.executable}` builds it for the installed "
-        "torch (released wheels and `pip install horovod` do not fit torch 2.1 and newer)"
-    )
+    return f"`{shlex.quote(sys.executable)} -m mtrain doctor --build-horovod` builds it for the installed torch (released wheels and `pip install horovod` do not fit torch 2.1 and newer)"
 
 
 def start(hvd: ModuleType, settings: Mapping[str, str]) -> None:

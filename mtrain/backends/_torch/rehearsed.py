@@ -1,5 +1,6 @@
 """DistributedDataParallel whose gradients add up in the same order from the first update on."""
 
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,6 +26,9 @@ class RehearsedDDP(DistributedDataParallel):
     _settled = False
 
     def __init__(self, *inputs: Any, **kwargs: Any) -> None:
+        # Buffers are sent before evaluations and saves, not in each forward pass; torch 2.13 renamed the argument.
+        renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+        kwargs["forward_sync_buffers" if renamed else "broadcast_buffers"] = False
         with _without_compiler():
             super().__init__(*inputs, **kwargs)
 

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Build Horovod against the torch of an interpreter, and install it there. usage: build-horovod PYTHON
+#
+# The source of the last release, 0.28.1, is fetched with pip and changed in two places:
+# - It asks for C++14, which torch's headers left behind with torch 2.1: they need C++17.
+# - Over gloo it never notices a rank that others wait for: the list of ranks that its stall check goes through has room
+#   for them (`reserve`) but no entries (`resize`).
+# The wheel is kept for the next time under ~/.cache/mtrain/wheels, by the versions that it was built for. With a torch for CUDA
+# it is built with NCCL. Does nothing where Horovod is there and fits.
+set -euo pipefail
+version=0.28.1
+changes=2  # of the source: another number makes another wheel
+python=${1:?usage: build-horovod PYTHON}
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+
+fail() {
+  echo "build-horovod: $1" >&2
+  exit 2
+}
+
+# torch's version, Python's tag, the platform, and for which device
+describe='
+import sys, sysconfig, torch
+tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+device = f"cu{torch.version.cuda}" if torch.version.cuda else "cpu"
+print(f"torch-{torch.__version__}-{tag}-{sysconfig.get_platform()}-{device}")
+'
+found='
+import importlib.metadata, sys
+import horovod.torch as hvd
+origin = importlib.metadata.distribution("horovod").read_text("direct_url.json") or ""
+sys.exit(not hvd.gloo_built() or ("/mtrain/wheels/" in origin and sys.argv[1] not in origin))
+'
+command -v "$python" >/dev/null || fail "$python: there is no such interpreter"
+built_for=$("$python" -W ignore -c "$describe" 2>/dev/null) ||
+  fail "$python has no torch, against which Horovod is built; install it first: $python -m pip install torch"
+device=${built_for##*-}
+key="horovod-$version-$changes-${built_for//[^A-Za-z0-9._-]/_}"
+if "$python" -W ignore -c "$found" "$key" >/dev/null 2>&1; then
+  exit 0
+fi
+
+need_tools() {
+  local missing=()
+  for tool in cmake g++ make; do
+    command -v "$tool" >/dev/null || missing+=("$tool")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+    echo "installing ${missing[*]} with apt-get"
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null
+  else
+    fail "${missing[*]} not found; install them with the package manager of this system (Debian: apt-get install ${missing[*]})"
+  fi
+}
+
+# Jobs of make: each needs up to 2 GB for torch's headers.
+jobs() {
+  local cores memory
+  cores=$(nproc 2>/dev/null || echo 2)
+  memory=$(awk '/MemAvailable/ {print int($2 / 2000000)}' /proc/meminfo 2>/dev/null || echo 2)
+  [ "$memory" -ge 1 ] || memory=1
+  echo $((cores < memory ? cores : memory))
+}
+
+change() {  # in file $1 text $2 into $3, all of them words that sed takes as they are
+  grep -qF "$2" "$1" || fail "$1 does not contain '$2': is this Horovod $version?"
+  sed -i.orig "s/$2/$3/" "$1"
+}
+
+build() {  # into the folder $1, in a subshell
+  local work=$1
+  local -x MAKEFLAGS PYTHONPATH="$work/tools" CMAKE_POLICY_VERSION_MINIMUM=3.5
+  local -x HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1
+  MAKEFLAGS=-j$(jobs)
+  if [ "$device" != cpu ]; then
+    export HOROVOD_GPU_OPERATIONS=NCCL
+  fi
+  if ! command -v mpicxx >/dev/null; then
+    export HOROVOD_WITHOUT_MPI=1
+  fi
+  echo "--- tools and source"
+  "$python" -m pip install --target "$work/tools" setuptools wheel packaging numpy cffi cloudpickle psutil pyyaml
+  "$python" -m pip download --no-binary :all: --no-deps --no-build-isolation --dest "$work" "horovod==$version"
+  tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
+  local source="$work/horovod-$version"
+  change "$source/CMakeLists.txt" 'set(CMAKE_CXX_STANDARD 14)' 'set(CMAKE_CXX_STANDARD 17)'
+  change "$source/horovod/torch/CMakeLists.txt" 'set(CMAKE_CXX_STANDARD 14)' 'set(CMAKE_CXX_STANDARD 17)'
+  change "$source/horovod/common/gloo/gloo_controller.cc" 'global_ranks_.reserve(size_);' 'global_ranks_.resize(size_);'
+  echo "--- build"
+  nice -n 10 "$python" -m pip wheel --verbose --no-deps --no-build-isolation --wheel-dir "$work/wheel" "$source"
+}
+
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/mtrain/wheels/$key
+wheel=$(find "$cache" -maxdepth 1 -name "horovod-$version-*.whl" 2>/dev/null | head -n 1 || true)
+if [ -z "$wheel" ]; then
+  need_tools
+  if [ "$device" != cpu ] && ! command -v "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" nvcc >/dev/null; then
+    fail "torch is built for CUDA ${device#cu}, but there is no nvcc; install that CUDA toolkit and NCCL's headers, and set CUDA_HOME"
+  fi
+  echo "building Horovod $version for $built_for: 3 to 5 minutes on two cores"
+  mkdir -p "$cache"
+  work=$(mktemp -d "$cache/build.XXXXXX")
+  trap 'rm -rf "$work"' EXIT
+  log=$cache/build.log
+  build "$work" >"$log" 2>&1 &  # not `if build`: bash would go on after an error inside
+  if ! wait $!; then
+    tail -n 30 "$log" >&2
+    fail "Horovod was not built; the whole log: $log"
+  fi
+  wheel=$cache/$(basename "$work"/wheel/*.whl)
+  mv "$work"/wheel/*.whl "$wheel"
+fi
+
+"$python" -m pip install --quiet --progress-bar off cffi cloudpickle psutil pyyaml packaging
+"$python" -m pip install --quiet --progress-bar off --force-reinstall --no-deps "$wheel"
+"$python" -W ignore -c "$found" "$key" >/dev/null || fail "$wheel is installed, but horovod.torch cannot be imported"
+echo "Horovod $version for $built_for is installed"
