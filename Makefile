@@ -11,21 +11,21 @@ OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models
 OLDER_ALL = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py
 PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help demo horovod test test-all test-paddle test-paddle2 mutants check fmt contract parity checkpoint-matrix bench clean debian
+.PHONY: help demo horovod test test-all test-paddle test-paddle2 mutants check fmt contract parity checkpoint-matrix bench ends clean debian
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 $(VENV)/bin/python:
-	scripts/make-venv $(VENV)
+	@scripts/quietly scripts/make-venv $(VENV)
 
 $(VENV)/.installed-ddp: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing mtrain with torch (CPU build) into $(VENV): about a minute"
-	@$(PY) -m pip install --quiet --progress-bar off -c constraints.txt -e '.[ddp]'
+	@echo "installing mtrain and torch into $(VENV): about a minute"
+	@scripts/quietly $(PY) -m pip install -c constraints.txt -e '.[ddp]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.installed-ddp
 	@echo "installing what tests and linters need into $(VENV)"
-	@$(PY) -m pip install --quiet --progress-bar off -c constraints.txt -e '.[ddp,deepspeed,fleet-cpu,dev]'
+	@scripts/quietly $(PY) -m pip install -c constraints.txt -e '.[ddp,deepspeed,fleet-cpu,dev]'
 	@touch $@
 
 $(VENV)/.installed-horovod: mtrain/backends/_horovod/build.sh $(VENV)/.installed-dev
@@ -35,14 +35,14 @@ $(VENV)/.installed-horovod: mtrain/backends/_horovod/build.sh $(VENV)/.installed
 # Interpreters of other backends: one with torch alone, one with the older Paddle and no torch (backend.python names such).
 $(VENV)-torch/.installed: pyproject.toml constraints.txt
 	@echo "installing mtrain with torch alone into $(VENV)-torch"
-	@test -x $(VENV)-torch/bin/python || scripts/make-venv $(VENV)-torch
-	@$(VENV)-torch/bin/python -m pip install --quiet --progress-bar off -c constraints.txt -e '.[ddp]'
+	@test -x $(VENV)-torch/bin/python || scripts/quietly scripts/make-venv $(VENV)-torch
+	@scripts/quietly $(VENV)-torch/bin/python -m pip install -c constraints.txt -e '.[ddp]'
 	@touch $@
 
 $(VENV)-paddle2/.installed: pyproject.toml constraints.txt
 	@echo "installing mtrain with Paddle 2.6 alone into $(VENV)-paddle2"
-	@test -x $(VENV)-paddle2/bin/python || scripts/make-venv $(VENV)-paddle2
-	@$(VENV)-paddle2/bin/python -m pip install --quiet --progress-bar off -e '.[dev]' 'paddlepaddle==2.6.2' 'protobuf<7'
+	@test -x $(VENV)-paddle2/bin/python || scripts/quietly scripts/make-venv $(VENV)-paddle2
+	@scripts/quietly $(VENV)-paddle2/bin/python -m pip install -e '.[dev]' 'paddlepaddle==2.6.2' 'protobuf<7'
 	@touch $@
 
 demo: $(VENV)/.installed-ddp  ## train a small YOLOv5 on the embedded digits with two DDP processes
@@ -96,14 +96,17 @@ fmt: $(VENV)/.installed-dev  ## format the code
 # The peers of the benchmarks stay out of the environment of the tests.
 $(VENV)-bench/.installed: pyproject.toml constraints.txt mtrain/backends/_horovod/build.sh
 	@echo "installing mtrain, Accelerate and Lightning Fabric into $(VENV)-bench"
-	@test -x $(VENV)-bench/bin/python || scripts/make-venv $(VENV)-bench
-	@$(VENV)-bench/bin/python -m pip install --quiet --progress-bar off -c constraints.txt -e '.[ddp]'
-	@$(VENV)-bench/bin/python -m pip install --quiet --progress-bar off -c constraints.txt -e '.[ddp,deepspeed,fleet-cpu,bench]'
+	@test -x $(VENV)-bench/bin/python || scripts/quietly scripts/make-venv $(VENV)-bench
+	@scripts/quietly $(VENV)-bench/bin/python -m pip install -c constraints.txt -e '.[ddp]'
+	@scripts/quietly $(VENV)-bench/bin/python -m pip install -c constraints.txt -e '.[ddp,deepspeed,fleet-cpu,bench]'
 	@scripts/build-horovod $(VENV)-bench/bin/python
 	@touch $@
 
 bench: $(VENV)-bench/.installed  ## the benchmark table: ratios against named peers
 	$(VENV)-bench/bin/python -m benchmarks
 
+ends:      ## the oldest and the newest versions of what mtrain needs, each in an environment of its own: gigabytes, no part of `test`
+	scripts/ends
+
 clean:     ## remove the environment and caches; run folders stay
-	rm -rf $(VENV) $(VENV)-torch $(VENV)-paddle2 $(VENV)-bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torch $(VENV)-paddle2 $(VENV)-bench $(VENV)-oldest $(VENV)-newest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,6 +16,8 @@ sys.path.insert(0, str(ROOT)) if str(ROOT) not in sys.path else None
 
 from tests.framework import FRAMEWORKS, Framework  # noqa: E402
 
+pytest_plugins = ("tests.skips",)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--framework", choices=tuple(FRAMEWORKS), default="torch")

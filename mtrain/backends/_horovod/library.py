@@ -34,7 +34,10 @@ def load() -> ModuleType:
 
 def remedy() -> str:
     """The command that builds Horovod for the torch of this interpreter."""
-    return f"`{shlex.quote(sys.executable)} -m mtrain doctor --build-horovod` builds it for the installed torch (released wheels and `pip install horovod` do not fit torch 2.1 and newer)"
+    return (
+        f"`{shlex.quote(sys.executable)} -m mtrain doctor --build-horovod` builds it for the installed torch "
+        "(released wheels and `pip install horovod` do not fit torch 2.1 and newer)"
+    )
 
 
 def start(hvd: ModuleType, settings: Mapping[str, str]) -> None:

@@ -1,0 +1,66 @@
+"""A test that is skipped in continuous integration fails the run, unless its reason is in `skips.toml`.
+
+A plugin of pytest, loaded by `conftest.py`. Active where the environment says CI (`CI=true`) or with `--no-skips`.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+LIST = Path(__file__).with_name("skips.toml")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help=f"a skip whose reason is not in {LIST.name} is a failure")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    asked = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    if config.getoption("--no-skips") or asked:
+        config.pluginmanager.register(SkipGate(allowed()), "mtrain-skips")
+
+
+def allowed() -> list[str]:
+    """Regular expressions of the reasons that may skip a test; each has a `why` beside it for people."""
+    entries = tomllib.loads(LIST.read_text(encoding="utf-8")).get("skip", [])
+    bare = [entry for entry in entries if not entry.get("why")]
+    assert not bare, f"{LIST}: no `why` beside {bare}"
+    return [entry["reason"] for entry in entries]
+
+
+class SkipGate:
+    """Collects the skips of a session, those of xdist's workers included, and fails it for the ones that are not listed."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        self._allowed = [re.compile(reason) for reason in reasons]
+        self._refused: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not hasattr(report, "wasxfail"):
+            self._take(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._take(report)
+
+    def _take(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped:
+            longrepr = report.longrepr
+            reason = str(longrepr[2] if isinstance(longrepr, tuple) else longrepr).removeprefix("Skipped: ")
+            if not any(pattern.search(reason) for pattern in self._allowed):
+                self._refused[report.nodeid] = reason
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._refused and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._refused:
+            terminalreporter.section("skips that are not allowed here", sep="=", red=True)
+            for test, reason in sorted(self._refused.items()):
+                terminalreporter.line(f"{test}: {reason}")
+            terminalreporter.line(f"make the test run, or give the reason in {LIST.name}")
