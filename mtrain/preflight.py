@@ -5,10 +5,10 @@ from pathlib import Path
 
 from mtrain import interpreter
 from mtrain.assembly import model_plugin, open_task
-from mtrain.core import placement, plugins
+from mtrain.core import disk, placement, plugins
 from mtrain.core.cadence import check_continues
-from mtrain.core.checkpoint import progress_of
-from mtrain.core.checkpoint_files import MANIFEST
+from mtrain.core.checkpoint import listed, progress_of
+from mtrain.core.checkpoint_files import MANIFEST, size_of
 from mtrain.core.errors import CheckpointError, SpecError
 from mtrain.core.interfaces import Evaluator, Progress
 from mtrain.core.optimizer import make_recipe
@@ -17,6 +17,7 @@ from mtrain.core.schedule import total_updates
 from mtrain.core.spec import Spec
 from mtrain.core.suggest import hint
 from mtrain.weights.models import check_start
+from mtrain.weights.resuming import check_resume, checkpoint_bytes
 
 
 def _check_port(spec: Spec) -> None:
@@ -38,7 +39,7 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     """Open the data, look at all of it that can be unreadable, and derive all numbers of the job for ``size`` ranks.
 
     ``resumed``: the checkpoint that training goes on from, or that is evaluated. Returns sentences about what is odd
-    in the data, to be told once.
+    in the data, and about what differs from the run of the checkpoint, to be told once.
 
     Raises:
         UsageError: something does not fit; the message says what to do. Unreadable pictures are named all at once.
@@ -52,11 +53,34 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     task.verify()
     _check_score(spec, task.evaluator())
     model_plugin(spec).prepare_task(task.task(), {})
-    if spec.model.weights is not None and resumed is None:
-        check_start(spec, classes=len(task.task().class_names), training=training)
+    classes = len(task.task().class_names)
+    notes = []
+    if resumed is not None:
+        notes = check_resume(spec, resumed, classes=classes, training=training)
+    elif spec.model.weights is not None:
+        check_start(spec, classes=classes, training=training)
     if training:
+        _check_room(spec, resumed, classes=classes)
         order = Shuffled(task.length("train"), global_batch=spec.train.batch_size, seed=spec.train.seed)
         total_updates(spec, order.updates_per_epoch)
         progress = Progress() if resumed is None else progress_of(resumed)
         check_continues(progress, updates_per_epoch=order.updates_per_epoch, global_batch=spec.train.batch_size)
-    return task.report()
+    return [*notes, *task.report()]
+
+
+def _check_room(spec: Spec, resumed: Path | None, *, classes: int) -> None:
+    """Whether the checkpoints of the job fit on the disk.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if resumed is not None:
+        held = sum(size_of(path) for path in listed(resumed.parent))
+        disk.check_room(resumed.parent, spec.checkpoint, each=size_of(resumed), held=held)
+        return
+    folder = Path(spec.report.dir)
+    if disk.free_bytes(folder) >= disk.AMPLE_BYTES:
+        return
+    each = checkpoint_bytes(spec, classes=classes)
+    if each is not None:
+        disk.check_room(folder, spec.checkpoint, each=each, held=0)

@@ -58,12 +58,14 @@ class Leaving:
         if error is self._left:
             return
         self._left = error
-        traceback.print_exception(error)
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # the log may lie on a full disk, and the failure must be left all the same
+            traceback.print_exception(error)
+            sys.stderr.flush()
         try:
             write_failure(self._run_folder, self._rank, error)
         except OSError as full:  # the log, or the exit status, has to do
-            print(f"{self._run_folder.failures}: {full}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                print(f"{self._run_folder.failures}: {full}", file=sys.stderr, flush=True)
 
 
 def run(work: Callable[[StopRequest, Leaving], None], *, run_folder: RunFolder, rank: int) -> int:

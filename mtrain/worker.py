@@ -25,7 +25,7 @@ from mtrain.core.errors import Interrupted, SpecError
 from mtrain.core.evaluate import evaluate, interruptible
 from mtrain.core.interfaces import Evaluator, Progress, TaskData
 from mtrain.core.report import Report, Reporter, SilentReporter
-from mtrain.core.runfolder import RunFolder, keep_private
+from mtrain.core.runfolder import RunFolder, adopt, keep_private
 from mtrain.core.schedule import Schedule, total_updates
 from mtrain.core.trace import Shares, Tracer, traffic
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", type=Path)
     given = parser.parse_args(argv)
     keep_private()
-    spec = config.read(given.run_dir / "spec.json")
+    spec = config.read(RunFolder(given.run_dir).spec_to_read)
     run_folder = RunFolder(given.run_dir, Path(spec.cluster.log_dir) if spec.cluster.log_dir else None)
     modes: dict[str, Callable[[rank.StopRequest, rank.Leaving], None]] = {
         "train": lambda stop, leave: train(spec, run_folder, given.resume, stop=stop, leave=leave),
@@ -65,6 +65,7 @@ def train(spec: Any, run_folder: RunFolder, resume: Path | None, *, stop: Stop, 
         if saved is not None:
             session.check_continues()
             job.backend.restore(job.model, job.optimizer, saved.state)
+            session.adopt_spec()
         session.announce(resumed_from=resume)
         try:
             session.trainer(stop).run(session.progress)
@@ -122,7 +123,7 @@ class Session:
 
     def trainer(self, stop: Stop) -> Trainer:
         """The loop with everything it calls."""
-        self._stop = stop
+        self._stop = lambda: self._asked_to_end(stop)
         job, spec = self.job, self.job.spec
         schedule = Schedule(spec, updates_per_epoch=self.loader.updates_per_epoch, total_updates=self.updates)
         return Trainer(
@@ -144,8 +145,23 @@ class Session:
                 patience=spec.train.patience,
                 max_nonfinite=spec.train.max_nonfinite,
             ),
-            Hooks(on_update=self.updated, evaluate=self.evaluate, save=self.save, stop=stop),
+            Hooks(on_update=self.updated, evaluate=self.evaluate, save=self.save, stop=self._stop),
         )
+
+    def _asked_to_end(self, stop: Stop) -> bool:
+        """Whether this rank was asked to end. A save that failed beside the loop is found here, not at the next save.
+
+        Raises:
+            TrainingError: it did.
+        """
+        self.checkpoints.check()
+        return stop()
+
+    def adopt_spec(self) -> None:
+        """Make the spec of this job the run's own, now that its checkpoint fits."""
+        barrier(self.job.backend.collective)  # every rank has restored
+        if self.job.backend.collective.rank == 0:
+            adopt(self.run_folder)
 
     def announce(self, *, resumed_from: Path | None) -> None:
         """The first record: what is about to be trained."""
@@ -231,7 +247,10 @@ class Session:
         self.report.event("checkpoint", update=progress.update, folder=str(self.run_folder.checkpoints), score=score)
 
     def end(self, reason: str, *, seconds: float) -> None:
-        """Finish what is being written; the last record and the summary. Collective unless ``reason`` is "failed"."""
+        """Finish what is being written; the last record and the summary. Collective unless ``reason`` is "failed".
+
+        A job that ends before its last update because of ``train.patience`` is "done" too, and ``stopped_by`` says so.
+        """
         self.checkpoints.wait()
         self.loader.close()
         self._evaluations.close()
@@ -240,6 +259,8 @@ class Session:
         result, job = self._result, self.job
         summary: dict[str, Any] = {
             "reason": reason,
+            "stopped_by": "patience" if reason == "done" and result.progress.update < self.updates else None,
+            "patience": job.spec.train.patience,
             "name": self.run_folder.path.name,
             "backend": job.spec.backend.name,
             "ranks": job.backend.collective.size,

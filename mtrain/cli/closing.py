@@ -32,7 +32,7 @@ def closing_lines(run_dir: Path, *, done: bool) -> list[str]:
 
 def result_lines(summary: Mapping[str, Any]) -> list[str]:
     """What a finished run says of its result."""
-    from mtrain.core.report_words import duration, headline_figures
+    from mtrain.core.report_words import duration, headline_figures, stopped_early
 
     if not summary:
         return []
@@ -41,5 +41,12 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
     at = f" (update {best['update']})" if "update" in best else ""
     ranks = summary.get("ranks", 1)
     where = f" on {ranks} rank{'s' if ranks > 1 else ''}, {summary['device']}" if "device" in summary else ""
-    lines = [f"done: {summary.get('updates', '?')} updates in {duration(summary.get('seconds'))}{where}"]
+    updates, early = summary.get("updates", "?"), stopped_early(summary)
+    took = f"updates in {duration(summary.get('seconds'))}{where}"
+    lines = [f"done: {updates} {took}"]
+    if early:
+        lines = [
+            f"done, {early}; {updates} of {summary.get('total_updates', '?')} {took}",
+            "--resume would end at once; to go on, give it with -o train.patience=NUMBER (a larger one), or null",
+        ]
     return lines + ([f"best evaluation: {figures}{at}", *figure_lines(summary, best)] if figures else [])

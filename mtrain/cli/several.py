@@ -116,12 +116,12 @@ class Brief:
     def folder(self, plan: Plan) -> Mapping[str, str]:
         """What was asked for, here in full, on the others what ranks read."""
         from mtrain.cli import starting
-        from mtrain.core import config, runfolder
+        from mtrain.core import runfolder
 
-        starting.write_folder(self.loaded, plan)
+        read = starting.write_folder(self.loaded, plan)
         if self.latest:
             runfolder.point_latest(plan.run_dir)
-        return {"spec.json": config.resolved_json(self.loaded.spec)}
+        return read
 
 
 def run(

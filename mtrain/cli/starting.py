@@ -116,23 +116,56 @@ def own_node(loaded: "Loaded") -> int:
     return placement.find_node_rank(cluster.ips, placement.own_addresses(), given=cluster.node_rank)
 
 
-def write_folder(loaded: "Loaded", plan: Plan) -> None:
-    """What was asked for, in the run folder: spec, plan, environment."""
+def write_folder(loaded: "Loaded", plan: Plan) -> dict[str, str]:
+    """Write what was asked for into the run folder: spec, plan, environment. Returns what ranks read of it, name -> text.
+
+    A resumed job writes beside what is there (``spec.next.yml`` ...): rank 0 puts it in its place once the checkpoint is
+    restored, so a job that is refused changes nothing.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+    run = RunFolder(plan.run_dir, plan.log_dir)
+    place = runfolder.pending if resumes(plan) else _directly
+    try:
+        runfolder.keep_private()
+        run.make()
+        for path, text in _asked(loaded, plan, run).items():
+            if place is _directly:
+                runfolder.pending(path).unlink(missing_ok=True)
+            place(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{plan.run_dir}: cannot be written to: {error.strerror or error}") from error
+    read = place(run.spec_json)
+    return {read.name: read.read_text(encoding="utf-8")}
+
+
+def resumes(plan: Plan) -> bool:
+    """Whether the job goes on in the folder of the run that wrote its checkpoint."""
+    run = RunFolder(plan.run_dir)
+    return plan.resume is not None and run.checkpoints in plan.resume.parents and run.spec_yml.exists()
+
+
+def _directly(path: Path) -> Path:
+    return path
+
+
+def _asked(loaded: "Loaded", plan: Plan, run: RunFolder) -> dict[Path, str]:
+    """The text of each of ``runfolder.ASKED``."""
     import yaml
 
     from mtrain.core import config
-    from mtrain.core.report import write_json
+    from mtrain.core.report import json_text
 
-    runfolder.keep_private()
-    run = RunFolder(plan.run_dir, plan.log_dir)
-    run.make()
-    config.dump(loaded.spec, run.spec_json)
-    run.spec_yml.write_text(yaml.safe_dump(dict(loaded.values), sort_keys=False, allow_unicode=True), encoding="utf-8")
-    (run.path / "plan.txt").write_text(plan.text(), encoding="utf-8")
-    write_json(run.path / "plan.json", plan.as_json())
     environ = environment.redacted(environment.cleaned(environment.caller()))
     argv = environment.redacted_words(sys.argv)
-    write_json(run.path / "environment.json", runfolder.describe_environment(environ, argv=argv))
+    return {
+        run.spec_json: config.resolved_json(loaded.spec),
+        run.spec_yml: yaml.safe_dump(dict(loaded.values), sort_keys=False, allow_unicode=True),
+        run.path / "plan.txt": plan.text(),
+        run.path / "plan.json": json_text(plan.as_json()),
+        run.path / "environment.json": json_text(runfolder.describe_environment(environ, argv=argv)),
+    }
 
 
 def run_job(

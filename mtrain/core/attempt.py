@@ -44,6 +44,11 @@ class Asked(Protocol):
         """The signal of the first request; None: there was none."""
         ...
 
+    @property
+    def first_at(self) -> float | None:
+        """When the first request came, in seconds since 1970; None: there was none, or nobody needs to know."""
+        ...
+
 
 class Listener(Protocol):
     """Who hears what happens: a ``Display``, or the leader of a job on several hosts."""

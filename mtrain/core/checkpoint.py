@@ -59,6 +59,10 @@ class CheckpointStore(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Raise what a save that has ended in the meantime could not; costs nothing and waits for nothing."""
+        ...
+
     def wait(self) -> None:
         """Return when nothing is being written. Raises what an earlier ``save`` could not."""
         ...
@@ -87,6 +91,9 @@ class NoCheckpoints:
         extra: Mapping[str, Any],
     ) -> None:
         """Nothing: rank 0 writes for all."""
+
+    def check(self) -> None:
+        """Nothing is written here."""
 
     def wait(self) -> None:
         """Nothing is under way here."""
@@ -147,6 +154,10 @@ class Checkpoints:
             self._writer.join()
             self.waited_s += time.perf_counter() - start
             self._writer = None
+        self.check()
+
+    def check(self) -> None:
+        """See ``CheckpointStore.check``."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import load as arrays_from_bytes
 from safetensors.numpy import save as arrays_to_bytes
 
@@ -217,6 +218,23 @@ def load(folder: Path) -> Saved:
 def progress_of(folder: Path) -> Progress:
     """Where the job of an intact checkpoint stands; reads no arrays."""
     return _progress(json.loads((folder / STATE).read_bytes()))
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """What an intact checkpoint says of itself: ``progress``, ``counters``, ``spec`` and ``extra``; reads no arrays."""
+    body = json.loads((folder / STATE).read_bytes())
+    return body if isinstance(body, dict) else {}
+
+
+def shapes_of(folder: Path, part: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the arrays of ``part`` ("weights", "ema", "moments") of an intact checkpoint; reads no arrays."""
+    with safe_open(folder / ARRAYS[part], framework="numpy") as file:
+        return {name.removeprefix("/"): tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files of a checkpoint, as its manifest says."""
+    return sum(int(entry["size_bytes"]) for entry in manifest_of(folder).get("files", {}).values())
 
 
 def _progress(body: Mapping[str, Any]) -> Progress:

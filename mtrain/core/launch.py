@@ -96,6 +96,7 @@ def _explain(plan: Plan, run_folder: RunFolder, requests: Requests, ending: Endi
         found = checkpoint.newest(run_folder.checkpoints)
         return found.name if found else None
 
+    failures = verdict.real_failures(run_folder)
     killed = plan.launcher.agent and verdict.was_killed(ending.status, ended_here=ending.ended_here)
 
     def judge() -> Verdict:
@@ -107,7 +108,8 @@ def _explain(plan: Plan, run_folder: RunFolder, requests: Requests, ending: Endi
         Traces(
             ok=ending.status == 0,
             reason=(ending.last or {}).get("reason"),
-            failures=verdict.real_failures(run_folder),
+            failures=failures,
+            failed_at=failures[0].get("time") if failures else None,
             run_dir=run_folder.path,
             starter_killed=killed,
         ),
@@ -128,6 +130,8 @@ class Traces:
     failures: Sequence[Mapping[str, Any]]
     """Of ranks that were not asked to end."""
     run_dir: Path
+    failed_at: float | None = None
+    """When the first of these failures was, in seconds since 1970 by this host's clock."""
     starter_killed: bool = False
     """Whether something outside the job killed the starter of the ranks. Ranks then save and end as if they had been asked to."""
 
@@ -150,6 +154,8 @@ def explain(
     if traces.reason == "interrupted" and not traces.failures:
         code = EXIT_CODES[requests.first or signal.SIGTERM]
         return Verdict(code=code, headline="ended", text=f"ended, state saved; go on with {go_on}")
+    if _failed_before(traces, requests):  # who then presses Ctrl-C wants to hear why all the same
+        return judge()
     refused = any(failure.get("expected") for failure in traces.failures)
     if requests.first is not None and (requests.count > 1 or not refused):
         name = newest()
@@ -158,3 +164,8 @@ def explain(
             code=EXIT_CODES[requests.first], headline="ended", text=f"ended before the state was saved; {kept}"
         )
     return judge()
+
+
+def _failed_before(traces: Traces, requests: Asked) -> bool:
+    """Whether a rank had failed before anybody asked for the end."""
+    return traces.failed_at is not None and requests.first_at is not None and traces.failed_at < requests.first_at

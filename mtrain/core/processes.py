@@ -210,7 +210,7 @@ class Requests:
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
         self.first_at: float | None = None
-        """Monotonic time of the first request."""
+        """When the first request came, in seconds since 1970."""
         self._times: dict[str, int] = {}
         self._former: dict[signal.Signals, object] = {}
 
@@ -236,7 +236,7 @@ class Requests:
         """Count a request that was made at ``place``; ``times``: how often it was made there in all, None: once more."""
         self._times[place] = self._times.get(place, 0) + 1 if times is None else max(times, self._times.get(place, 0))
         if self.first is None:
-            self.first, self.first_at = number, time.monotonic()
+            self.first, self.first_at = number, time.time()
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         del frame

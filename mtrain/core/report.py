@@ -5,6 +5,7 @@ always with ``kind`` and ``time`` (seconds since 1970): "start", "update", "eval
 """
 
 import json
+import logging
 import math
 import os
 import time
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 
 from mtrain.core.errors import TrainingError
 
+log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 RESULTS = "results.png"
@@ -72,26 +74,23 @@ class Reporter:
         self.folder = Path(folder)
         self._plots = plots
         self._clock = clock
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _end_last_line(self.folder / METRICS)
-        self._lines = (self.folder / METRICS).open("a", encoding="utf-8", buffering=1)
-        self._events = None
-        if tensorboard:
-            from mtrain.core.report_tensorboard import Events
-
-            self._events = Events(self.folder / "tensorboard", start_update=start_update)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _end_last_line(self.folder / METRICS)
+            self._lines = (self.folder / METRICS).open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise self._unwritable(METRICS, error) from error
+        self._events = _events(self.folder, start_update) if tensorboard else None
 
     def update(self, record: Mapping[str, Any]) -> None:
         """See ``Report.update``."""
         self._line("update", record)
-        if self._events is not None:
-            self._events.update(record)
+        self._draw_events(lambda events: events.update(record))
 
     def evaluation(self, figures: Mapping[str, float], *, update: int, epoch: int, **fields: Any) -> None:
         """See ``Report.evaluation``."""
         self._line("evaluation", {"update": update, "epoch": epoch, "figures": dict(figures), **fields})
-        if self._events is not None:
-            self._events.evaluation(figures, update=update)
+        self._draw_events(lambda events: events.evaluation(figures, update=update))
 
     def event(self, kind: str, **fields: Any) -> None:
         """See ``Report.event``."""
@@ -101,23 +100,58 @@ class Reporter:
         """See ``Report.close``."""
         if self._lines.closed:
             return
-        self._lines.close()
-        if self._events is not None:
-            self._events.close()
-        write_json(self.folder / SUMMARY, summary)
+        try:
+            self._lines.close()
+            self._draw_events(lambda events: events.close())
+            write_json(self.folder / SUMMARY, summary)
+        except OSError as error:
+            raise self._unwritable(SUMMARY, error) from error
         if self._plots:
-            from mtrain.core.report_plots import draw_results
+            self._draw()
 
+    def _draw(self) -> None:
+        from mtrain.core.report_plots import draw_results
+
+        try:
             draw_results(self.folder)
+        except OSError as error:  # a picture is no reason for a finished job to fail
+            log.warning("%s could not be drawn: %s", self.folder / RESULTS, error.strerror or error)
+
+    def _draw_events(self, write: Callable[[Any], None]) -> None:
+        """Write to TensorBoard's files; the first failure ends them, with a word, and not the job."""
+        if self._events is None:
+            return
+        try:
+            write(self._events)
+        except OSError as error:
+            self._events = None
+            told = f"TensorBoard's events cannot be written any more: {error.strerror or error}"
+            log.warning("%s", told)
+            if not self._lines.closed:
+                self._line("warning", {"message": told})
 
     def _line(self, kind: str, fields: Mapping[str, Any]) -> None:
         record = {"kind": kind, "time": round(self._clock(), 3), **finite(fields)}
         try:
             self._lines.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
         except OSError as error:
-            raise TrainingError(
-                f"{self.folder / METRICS} cannot be written: {error.strerror or error}; make room, then go on with --resume"
-            ) from error
+            raise self._unwritable(METRICS, error) from error
+
+    def _unwritable(self, name: str, error: OSError) -> TrainingError:
+        return TrainingError(
+            f"{self.folder / name} cannot be written: {error.strerror or error}; make room, then go on with --resume"
+        )
+
+
+def _events(folder: Path, start_update: int) -> Any:
+    """The writer of TensorBoard's events; None where they cannot be written, which is no reason for a job to fail."""
+    from mtrain.core.report_tensorboard import Events
+
+    try:
+        return Events(folder / "tensorboard", start_update=start_update)
+    except OSError as error:
+        log.warning("TensorBoard's events cannot be written: %s", error.strerror or error)
+        return None
 
 
 def finite(value: Any) -> Any:
@@ -138,8 +172,13 @@ def finite(value: Any) -> Any:
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as JSON, in one step: a reader sees the former content or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.write_text(json_text(value), encoding="utf-8")
     temporary.replace(path)
+
+
+def json_text(value: Any) -> str:
+    """``value`` as the text of a JSON file; see ``finite``."""
+    return json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n"
 
 
 def _end_last_line(path: Path) -> None:

@@ -100,10 +100,18 @@ def event_line(record: Record) -> str:
     if kind == "note":
         return str(record.get("message", ""))
     if kind == "end":
-        return f"end: {record.get('reason', 'done')}"
+        return f"end: {record.get('reason', 'done')}" + (f", {stopped_early(record)}" if stopped_early(record) else "")
     hidden = ("kind", "time")
     shown = "  ".join(f"{name} {value}" for name, value in record.items() if name not in hidden and _short(value))
     return f"start: {shown}" if shown else ""
+
+
+def stopped_early(summary: Mapping[str, Any]) -> str:
+    """Why a job was done before its last update; empty: it was not."""
+    if summary.get("stopped_by") != "patience":
+        return ""
+    count = summary.get("patience")
+    return f"stopped early by train.patience: no better score in {count} evaluation{'s' if count != 1 else ''}"
 
 
 def _short(value: Any) -> bool:

@@ -3,6 +3,7 @@
 ::
 
     runs/<name>/  spec.json spec.yml plan.json plan.txt environment.json     what was asked for (starter)
+                  spec.1.yml spec.2.yml ...                                  the same before it was resumed with changes
                   metrics.jsonl summary.json results.png val_batch.jpg tensorboard/   what happened (rank 0)
                   checkpoints/  logs/rank-N.log logs/starter.log  failures/rank-N.json
     runs/latest   link to the newest
@@ -15,6 +16,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import socket
 import sys
 import time
@@ -26,10 +28,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mtrain.core.errors import CheckpointError, MtrainError, UsageError
+from mtrain.core.errors import CheckpointError, MtrainError, TrainingError, UsageError
 from mtrain.core.report import METRICS, RESULTS, SUMMARY, write_json
 
 LATEST = "latest"
+ASKED = ("spec.json", "spec.yml", "plan.txt", "plan.json", "environment.json")
+"""Files of a run folder that say what was asked for."""
 
 
 def keep_private() -> None:
@@ -59,6 +63,12 @@ class RunFolder:
     def spec_yml(self) -> Path:
         """The resolved spec, as a person reads it."""
         return self.path / "spec.yml"
+
+    @property
+    def spec_to_read(self) -> Path:
+        """The resolved spec of the job that is starting: of a resumed one it waits beside the run's own."""
+        waiting = pending(self.spec_json)
+        return waiting if waiting.exists() else self.spec_json
 
     @property
     def metrics(self) -> Path:
@@ -109,6 +119,42 @@ class RunFolder:
         """Create the folders, readable by their owner alone."""
         for folder in (self.path, self.checkpoints, self.failures, self.logs):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+# ------------------------------------------------------------------------------------------------- what was asked for
+def pending(path: Path) -> Path:
+    """Where a resumed job's version of ``path`` waits (``spec.next.yml``) until its ranks have restored the checkpoint."""
+    return path.with_name(f"{path.stem}.next{path.suffix}")
+
+
+def adopt(run: RunFolder) -> None:
+    """Make what a resumed job was asked for the run's own. Called by rank 0 once the job has restored.
+
+    A spec that differs from the one before leaves that one beside it, as ``spec.1.yml``, ``spec.2.yml`` ...
+
+    Raises:
+        TrainingError: the folder cannot be written to.
+    """
+    try:
+        for name in ASKED:
+            path = run.path / name
+            new = pending(path)
+            if not new.exists():
+                continue
+            if path == run.spec_yml and path.exists() and path.read_bytes() != new.read_bytes():
+                _keep_earlier(path)
+            new.replace(path)
+    except OSError as error:
+        raise TrainingError(f"{run.path}: the new spec cannot be put there: {error.strerror or error}") from error
+
+
+def _keep_earlier(spec: Path) -> None:
+    """Copy ``spec`` to its next free number; it stays in its place until the new one replaces it."""
+    numbered = (spec.with_name(f"{spec.stem}.{count}{spec.suffix}") for count in itertools.count(1))
+    free = next(path for path in numbered if not path.exists())
+    temporary = free.with_name(f".{free.name}.{os.getpid()}")
+    shutil.copy2(spec, temporary)
+    temporary.replace(free)
 
 
 # -------------------------------------------------------------------------------------------------------------- names

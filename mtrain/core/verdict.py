@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mtrain.core import disk
 from mtrain.core.errors import Interrupted
 from mtrain.core.report_history import Record
 from mtrain.core.runfolder import RunFolder, read_failures
@@ -93,6 +94,8 @@ class Evidence:
     """Of that command."""
     host: Callable[[int], str] = lambda rank: ""
     """Of a rank, for people; empty on the only one."""
+    full: str = ""
+    """The folder of the run, where its disk is full: a rank can then leave no reason."""
 
 
 def judge(run: RunFolder, deaths: Sequence[tuple[int, int]], ending: Ending) -> Verdict:
@@ -107,6 +110,7 @@ def judge(run: RunFolder, deaths: Sequence[tuple[int, int]], ending: Ending) -> 
             status=ending.status,
             log=lambda rank: Log(place=str(run.rank_log(rank)), text=ending.rank_logs.get(rank, "")),
             starter=starter_log(run, ending),
+            full=str(run.path) if disk.is_full(run.path) else "",
         )
     )
 
@@ -181,6 +185,8 @@ def _of_log(evidence: Evidence, rank: int | None, head: str) -> Verdict:
     log = evidence.starter if rank is None else evidence.log(rank)
     shown = log if log.text else evidence.starter
     said = f"nothing was written to {log.place}\n"
+    if evidence.full:
+        head += f"; the disk of {evidence.full} is full: make room, then go on with --resume"
     if shown.text:
         said = f"{'from' if TRACEBACK in shown.text else 'last lines of'} {shown.place}:\n{shown.text}\n"
     return Verdict(code=1, headline=head, text=f"{said}error: {head}")

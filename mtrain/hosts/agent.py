@@ -28,7 +28,8 @@ hello    the first message: version, host (its name), addresses [[interface, add
          by hand also what the leader compares, see ``meeting.py``
 record   record: a line of ``metrics.jsonl`` (host of rank 0)
 failure  failure: what a rank left (``failures/rank-N.json``), age_s: seconds since it was written
-ended    status, log (of the command), logs {rank: last lines}, ended_here (the agent has killed it), summary, error
+ended    status, log (of the command), logs {rank: last lines}, ended_here (the agent has killed it), full (the disk of its
+         run folder), summary, error
 asked    signal: this process was asked to end the job; times: how often by now
 =======  =====================================================================================================================
 
@@ -48,7 +49,7 @@ from pathlib import Path
 from typing import Any
 
 import mtrain
-from mtrain.core import placement, processes, runfolder
+from mtrain.core import disk, placement, processes, runfolder
 from mtrain.core.attempt import Attempt, Patience
 from mtrain.core.errors import MtrainError, UsageError
 from mtrain.core.interfaces import Command
@@ -221,7 +222,10 @@ class Agent:
             run.make()
             self._hold(run, message["node"], wait_s=float(message.get("wait_s", 0.0)))
         for name, text in message["files"].items():
-            runfolder.write_once(run.path / Path(name).name, text, writer=message["node"])
+            path = run.path / Path(name).name
+            if ".next." not in name:  # one that waits, of a job that was refused, would be read instead
+                runfolder.pending(path).unlink(missing_ok=True)
+            runfolder.write_once(path, text, writer=message["node"])
         self._run, self._node = run, message["node"]
         return {}
 
@@ -279,6 +283,7 @@ class Agent:
                 "status": ending.status,
                 "log": ending.log[-LOG_CHARACTERS:],
                 "ended_here": ending.ended_here,
+                "full": disk.is_full(self._run.path),
                 "logs": {str(rank): text for rank, text in ending.rank_logs.items()},
                 "summary": _read(self._run.summary) if orders.first_rank == 0 else None,
             }
@@ -297,6 +302,9 @@ class Agent:
 
 class _Asked:
     """What the leader has asked of an attempt, as ``Attempt`` looks at it."""
+
+    first_at: float | None = None
+    """The leader knows; it tells why the job ended."""
 
     def __init__(self) -> None:
         self.count = 0

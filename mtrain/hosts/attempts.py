@@ -100,11 +100,13 @@ class Attempts:
         )
 
     def _explain(self, plan: Plan, outcome: Outcome) -> Verdict:
+        failures = outcome.real_failures()
         broken = outcome.lost and not self.requests.any()  # its ranks may have been asked to end by that
         traces = Traces(
             ok=outcome.ok,
             reason=None if broken else (outcome.last or {}).get("reason"),
-            failures=outcome.real_failures(),
+            failures=failures,
+            failed_at=time.time() - (time.monotonic() - failures[0]["when"]) if failures else None,
             run_dir=plan.run_dir,
             starter_killed=bool(outcome.killed_starters()),
         )

@@ -174,6 +174,14 @@ class Outcome:
             log=self._log,
             starter=self._starter_log(node, first),
             host=self._host_of,
+            full=next(
+                (
+                    f"{self.members[node].label}:{self.plan.run_dir}"
+                    for node in self.ended
+                    if self.ended[node].get("full")
+                ),
+                "",
+            ),
         )
 
     def _starter_log(self, node: int, ended: Message) -> Log:

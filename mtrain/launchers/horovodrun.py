@@ -51,7 +51,8 @@ class Horovodrun:
 
     def _alone(self, host: Host, ranks: int) -> tuple[str, ...]:
         """Its rendezvous takes a port of its own; it takes the loopback interface and refuses another."""
-        starter = (self.options.python, "-m", "horovod.runner.launch", "--gloo", "-np", str(ranks))
+        # Without the cache it looks at this host each time, which is quick, and leaves no ~/.horovod behind.
+        starter = (self.options.python, "-m", "horovod.runner.launch", "--gloo", "--disable-cache", "-np", str(ranks))
         return (*starter, "-H", f"{host.address}:{ranks}", *KEPT_SHELL)
 
     def _together(self, hosts: Sequence[Host], node: int) -> tuple[str, ...]:

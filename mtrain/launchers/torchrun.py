@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host
@@ -9,6 +10,8 @@ from mtrain.core.placement import LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 """One entry of the ``ChildFailedError`` report that torchrun prints."""
+LOG_FOLDER = "torchrun"
+"""Beside the logs of the ranks."""
 
 
 class Torchrun:
@@ -31,7 +34,11 @@ class Torchrun:
         """One command per host, differing in ``--node-rank`` and, where hosts have other numbers of ranks, in that."""
         env = rank_environment(self.options)
         return [
-            Command(host=host.address, argv=(*self._starter(len(hosts), node, host.slots), *argv), env=env)
+            Command(
+                host=host.address,
+                argv=(*self._starter(len(hosts), node, host.slots), *_log_folder(argv), *argv),
+                env=env,
+            )
             for node, host in enumerate(hosts)
         ]
 
@@ -55,3 +62,11 @@ class Torchrun:
         """Failed ranks as torchrun reports them; an entry stands for each even where several fell at once."""
         found = {int(rank): int(code) for rank, code in FAILED_RANK.findall(log)}
         return sorted(found.items())
+
+
+def _log_folder(argv: Sequence[str]) -> tuple[str, ...]:
+    """Where torchrun makes its folders: inside the run folder that the ranks are given. It leaves them, elsewhere in TMPDIR."""
+    words = list(argv)
+    if "--run-dir" not in words:
+        return ()
+    return (f"--log-dir={Path(words[words.index('--run-dir') + 1]) / 'logs' / LOG_FOLDER}",)

@@ -86,6 +86,9 @@ def test_fp16_scales_the_loss_halves_the_scale_after_an_overflow_and_resumes_it(
     state = backend.state(model, optimizer)
     assert (state.counters["loss_scale"], state.counters["skipped"]) == (2.0**15, 1)
     assert np.array_equal(before["head.weight"], state.weights["head.weight"])
+    update(backend, model, optimizer, rates)
+    state = backend.state(model, optimizer)
+    assert state.counters["loss_scale_age"] == 1, "good updates since the scale changed"
     fresh, other = backend.prepare(build, recipe(precision="fp16"))
     backend.restore(fresh, other, state)
     assert backend.state(fresh, other).counters == state.counters

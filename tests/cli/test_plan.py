@@ -33,7 +33,8 @@ def test_two_hosts_get_one_torchrun_command_each_that_differs_in_the_node_rank(c
     assert first["argv"][:3] == [sys.executable, "-m", "torch.distributed.run"]
     assert first["argv"][3:] == [
         *("--nnodes=2", "--node-rank=0", "--nproc-per-node=2", "--master-addr=10.0.0.1", "--master-port=29500"),
-        *("--max-restarts=0", "-m", "mtrain.worker", "--run-dir", "runs/yolov5n"),
+        *("--max-restarts=0", "--log-dir=runs/yolov5n/logs/torchrun"),
+        *("-m", "mtrain.worker", "--run-dir", "runs/yolov5n"),
     ]
     assert [word.replace("rank=1", "rank=0") for word in second["argv"]] == first["argv"]
     assert first["env"] == second["env"]

@@ -1,5 +1,6 @@
 """Checkpoints: complete or absent, verified, kept by rule, written beside the loop."""
 
+import errno
 import json
 import logging
 import os
@@ -7,6 +8,7 @@ import resource
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -304,6 +306,54 @@ def test_a_full_file_system_ends_the_run_with_the_last_good_one_intact(tmp_path)
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+def test_a_save_that_failed_beside_the_loop_can_be_asked_for_at_any_time(tmp_path, monkeypatch):
+    checkpoints = store(tmp_path, asynchronous=True)
+    checkpoints.check()
+    release, full = threading.Event(), OSError(errno.ENOSPC, "No space left on device")
+
+    def write(folder, saved):
+        release.wait(60)
+        raise full
+
+    monkeypatch.setattr(checkpoint_files, "write", write)
+    save(checkpoints, 1)
+    checkpoints.check()
+    release.set()
+    checkpoints._writer.join()
+    with pytest.raises(
+        TrainingError, match=r"step-00000001 could not be written .*No space left on device; there is no"
+    ):
+        checkpoints.check()
+    checkpoints.check()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_file_reaches_the_disk_before_the_checkpoint_has_its_name_and_the_name_after(tmp_path, monkeypatch):
+    """A power cut at any moment then leaves the checkpoint whole, or none of that name."""
+    happened = []
+    flush, rename = os.fsync, Path.rename
+
+    def flushed(descriptor):
+        happened.append(("flushed", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        flush(descriptor)
+
+    def renamed(self, target):
+        happened.append(("renamed", Path(target).name))
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(Path, "rename", renamed)
+    saved = save(store(tmp_path), 1)
+    named = happened.index(("renamed", saved.name))
+    before = [name for what, name in happened[:named] if what == "flushed"]
+    files = {path.name for path in saved.iterdir()}
+    assert len(files) == 5
+    assert files <= set(before)
+    assert before.index("MANIFEST.json") == 4, "the manifest vouches for the others"
+    assert len(before) == 6, "and the folder itself"
+    assert happened[named + 1 :] == [("flushed", tmp_path.name)]
+
+
 def test_an_error_of_the_writer_is_raised_by_the_next_save_once(tmp_path):
     checkpoints = store(tmp_path, asynchronous=True)
     bad = State(weights={"w": np.array([object()], dtype=object)})
@@ -328,6 +378,7 @@ def test_a_second_save_waits_for_the_first_and_the_wait_is_measured(tmp_path):
 def test_ranks_that_do_not_write_have_the_same_methods():
     nothing = NoCheckpoints()
     nothing.save(make_state(), Progress(), score=1.0, spec={}, extra={})
+    nothing.check()
     nothing.wait()
     assert (nothing.newest(), nothing.best(), nothing.waited_s) == (None, None, 0.0)
     public = {name for name in dir(checkpoint.CheckpointStore) if not name.startswith("_")}

@@ -2,16 +2,21 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
+from pathlib import Path
 
 import pytest
 
-from mtrain.core import placement, runfolder
+from mtrain.core import disk, placement, runfolder
 from mtrain.core.errors import CheckpointError, DataError, Interrupted, UsageError
+from mtrain.core.launch import Traces, explain
+from mtrain.core.processes import Requests
 from mtrain.core.runfolder import RunFolder, read_failures, write_failure
-from mtrain.core.verdict import Ending, judge
+from mtrain.core.spec import CheckpointSpec
+from mtrain.core.verdict import Ending, Verdict, judge
 from mtrain.launchers.environment import cleaned, redacted
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
@@ -233,3 +238,73 @@ def test_a_directly_started_rank_dies_with_the_status_of_its_command():
     local = Local(Local.Options(python="python"))
     assert list(local.deaths("", -9)) == [(0, -9)]
     assert list(local.deaths("", 0)) == []
+
+
+# ------------------------------------------------------------------------------- requests to end, failures, and both
+class Asked:
+    def __init__(self, count: int = 0, *, at: float = 100.0):
+        self.count, self.first = count, signal.SIGINT if count else None
+        self.first_at = at if count else None
+
+
+def explained(asked: Asked, *, failure: dict | None = None, reason: str | None = None, killed: bool = False):
+    traces = Traces(
+        ok=False,
+        reason=reason,
+        failures=[failure] if failure else [],
+        failed_at=failure["time"] if failure else None,
+        run_dir=Path("runs/x"),
+        starter_killed=killed,
+    )
+    return explain(traces, asked, newest=lambda: None, judge=lambda: Verdict(code=2, headline="why", text="error: why"))
+
+
+def test_a_refusal_is_told_though_somebody_has_pressed_ctrl_c_meanwhile():
+    refused = {"expected": True, "time": 101.0}
+    assert explained(Asked(1), failure=refused).text == "error: why"
+    assert explained(Asked(2), failure=refused).code == 130, "who insists wants the end"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_failure_is_told_whatever_was_asked_after_it(count):
+    assert explained(Asked(count), failure={"expected": False, "time": 99.0}).text == "error: why"
+    assert explained(Asked(count), failure={"expected": False, "time": 101.0}).code == 130
+
+
+def test_a_killed_starter_is_a_failure_though_the_ranks_have_saved_unless_somebody_had_asked_for_the_end():
+    killed = explained(Asked(), reason="interrupted", killed=True)
+    assert killed.code == 2
+    assert killed.text == "the ranks have saved their state; go on with --resume runs/x\nerror: why"
+    assert explained(Asked(1), reason="interrupted", killed=True).code == 130
+    assert explained(Asked(), reason="interrupted").code == 143, "ranks that were signalled themselves"
+
+
+def test_requests_count_by_place():
+    requests = Requests()
+    for place in ("here", "host 1", "host 2"):
+        requests.take(signal.SIGTERM, place=place)
+    assert (requests.count, requests.first) == (1, signal.SIGTERM)
+    requests.take(signal.SIGINT, place="host 1", times=1)
+    assert requests.count == 1, "the same request, told again"
+    requests.take(signal.SIGINT, place="host 1", times=2)
+    assert (requests.count, requests.first) == (2, signal.SIGTERM)
+
+
+def test_a_disk_that_is_full_is_named_where_a_rank_could_leave_no_reason(tmp_path, monkeypatch):
+    assert "is full" not in judge(RunFolder(tmp_path), [(0, 1)], Ending(status=1)).text
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
+    told = judge(RunFolder(tmp_path), [(0, 1)], Ending(status=1)).text
+    assert told.endswith(
+        f"rank 0 ended with exit code 1; the disk of {tmp_path} is full: make room, then go on with --resume"
+    )
+
+
+def test_checkpoints_that_do_not_fit_on_the_disk_are_refused_with_what_would(tmp_path, monkeypatch):
+    rule = CheckpointSpec(keep_last=2, keep_best=1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 0, 100 << 20))
+    disk.check_room(tmp_path / "not" / "there", rule, each=21 << 20, held=0)
+    disk.check_room(tmp_path, rule, each=30 << 20, held=60 << 20)
+    with pytest.raises(
+        UsageError, match=r"100\.0 MiB free .* need 104\.0 MiB: 4 of 22\.0 MiB \(checkpoint.keep_last 2"
+    ):
+        disk.check_room(tmp_path, rule, each=22 << 20, held=0)

@@ -1,5 +1,6 @@
 """What a run writes about itself, and what a person sees of it."""
 
+import errno
 import io
 import itertools
 import json
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from mtrain.core import report_plots, report_words
+from mtrain.core import report_plots, report_tensorboard, report_words
+from mtrain.core.errors import TrainingError
 from mtrain.core.report import Reporter, SilentReporter, finite
 from mtrain.core.report_console import Plain, Quiet, make_display
 from mtrain.core.report_history import Tail, read_history
@@ -65,6 +67,44 @@ def test_every_line_is_strict_json_and_can_be_read_while_the_run_goes_on(tmp_pat
 def test_values_of_numpy_and_paths_become_plain():
     given = {"a": np.float64(1.5), "b": np.arange(2), "c": Path("x"), 3: (True, None, np.nan)}
     assert finite(given) == {"a": 1.5, "b": [0, 1], "c": "x", "3": [True, None, None]}
+
+
+FULL = Path("/dev/full")
+"""Whatever is written to it finds no space left on the device."""
+
+
+def test_records_that_find_the_disk_full_end_the_job_with_what_to_do(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to(FULL)
+    reporter = Reporter(tmp_path, tensorboard=False, plots=False)
+    with pytest.raises(
+        TrainingError, match=r"metrics.jsonl cannot be written: No space left on device; make room, then"
+    ):
+        reporter.update(update_record(0))
+    with pytest.raises(TrainingError, match=r"summary\.json cannot be written: No space left on device"):
+        reporter.close({})
+
+
+def test_curves_and_pictures_that_find_the_disk_full_harm_no_job(tmp_path, monkeypatch, caplog):
+    def full(*arguments, **named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    reporter = Reporter(tmp_path, tensorboard=True, plots=True)
+    monkeypatch.setattr(report_tensorboard.Events, "update", full)
+    monkeypatch.setattr(report_plots, "draw_results", full)
+    for update in range(2):
+        reporter.update(update_record(update))
+    reporter.close({"best": FIGURES})
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert kinds == ["update", "warning", "update"]
+    assert json.loads((tmp_path / "summary.json").read_text())["best"] == FIGURES
+    assert "results.png could not be drawn: No space left on device" in caplog.text
+
+
+def test_a_job_that_patience_has_ended_says_so_in_every_display():
+    record = {"kind": "end", "reason": "done", "stopped_by": "patience", "patience": 3}
+    told = "end: done, stopped early by train.patience: no better score in 3 evaluations"
+    assert report_words.event_line(record) == told
+    assert report_words.event_line(record | {"stopped_by": None}) == "end: done"
 
 
 def test_closing_writes_summary_and_curves_and_a_second_time_nothing(tmp_path):

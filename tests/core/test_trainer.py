@@ -1,15 +1,18 @@
 """The loop: what it calls, when, and with which figures. On a backend of one rank in numpy, which is a whole one."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mtrain.core.cadence import Cadence, check_continues
+from mtrain.core.cadence import Cadence, check_continues, scored
 from mtrain.core.collective import OneRank, barrier, broadcast, differing, mean
 from mtrain.core.errors import CheckpointError, Interrupted, NonFiniteError
 from mtrain.core.evaluate import evaluate, interruptible
@@ -122,7 +125,7 @@ class Bench:
         self.records: list[dict[str, Any]] = []
         self.scores = iter(scores)
         self.stop_at = self.refuse_at = -1
-        self.time = 0.0
+        self.time, self.tick = 0.0, 1.0
         job = Job(
             backend=Numpy(),  # type: ignore[arg-type]
             model=self.model,
@@ -153,7 +156,7 @@ class Bench:
         return len(self.records) == self.stop_at
 
     def clock(self) -> float:
-        self.time += 1.0
+        self.time += self.tick
         return self.time
 
 
@@ -232,12 +235,13 @@ def test_a_better_score_is_saved_though_no_save_is_due() -> None:
 
 
 def test_minutes_are_counted_from_the_last_save() -> None:
-    bench = Bench(updates=10, evaluate_at_end=False, saves=Cadence(every_minutes=0.5))
+    bench = Bench(updates=60, evaluate_at_end=False, saves=Cadence(every_minutes=1.0))
     bench.trainer.run(Progress())
-    saves = [entry[1] for entry in bench.log]
-    assert len(saves) > 1
-    assert saves[-1] == 10
-    assert len({b - a for a, b in pairwise(saves[:-1])}) <= 1
+    saves = [entry[1] for entry in bench.log][:-1]  # the last one is that of the end
+    gaps = {b - a for a, b in pairwise(saves)}
+    assert len(saves) > 3
+    assert gaps <= {min(gaps), min(gaps) + 1}
+    assert min(gaps) > 1, "the clock is set again at each save"
 
 
 def test_a_request_to_stop_ends_after_the_update_with_everything_saved() -> None:
@@ -372,3 +376,106 @@ def test_one_rank_agrees_with_itself() -> None:
     assert mean(one, {"a": 1.5}) == {"a": 1.5}
     assert mean(one, {}) == {}
     assert differing(one, 3) == []
+
+
+# ------------------------------------------------------------------------------------------------- agreement of ranks
+class Ranks:
+    """As many ranks as there are threads: what one gives, all get. A rank that does not come is an error, not a hang."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._given: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size, timeout=20)
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        self._given[rank] = value
+        self._barrier.wait()
+        everyone = list(self._given)
+        self._barrier.wait()
+        return everyone
+
+    def run(self, work: Callable[[int, "Member"], Any]) -> list[Any]:
+        """What ``work`` returns or raises on each rank."""
+
+        def attempt(rank: int) -> Any:
+            try:
+                return work(rank, Member(self, rank))
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(attempt, range(self.size)))
+
+
+class Member:
+    """The collective of one of these ranks."""
+
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        self._ranks = ranks
+        self.rank = self.local_rank = rank
+        self.size = ranks.size
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return self._ranks.gather(self.rank, value)
+
+    def all_reduce(self, x: np.ndarray, op: str) -> np.ndarray:
+        reduce = {"sum": np.sum, "mean": np.mean, "max": np.max}[op]
+        return np.asarray(reduce(np.stack(self._ranks.gather(self.rank, x)), axis=0))
+
+
+def run_on_ranks(setup: Callable[[int, Bench], None], *, size: int = 3, **cadences: Any) -> list[tuple[Bench, Any]]:
+    """A bench on each rank after ``setup``, and what its run returned or raised."""
+    benches = [Bench(updates=40, **cadences) for _ in range(size)]
+
+    def work(rank: int, collective: Member) -> Progress:
+        benches[rank].trainer.job.backend.collective = collective  # type: ignore[misc]
+        setup(rank, benches[rank])
+        return benches[rank].trainer.run(Progress())
+
+    return list(zip(benches, Ranks(size).run(work), strict=True))
+
+
+@pytest.mark.parametrize("asked", range(3))
+def test_one_rank_that_is_asked_to_end_ends_all_at_the_same_update_saved(asked: int) -> None:
+    def ask_one(rank: int, bench: Bench) -> None:
+        if rank == asked:
+            bench.stop_at = 5
+
+    ended = run_on_ranks(ask_one)
+    assert [str(error) for _, error in ended] == [
+        "ended from outside at update 6, state saved; go on with --resume"
+    ] * 3
+    assert [bench.log for bench, _ in ended] == [[("save", 6, None)]] * 3
+
+
+def test_the_clock_of_rank_0_alone_says_when_all_ranks_save() -> None:
+    def slow_clocks_but(ticking: int) -> Callable[[int, Bench], None]:
+        def setup(rank: int, bench: Bench) -> None:
+            if rank != ticking:
+                bench.tick = 0.0
+
+        return setup
+
+    minutes = {"evaluate_at_end": False, "saves": Cadence(every_minutes=1.0)}
+    logs = [bench.log for bench, _ in run_on_ranks(slow_clocks_but(0), **minutes)]
+    assert logs[0] == logs[1] == logs[2]
+    assert len(logs[0]) > 2
+    ended = run_on_ranks(slow_clocks_but(1), **minutes)
+    assert [bench.log for bench, _ in ended] == [[("save", 40, None)]] * 3
+
+
+@pytest.mark.parametrize("asked", range(3))
+def test_one_rank_that_is_asked_to_end_ends_the_evaluation_of_all(asked: int) -> None:
+    def evaluate_share(rank: int, collective: Member) -> None:
+        seen: list[Any] = []
+        seen.extend(interruptible([{}] * 4, collective=collective, stop=lambda: rank == asked))
+
+    raised = Ranks(3).run(evaluate_share)
+    assert [type(error) for error in raised] == [Interrupted] * 3
+
+
+def test_an_evaluation_that_is_repeated_behind_the_same_update_does_not_use_up_patience() -> None:
+    first = scored(Progress(update=4, best=0.5), 0.4)
+    assert first.epochs_without_gain == 1
+    assert scored(first, 0.4).epochs_without_gain == 1
+    assert scored(replace(first, update=8), 0.4).epochs_without_gain == 2

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+CACHES = ("home/.cache/matplotlib", "home/.config/matplotlib", "home/.cache/paddle")
+"""What libraries keep for their next start: matplotlib's list of fonts, and an empty folder of Paddle's."""
 UPDATES = 10
 """Of the whole job; five an epoch."""
 
@@ -45,11 +47,24 @@ class Runner:
 
     def start(self, arguments: Sequence[str]) -> subprocess.Popen:
         command = [sys.executable, "-m", "mtrain", "train", *arguments]
+        environ = {**environment(), "TMPDIR": str(self.outside("tmp")), "HOME": str(self.outside("home"))}
         process = subprocess.Popen(
-            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
+            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
         )
         self.started.append(process)
         return process
+
+    def outside(self, name: str) -> Path:
+        """A folder that a job may write to though it is not its own: ``tmp`` or ``home``."""
+        folder = self.folder / "outside" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def left_outside(self) -> list[str]:
+        """What jobs have left there, without ``CACHES``."""
+        base = self.folder / "outside"
+        found = sorted(str(path.relative_to(base)) for path in base.glob("*/**/*"))
+        return [path for path in found if not path.startswith(CACHES)]
 
     def finish(self, process: subprocess.Popen, *, timeout_s: float = 240) -> tuple[int, str]:
         output, _ = process.communicate(timeout=timeout_s)
@@ -123,3 +138,5 @@ def runner(tmp_path: Path, digits: Path) -> Iterator[Runner]:
         if process.poll() is None:
             process.kill()
             process.wait()
+    left = [path for path in made.left_outside() if path not in ("home/.cache", "home/.config")]
+    assert left == [], "jobs left something outside their run folders"

@@ -20,7 +20,8 @@ from mtrain.core.interfaces import Command, Host
 from mtrain.core.plan import Plan
 from mtrain.core.report_console import Plain
 from mtrain.hosts.attempts import Attempts
-from mtrain.hosts.round import Limits, Round
+from mtrain.hosts.members import Member
+from mtrain.hosts.round import Limits, Loss, Outcome, Round
 from mtrain.hosts.ssh import SshGathering
 from mtrain.launchers.environment import caller
 
@@ -372,3 +373,25 @@ def test_a_leader_that_is_lost_takes_everything_along(tmp_path, number):
     finally:
         leader.kill()
         leader.wait()
+
+
+# ------------------------------------------------------------------------------------------------------------- verdicts
+def outcome_of(tmp_path, *, failed_at: float, lost_at: float) -> Outcome:
+    """Rank 1 on the second host failed, and that host was lost."""
+    members = {node: Member(node=node, host=host, channel=None, hello={}) for node, host in enumerate(HOSTS)}
+    return Outcome(
+        plan=make_plan(tmp_path, *["succeed"] * 3),
+        members=members,
+        failures=[{"rank": 1, "when": failed_at, "error": "ValueError: why", "traceback": "ValueError: why"}],
+        lost={1: Loss(at=lost_at, reason="the connection was closed", last_heard=0.0)},
+    )
+
+
+def test_a_host_that_is_lost_after_its_rank_has_failed_is_not_the_cause(tmp_path):
+    told = outcome_of(tmp_path, failed_at=10.0, lost_at=11.0).judge()
+    assert told.headline == "rank 1 on 127.0.0.2 failed first: ValueError: why"
+
+
+def test_a_host_that_is_lost_before_its_rank_fails_is_the_cause(tmp_path):
+    told = outcome_of(tmp_path, failed_at=11.0, lost_at=10.0).judge()
+    assert told.headline == "host 127.0.0.2 is lost: the connection was closed"

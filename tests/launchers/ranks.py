@@ -107,6 +107,20 @@ def fail_the_first_time() -> None:
     raise RuntimeError("a cosmic ray")
 
 
+def fail_otherwise_the_second_time() -> None:
+    """End without leaving a failure, so that the logs have to do."""
+    mark = RUN.path / "failed-once"
+    if not mark.exists():
+        mark.touch()
+        for log in (RUN.starter_log, RUN.rank_log(RANK)):
+            with log.open("a") as file:
+                file.write("Traceback (most recent call last):\n  the first attempt\nImportError: the first attempt\n")
+        os._exit(3)
+    with RUN.starter_log.open("a") as file:
+        file.write("the second attempt\n")
+    os._exit(4)
+
+
 def fail_the_first_time_when_told() -> None:
     while not (RUN.path / "go").exists():
         time.sleep(0.02)

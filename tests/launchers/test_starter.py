@@ -86,6 +86,18 @@ def test_a_failed_job_is_started_again_as_often_as_allowed(run_behaviour, tmp_pa
     assert len(list((tmp_path / "failures").glob("earlier-*"))) == 1
 
 
+def test_the_second_attempt_is_judged_by_its_own_logs(run_behaviour):
+    """The first one's rank dies with a traceback in the starter's log, the second's with a word in its own."""
+    result = run_behaviour("fail_otherwise_the_second_time", max_restarts=1)
+    assert result.code == 1
+    assert "rank 0 ended with exit code 3; starting again" in result.shown.getvalue()
+    told = result.told.getvalue()
+    assert told.rstrip().endswith("error: rank 0 ended with exit code 4")
+    assert "the second attempt" in told
+    assert "the first attempt" not in told
+    assert "Traceback" not in told
+
+
 def test_a_job_that_may_not_restart_ends_with_its_error(run_behaviour):
     result = run_behaviour("fail_the_first_time")
     assert result.code == 1

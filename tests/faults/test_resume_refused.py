@@ -1,0 +1,69 @@
+"""A refused `--resume` loses nothing, an accepted one keeps the spec of before, and a job that stops early says so."""
+
+import pytest
+import yaml
+
+from mtrain.cli import main
+from tests.faults.conftest import Runner
+
+EARLY = ["-o", "train.patience=1", "-o", "evaluate.every_updates=1", "-o", "checkpoint.keep_last=9"]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, digits) -> tuple[Runner, str]:
+    """A run that `train.patience` has ended before its last update, and what was told."""
+    runner = Runner(tmp_path_factory.mktemp("stopped"), digits)
+    code, output = runner.run([*runner.arguments(name="first", backend="solo", ranks=1), *EARLY])
+    assert code == 0, output
+    return runner, output
+
+
+def specs(runner: Runner) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in runner.run_folder("first").glob("spec*")}
+
+
+def test_a_job_that_patience_has_ended_says_so_and_what_resume_would_do(stopped):
+    runner, output = stopped
+    updates = runner.summary("first")["updates"]
+    assert updates < 10
+    assert "end: done, stopped early by train.patience: no better score in 1 evaluation" in output
+    assert f"; {updates} of 10 updates in " in output
+    assert "--resume would end at once" in output
+    assert runner.summary("first")["stopped_by"] == "patience"
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            "model.name=yolov5s",
+            ["model.name: yolov5s given, the checkpoint was trained with yolov5n", "of another shape"],
+        ),
+        ("optimizer.rule=sgd", ["optimizer.rule: sgd given", "moments of another rule (mean, square)"]),
+        ("train.freeze=[model.0]", ["train.freeze: ['model.0'] given", "holds no moments for other parameters"]),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_starts_and_the_run_is_as_before(
+    stopped, capsys, more, told
+):
+    runner, _ = stopped
+    before = specs(runner)
+    assert main(["train", "--resume", str(runner.run_folder("first")), "-o", more]) == 2
+    output = capsys.readouterr().err
+    for part in [*told, "start a new job from its weights with model.weights: "]:
+        assert part in output
+    assert specs(runner) == before
+
+
+def test_a_resumed_job_with_another_spec_keeps_the_former_one(stopped):
+    runner, _ = stopped
+    former = specs(runner)["spec.yml"]
+    resume = ["--resume", str(runner.run_folder("first"))]
+    code, output = runner.run([*resume, "-o", "train.patience=null", "-o", "train.updates=4"])
+    assert code == 0, output
+    now = specs(runner)
+    assert sorted(now) == ["spec.1.yml", "spec.json", "spec.yml"]
+    assert now["spec.1.yml"] == former
+    assert yaml.safe_load(now["spec.yml"])["train"]["updates"] == 4
+    assert '"updates": 4' in now["spec.json"].decode()
+    assert runner.summary("first")["stopped_by"] is None
