@@ -115,6 +115,11 @@ def is_address(host: str) -> bool:
     return True
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an IP address leads to no other machine than the one that uses it."""
+    return is_address(address) and ipaddress.ip_address(address).is_loopback
+
+
 def bracketed(host: str) -> str:
     """``host``, an IPv6 address in brackets, so that a number can stand behind it."""
     return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host

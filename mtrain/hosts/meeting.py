@@ -4,6 +4,9 @@ They meet at ``cluster.control_port`` of the first host's address, and nowhere e
 order and the version: a host that would train something else is refused at once, here and there, by the first difference. Two
 hosts that both take themselves for the first one (another order of ``--ips``) find each other, because one who waits also
 looks whether the others are waiting.
+
+Anybody can connect to that port. Only what comes from the address of a host of the job, or knows the secret of the cluster, is
+believed to be that host; everything else is refused, told nothing of the job, and neither ends nor delays it (``callers.py``).
 """
 
 import signal
@@ -22,6 +25,7 @@ from mtrain.core.errors import LaunchError, UsageError
 from mtrain.core.job_secret import CLUSTER_VARIABLE
 from mtrain.core.launch import EXIT_CODES, NOTHING
 from mtrain.hosts.agent import FIRST_WORD_S, Agent, hello
+from mtrain.hosts.callers import Addresses, Caller, Waiting, address_of, printable, source_for
 from mtrain.hosts.channel import Channel, Lost, Message
 from mtrain.hosts.findings import Finding
 from mtrain.hosts.members import Member
@@ -33,12 +37,14 @@ CONNECT_S = 2.0
 AGAIN_S = 0.3
 PATIENT_S = 3.0
 """Waited in silence; then it is told who is missing."""
-HELLO_S = 5.0
-"""For a stranger to say hello."""
 TELLING_S = 5.0
 """For hosts that are still to come to a job that was refused: they are told why, too."""
-MOST_STRANGERS = 64
-"""At once; more wait."""
+ROOM = {True: 64, False: 16}
+"""Connections at once whose first word is waited for: from addresses of the job's hosts, and from others. More are closed."""
+MOST_NOTES = 20
+"""Notes on callers that were refused."""
+MOST_REASON = 2000
+"""Characters of the reason for which another first host refuses this one."""
 OWN_KEYS = ("cluster.node_rank", "report.display")
 """Of the spec, that each host may have otherwise."""
 
@@ -98,7 +104,8 @@ _ABSENT = object()
 
 
 def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else repr(value)
+    text = ",".join(map(str, value)) if isinstance(value, list) else repr(value)
+    return printable(text, MOST_REASON)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -152,7 +159,8 @@ def _reach_first(
     told = time.monotonic() + PATIENT_S
     while not requests.count:
         try:
-            connection = socket.create_connection((party.first, party.port), timeout=CONNECT_S)
+            source = source_for(party.hosts[party.node], party.first)
+            connection = socket.create_connection((party.first, party.port), timeout=CONNECT_S, source_address=source)
             if party.secret:
                 _prove(connection, party.secret)
             return _channel(connection, peer=party.first)
@@ -205,14 +213,19 @@ class Meeting:
     _members: dict[int, Member] = field(default_factory=dict)
     _complete: bool = False
     """Whether all have been here: of those that come later, none ends the job."""
-    _strangers: list[tuple[Channel, float]] = field(default_factory=list)
-    """Connected, no hello yet; and until when it has to come."""
-    _met: "SimpleQueue[tuple[socket.socket, bool] | str]" = field(default_factory=SimpleQueue)
-    """Connections, and whether this end has made them because others wait for hosts, too; or a note on one that was refused."""
-    _called: "set[Channel]" = field(default_factory=set)
-    """Channels to these others."""
+    _strangers: list[Caller] = field(default_factory=list)
+    """Connected; have not said hello yet."""
+    _examined: Waiting = field(default_factory=Waiting)
+    """Connections whose knowledge of the secret is being tested, each by a thread."""
+    _met: "SimpleQueue[Caller | str]" = field(default_factory=SimpleQueue)
+    """Callers that may say hello, from threads; or a note on one that was refused."""
+    _looked_at: "set[str]" = field(default_factory=set)
+    """Hosts to which a thread is connecting, because they may take themselves for the first one."""
+    _noted: "set[str]" = field(default_factory=set)
+    """What was told of refused callers: each thing once."""
 
     def __post_init__(self) -> None:
+        self._addresses = Addresses(self.party.hosts)
         address = next((each for each in placement.resolve(self.party.first) if placement.is_own(each)), None)
         if address is None:
             raise UsageError(
@@ -260,8 +273,9 @@ class Meeting:
             now = time.monotonic()
             if now > look:
                 look = now + CONNECT_S
-                for node in missing:
-                    threading.Thread(target=self._look_at, args=(self.party.hosts[node],), daemon=True).start()
+                for host in {self.party.hosts[node] for node in missing} - self._looked_at:
+                    self._looked_at.add(host)
+                    threading.Thread(target=self._look_at, args=(host,), daemon=True).start()
             if now > told and missing:
                 told = float("inf")
                 self._tell(missing)
@@ -287,8 +301,8 @@ class Meeting:
     def close(self) -> None:
         """Close all connections, and listen no more."""
         self._listener.close()
-        for channel, _ in self._strangers:
-            channel.close(flush_s=0.0)
+        for stranger in self._strangers:
+            stranger.channel.close(flush_s=0.0)
         for node in list(self._members):
             self.let_go(node)
 
@@ -325,92 +339,116 @@ class Meeting:
         return []
 
     def _accept(self) -> None:
-        while len(self._strangers) < MOST_STRANGERS:
+        """Take what has connected. Connections from other addresses than the hosts' never take the room of a host's."""
+        while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, peer = self._listener.accept()
             except OSError:  # nobody waits, or who did has gone
                 break
-            if self.party.secret:
-                threading.Thread(target=self._examine, args=(connection,), daemon=True).start()
+            address = address_of(peer)
+            expected = self._addresses.holds(address)
+            waiting = self._examined.count(expected=expected)
+            if waiting + sum(stranger.expected == expected for stranger in self._strangers) >= ROOM[expected]:
+                connection.close()
+            elif self.party.secret:
+                self._examined.start(self._examine, connection, address, expected=expected)
             else:
-                self._greet(connection, called=False)
+                self._greet(Caller(channel=_channel(connection, peer=address), address=address, expected=expected))
         with suppress(Empty):
             while True:
                 met = self._met.get_nowait()
                 if isinstance(met, str):
-                    self.note(met)
+                    self._note_once(met)
                 else:
-                    self._greet(met[0], called=met[1])
+                    self._greet(met)
 
-    def _examine(self, connection: socket.socket, *, called: bool = False) -> None:
-        """Let who is at the other end prove itself, where there is a secret."""
+    def _note_once(self, text: str) -> None:
+        """Tell of a refused caller; one who calls again and again is told of once, and many are not told of at all."""
+        if text not in self._noted and len(self._noted) < MOST_NOTES:
+            self._noted.add(text)
+            self.note(text)
+
+    def _examine(self, connection: socket.socket, address: str, *, called: bool = False) -> None:
+        """Let who is at the other end prove itself, where there is a secret. ``called``: this end has connected."""
         try:
-            host = connection.getpeername()[0]
             if self.party.secret:
                 prove(connection, self.party.secret, joins=called)
         except Unproven as error:
             refuse(connection, f"this host was refused: {error}")
-            self._met.put(f"{host} asked to take part, and was refused: {error}")
+            self._met.put(f"{address} asked to take part, and was refused: {error}")
         except OSError:
             connection.close()
         else:
-            self._met.put((connection, called))
+            channel = _channel(connection, peer=address)
+            self._met.put(Caller(channel=channel, address=address, expected=True, called=called))
 
-    def _greet(self, connection: socket.socket, *, called: bool) -> None:
-        channel = _channel(connection, peer="another host")
-        self._strangers.append((channel, time.monotonic() + HELLO_S))
-        if called:
-            self._called.add(channel)
-            channel.send(hello(job=self.party.job()))
+    def _greet(self, caller: Caller) -> None:
+        self._strangers.append(caller)
+        if caller.called:
+            caller.channel.send(hello(job=self.party.job()))
 
     def _look_at(self, host: str) -> None:
         """Whether somebody waits for hosts over there as well."""
         try:
             connection = socket.create_connection((host, self.party.port), timeout=CONNECT_S)
+            self._examine(connection, host, called=True)
         except OSError:
             return
-        self._examine(connection, called=True)
+        finally:
+            self._looked_at.discard(host)
 
-    def _next_hello(self) -> tuple[Channel, Message] | None:
-        """Of a stranger that has spoken; it is none from then on."""
+    def _next_hello(self) -> tuple[Caller, Message] | None:
+        """The first message of a caller, which is no stranger from then on; those that are late are let go."""
         for stranger in list(self._strangers):
-            channel, until = stranger
+            late = time.monotonic() > stranger.until
             try:
-                message = channel.wait(0.0)
+                message = stranger.channel.wait(0.0)
             except Lost:
-                message, until = None, 0.0
-            if message is not None or time.monotonic() > until:
+                message, late = None, True
+            if message is not None or late:
                 self._strangers.remove(stranger)
             if message is not None:
-                return channel, message
-            if time.monotonic() > until:
-                channel.close(flush_s=0.0)
+                return stranger, message
+            if late:
+                stranger.channel.close(flush_s=0.0)
         return None
 
-    def _admit(self, channel: Channel, message: Message, nodes: Sequence[int]) -> None:
-        """Take a host in, or refuse it; who is of this job but wrong ends it for all, unless it has begun."""
-        if message.get("do") == "bye" and channel in self._called:  # another one that waits, and refuses us
+    def _is_host(self, caller: Caller, host: str) -> bool:
+        """Whether a caller is believed to be ``host``: one of the job, which proves itself or calls from its own address."""
+        if host not in self.party.hosts:
+            return False
+        return bool(self.party.secret) or self._addresses.of(host, caller.address)
+
+    def _admit(self, caller: Caller, message: Message, nodes: Sequence[int]) -> None:
+        """Accept a host, or refuse it.
+
+        A host that belongs to this job but disagrees with it ends the whole job, unless training has started.
+
+        Raises:
+            UsageError: there is such a host.
+        """
+        channel = caller.channel
+        if message.get("do") == "bye" and caller.called:  # another first host, which refuses this one
             channel.close(flush_s=0.0)
-            raise UsageError(str(message.get("text", "")).removeprefix("error: "))
+            raise UsageError(printable(message.get("text", ""), MOST_REASON).removeprefix("error: "))
         if message.get("event") == PROOF:
-            self.note(f"a host with a {CLUSTER_VARIABLE} asked to take part; this one has none: {SAME}")
+            self._note_once(f"a host with a {CLUSTER_VARIABLE} asked to take part; this one has none: {SAME}")
         job = message.get("job")
         if message.get("event") != "hello" or not _is_job(job):
             channel.close(flush_s=0.0)
             return
         hosts, node = list(job["hosts"]), job["node"]
         own = str(hosts[node]) if 0 <= node < len(hosts) else "?"
-        label = f"{own} ({message.get('host')})"
-        problem = difference(self.party.job(), job, version=str(message.get("version")))
-        if problem is None and node == 0:
-            problem = "--node-rank: it has 0, which this host has, too"
-        elif problem is None and node in self._members and self._members[node].channel.lost is None:
-            problem = f"--node-rank: it has {node}, which {self._members[node].label} has, too"
+        if not self._is_host(caller, own):
+            self._turn_away(caller, printable(own))
+            return
+        label = f"{own} ({printable(message.get('host'))})"
+        problem = self._problem(message, job)
         if problem is not None:
             text = f"host {label} does not fit this job: {problem}; give the same command on every host"
             channel.send(_refusal(f"error: {text}"))
             channel.close()
-            of_this_job = sorted(hosts) == sorted(self.party.hosts) or (node != 0 and own in self.party.hosts)
+            of_this_job = node != 0 or sorted(hosts) == sorted(self.party.hosts)
             if of_this_job and not self._complete:
                 raise UsageError(text)
             return
@@ -420,8 +458,34 @@ class Meeting:
         channel.peer = own
         self._members[node] = Member(node=node, host=own, channel=channel, hello=message)
 
+    def _problem(self, message: Message, job: Mapping[str, Any]) -> str | None:
+        """Why a host of this job cannot take the place that it asks for."""
+        found = difference(self.party.job(), job, version=str(message.get("version")))
+        if found is not None:
+            return found
+        node = job["node"]
+        if node == 0:
+            return "--node-rank: it has 0, which this host has, too"
+        if node in self._members and self._members[node].channel.lost is None:
+            return f"--node-rank: it has {node}, which {self._members[node].label} has, too"
+        return None
+
+    def _turn_away(self, caller: Caller, own: str) -> None:
+        """Refuse a caller that is not believed to be the host it says it is; it is told nothing of the job."""
+        same = f"give the same --ips on every host, or set the same {CLUSTER_VARIABLE} on all of them"
+        caller.channel.send(
+            _refusal(
+                f"error: the first host does not take {caller.address}, where this call comes from, for host {own} of its job; {same}"
+            )
+        )
+        caller.channel.close()
+        self._note_once(
+            f"{caller.address} asked to take part as host {own}, and was refused: "
+            + (f"it is not the address of that host; {same}" if own in self.party.hosts else "no such host is in --ips")
+        )
+
     def _tell_why(self, text: str, *, stop: Callable[[], bool]) -> None:
-        """Why the job ends here: to all that have come, and to those that come within ``TELLING_S``."""
+        """Say why the job ends here: to all hosts that have come, and to those that come within ``TELLING_S``."""
         for member in self._members.values():
             member.channel.send(_refusal(text))
         left = len(self.party.hosts) - 1 - len({0, *self._members})  # but for the one that was refused
@@ -429,9 +493,11 @@ class Meeting:
         while left > 0 and time.monotonic() < until and not stop():
             self._accept()
             while (said := self._next_hello()) is not None:
-                said[0].send(_refusal(text))
-                said[0].close()
-                left -= 1
+                caller, _ = said
+                if self.party.secret or caller.expected:
+                    caller.channel.send(_refusal(text))
+                    left -= 1
+                caller.channel.close()
             time.sleep(0.02)
 
 

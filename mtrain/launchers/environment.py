@@ -23,7 +23,7 @@ FORWARDED = re.compile(
 """Names that another host is told: settings of the libraries that train, and of Python. Everything else, PATH and HOME
 included, is that host's own. ``cluster.forward_env`` adds names."""
 SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|AUTH|COOKIE|SIGNATURE|DSN$|_PWD$|_PASS$|_KEY$"
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|JWT|API_?KEY|ACCESS_?KEY|AUTH|COOKIE|SIGNATURE|DSN$|_PWD$|_PASS$|_KEY$"
     r"|SESSION_ID|WEBHOOK|CONNECTION_STRING",
     re.IGNORECASE,
 )
@@ -34,6 +34,12 @@ SECRET_VALUE = re.compile(
     re.IGNORECASE,
 )
 """Values that are secrets whatever their name: keys of well-known services, web tokens, parts of connection strings."""
+PLACE = re.compile(
+    r"^(LC_|LANG|VIRTUAL_ENV|CONDA_|SLURM_|SBATCH_|PBS_|LSB_|SGE_|GOMP_)"
+    r"|^(PATH|HOME|USER|LOGNAME|SHELL|PWD|TERM|TMPDIR|TZ|HOSTNAME|HOST|DISPLAY|COLUMNS|LINES|SHLVL|DEBIAN_FRONTEND"
+    r"|LD_PRELOAD|GLIBC_TUNABLES|CI|NO_PROXY|no_proxy|PORT_RANGE|PYTHON[A-Z]+)$"
+)
+"""Names that say where a process runs and how its interpreter works, and that people put no secret into."""
 PASSWORD_IN_URL = re.compile(r"://\S*@")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 
@@ -85,9 +91,30 @@ def redacted_words(words: Iterable[str]) -> list[str]:
     return kept
 
 
-def redacted(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` for a file that people pass on: values that look secret, and passwords in URLs, are masked."""
+def harmless(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables whose names are known to hold settings and no secrets, without those that look secret all the same."""
     return {
-        name: "***" if SECRET.search(name) or SECRET_VALUE.search(value) else PASSWORD_IN_URL.sub("://***@", value)
+        name: value
+        for name, value in environ.items()
+        if _is_known(name) and not _looks_secret(name, value) and not PASSWORD_IN_URL.search(value)
+    }
+
+
+def redacted(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` for a file that people pass on: all names, and the values of those that are known to hold no secrets.
+
+    A secret is told neither by its value nor, often, by its name; so a value is shown because its name is known, not
+    because nothing is suspected.
+    """
+    return {
+        name: PASSWORD_IN_URL.sub("://***@", value) if _is_known(name) and not _looks_secret(name, value) else "***"
         for name, value in sorted(environ.items())
     }
+
+
+def _is_known(name: str) -> bool:
+    return bool(FORWARDED.search(name) or PLACE.search(name))
+
+
+def _looks_secret(name: str, value: str) -> bool:
+    return bool(SECRET.search(name) or SECRET_VALUE.search(value))

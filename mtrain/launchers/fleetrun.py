@@ -69,7 +69,7 @@ class Fleetrun:
         return [
             Command(
                 host=host.address,
-                argv=(*self._starter(host, len(hosts), node, ranks_per_host, argv), self.options.python, *argv),
+                argv=(*self._starter(host, len(hosts), node, ranks_per_host, argv), *self._rank(argv)),
                 env=env,
             )
             for node, host in enumerate(hosts)
@@ -108,7 +108,14 @@ class Fleetrun:
             "--log_dir": _log_folder(argv) if nodes == 1 else f"{_log_folder(argv)}-{node}",
         }
         given = [word for name, value in words.items() if value is not None for word in (name, value)]
-        return (options.python, "-m", "paddle.distributed.launch", *given)
+        return (*self._withheld("keep"), options.python, "-m", "paddle.distributed.launch", *given)
+
+    def _rank(self, argv: Sequence[str]) -> tuple[str, ...]:
+        return (*self._withheld("restore"), self.options.python, *argv)
+
+    def _withheld(self, verb: str) -> tuple[str, ...]:
+        """Paddle writes the whole environment of its launcher and of each rank into its log folder."""
+        return (self.options.python, "-m", "mtrain.launchers.withheld", verb)
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
         """The failed rank that Paddle names; it names one even where several fell."""

@@ -1,4 +1,4 @@
-"""Ranks of Horovod over gloo: on one host through ``python -m horovod.runner.launch`` (``horovodrun``), on several per host."""
+"""Ranks of Horovod over gloo: on one host through horovodrun (``horovod.runner.launch``), on several per host."""
 
 import re
 from collections.abc import Sequence
@@ -50,9 +50,13 @@ class Horovodrun:
         ]
 
     def _alone(self, host: Host, ranks: int) -> tuple[str, ...]:
-        """Its rendezvous takes a port of its own; it takes the loopback interface and refuses another."""
+        """Its rendezvous takes a port of its own; it takes the loopback interface and refuses another.
+
+        ``mtrain.backends._horovod.run`` runs horovodrun so that the rendezvous, too, is on that interface alone.
+        """
         # Without the cache it looks at this host each time, which is quick, and leaves no ~/.horovod behind.
-        starter = (self.options.python, "-m", "horovod.runner.launch", "--gloo", "--disable-cache", "-np", str(ranks))
+        module = ("-m", "mtrain.backends._horovod.run")
+        starter = (self.options.python, *module, "--gloo", "--disable-cache", "-np", str(ranks))
         return (*starter, "-H", f"{host.address}:{ranks}", *KEPT_SHELL)
 
     def _together(self, hosts: Sequence[Host], node: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Ranks through PyTorch's own starter, ``python -m torch.distributed.run``, with a static rendezvous."""
+"""Ranks through PyTorch's own starter, torchrun (``torch.distributed.run``), with a static rendezvous."""
 
 import re
 from collections.abc import Sequence
@@ -17,8 +17,9 @@ LOG_FOLDER = "torchrun"
 class Torchrun:
     """One agent per host, which starts the ranks of that host.
 
-    The static rendezvous needs nothing but an address and a port; restarts are ours (``cluster.max_restarts``), from
-    the newest checkpoint, so torchrun's own are switched off.
+    ``mtrain.backends._torch.host`` runs torchrun with a store that listens at the address of the first host alone. The
+    static rendezvous needs nothing but an address and a port; restarts are ours (``cluster.max_restarts``), from the
+    newest checkpoint, so torchrun's own are switched off.
     """
 
     class Options(LaunchOptions):
@@ -48,7 +49,7 @@ class Torchrun:
             *(
                 self.options.python,
                 "-m",
-                "torch.distributed.run",
+                "mtrain.backends._torch.host",
                 f"--nnodes={nodes}",
                 *place,
                 f"--nproc-per-node={ranks}",

@@ -30,7 +30,7 @@ def test_two_hosts_get_one_torchrun_command_each_that_differs_in_the_node_rank(c
     two = ("--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2", "--nproc-per-node", "2", "-o", "train.batch_size=16")
     first, second = plan_json(capsys, *two)["commands"]
     assert (first["host"], second["host"]) == ("10.0.0.1", "10.0.0.2")
-    assert first["argv"][:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert first["argv"][:3] == [sys.executable, "-m", "mtrain.backends._torch.host"]
     assert first["argv"][3:] == [
         *("--nnodes=2", "--node-rank=0", "--nproc-per-node=2", "--master-addr=10.0.0.1", "--master-port=29500"),
         *("--max-restarts=0", "--log-dir=runs/yolov5n/logs/torchrun"),
@@ -48,9 +48,11 @@ def test_two_hosts_get_one_fleetrun_command_each_with_the_devices_that_were_sele
     first, second = plan_json(capsys, *FLEET, "--selected_gpu", "0,1")["commands"]
     assert (first["host"], second["host"]) == ("10.0.0.1", "10.0.0.2")
     assert first["argv"] == [
+        *(sys.executable, "-m", "mtrain.launchers.withheld", "keep"),
         *(sys.executable, "-m", "paddle.distributed.launch", "--master", "10.0.0.1:29500", "--nnodes", "2"),
         *("--rank", "0", "--host", "10.0.0.1", "--nproc_per_node", "2", "--devices", "0,1"),
         *("--run_mode", "collective", "--max_restart", "0", "--log_dir", "runs/yolov5n/logs/fleetrun-0"),
+        *(sys.executable, "-m", "mtrain.launchers.withheld", "restore"),
         *(sys.executable, "-m", "mtrain.worker", "--run-dir", "runs/yolov5n"),
     ]
     assert [pair for pair in zip(first["argv"], second["argv"], strict=True) if len(set(pair)) > 1] == [
@@ -156,7 +158,7 @@ def test_a_taken_name_gets_a_number(capsys, tmp_path):
 def test_two_backends_can_be_compared(capsys):
     text = plan(capsys, "--diff", "ddp", "solo")
     assert text.startswith("--- ddp\n+++ solo\n")
-    assert any(line.startswith("-") and "torch.distributed.run" in line for line in text.splitlines())
+    assert any(line.startswith("-") and "mtrain.backends._torch.host" in line for line in text.splitlines())
     assert not any(line.startswith(("-", "+")) and "rate  " in line for line in text.splitlines())
 
 

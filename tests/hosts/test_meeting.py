@@ -257,7 +257,7 @@ def test_a_job_that_was_refused_for_one_host_tells_the_others_why(meeting, port,
     monkeypatch.setattr(mtrain.hosts.meeting, "TELLING_S", 60.0)
 
     def come(node, **changes):
-        connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+        connection = socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(HOSTS[node], 0))
         connection.sendall(json.dumps(hello(job=party(node, port, **changes).job())).encode() + b"\n")
         return connection
 
@@ -363,6 +363,67 @@ def test_a_stranger_who_knows_the_words_ends_no_job(meeting, joining, port, word
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(json.dumps(words).encode() + b"\n")
         assert gather(meeting, [1], timeout_s=1.0)[1][0].text == "has not come within 1 s"
+
+
+STRANGER = "127.0.0.9"
+"""The address of no host of the job."""
+
+
+@pytest.mark.parametrize("place", [1, 2, 0], ids=["second", "third", "first"])
+def test_a_stranger_who_says_he_is_a_host_of_the_job_neither_ends_it_nor_is_told_of_it(meeting, joining, port, place):
+    """He names the job's addresses and has another version, which would be a reason to refuse the whole job."""
+    words = hello(job={**party(place, port).job(), "spec": {}}) | {"version": "0.0.0", "host": "\x1b[2Jfriend"}
+    joining(1)
+    with socket.create_connection(("127.0.0.1", port), source_address=(STRANGER, 0)) as stranger:
+        stranger.sendall(json.dumps(words).encode() + b"\n")
+        members, missing = gather(
+            meeting, [1, 2], timeout_s=60.0, stop=lambda: any(STRANGER in n for n in meeting.told)
+        )
+        said = closed(stranger).decode()
+    joining(2)
+    members, missing = gather(meeting, [1, 2])
+    assert missing == []
+    assert all(note.isprintable() for note in meeting.told)
+    assert "does not take 127.0.0.9" in said
+    assert not [word for word in ("batch_size", "mtrain 0", "127.0.0.3") if word in said and word != HOSTS[place]]
+    goodbye(members)
+
+
+def test_a_stranger_who_comes_after_a_refusal_is_not_told_its_reason(meeting, joining, port):
+    joining(1, train__batch_size=16)
+    with socket.create_connection(("127.0.0.1", port), source_address=(STRANGER, 0)) as stranger:
+        with pytest.raises(UsageError, match=r"train\.batch_size"):
+            gather(meeting, [1])
+        stranger.sendall(json.dumps(hello(job=party(2, port).job())).encode() + b"\n")
+        meeting._tell_why("error: train.batch_size: it has 16", stop=lambda: False)
+        meeting.close()
+        assert b"batch_size" not in closed(stranger)
+
+
+@pytest.mark.parametrize("secret", ["", "open sesame"], ids=["no secret", "one secret"])
+def test_many_who_connect_and_say_nothing_bind_few_threads_and_keep_no_host_out(port, joining, secret):
+    first = Meeting(party=party(0, port, secret=secret), python=sys.executable, environ=caller(), note=print)
+    before, most = threading.active_count(), 0
+
+    def watched() -> bool:
+        nonlocal most
+        most = max(most, threading.active_count() - before)
+        return False
+
+    silent = []
+    try:
+        silent += [socket.create_connection(("127.0.0.1", port), source_address=(STRANGER, 0)) for _ in range(50)]
+        gather(first, [1], timeout_s=0.5, stop=watched)
+        silent += [socket.create_connection(("127.0.0.1", port), source_address=(STRANGER, 0)) for _ in range(50)]
+        joining(1, secret=secret)
+        members, missing = gather(first, [1], stop=watched)
+        assert missing == []
+        goodbye(members)
+        assert most < 40
+    finally:
+        for connection in silent:
+            connection.close()
+        first.close()
 
 
 @pytest.fixture

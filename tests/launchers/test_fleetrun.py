@@ -25,10 +25,11 @@ def launcher(**options: object) -> Fleetrun:
 def test_every_flag_is_given_and_nothing_is_left_to_the_name_of_the_host():
     first, second = launcher(master_addr="10.0.0.1", master_port=31000, devices=(2, 3)).plan(WORKER, TWO, 2)
     assert list(first.argv) == [
+        *("/opt/python", "-m", "mtrain.launchers.withheld", "keep"),
         *("/opt/python", "-m", "paddle.distributed.launch", "--master", "10.0.0.1:31000", "--nnodes", "2"),
         *("--rank", "0", "--host", "10.0.0.1", "--nproc_per_node", "2", "--devices", "2,3"),
         *("--run_mode", "collective", "--max_restart", "0", "--log_dir", "/runs/a b/logs/fleetrun-0"),
-        *("/opt/python", *WORKER),
+        *("/opt/python", "-m", "mtrain.launchers.withheld", "restore", "/opt/python", *WORKER),
     ]
     differing = [pair for pair in zip(first.argv, second.argv, strict=True) if len(set(pair)) > 1]
     logs = [f"/runs/a b/logs/fleetrun-{node}" for node in (0, 1)]

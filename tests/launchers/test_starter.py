@@ -40,7 +40,7 @@ def test_a_killed_rank_is_the_cause_and_not_the_rank_that_noticed(run_behaviour,
             pid
             for pid in alive_ranks()
             if psutil.Process(pid).environ().get("RANK") == "1"
-            and "torch.distributed.run" not in " ".join(psutil.Process(pid).cmdline())
+            and "mtrain.backends._torch.host" not in " ".join(psutil.Process(pid).cmdline())
         ]
         os.kill(rank_1[0], signal.SIGKILL)
         (tmp_path / "go").touch()
@@ -150,7 +150,9 @@ def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, tmp_path, alive_
 
 def test_an_agent_that_is_killed_leaves_no_ranks(starter, alive_ranks):
     process = starter("ignore_requests", ranks=2)
-    agents = [child for child in psutil.Process(process.pid).children() if "torch.distributed.run" in child.cmdline()]
+    agents = [
+        child for child in psutil.Process(process.pid).children() if "mtrain.backends._torch.host" in child.cmdline()
+    ]
     agents[0].kill()
     _, told = process.communicate(timeout=240)
     assert process.returncode == 1

@@ -15,7 +15,7 @@ from paddle.distributed import fleet as paddle_fleet
 from paddle.nn import Layer
 from typing_extensions import override
 
-from mtrain.backends._paddle import place
+from mtrain.backends._paddle import door, place
 from mtrain.backends._paddle.channel import Channel, PeerLost
 from mtrain.backends._paddle.collective import DistributedCollective
 from mtrain.backends._paddle.optimizer import Exchange
@@ -63,6 +63,7 @@ class FleetJob:
             time.sleep(HEAD_START_S)
         with _one_group(own.size) if target == "cpu" else nullcontext():
             _initialize(_strategy(options))
+        _close_door(channel, own.rank)
         self.collective = DistributedCollective(local_rank=own.local_rank, channel=channel)
         if target == "cpu":
             _linger_on_terminate()
@@ -105,6 +106,14 @@ def _strategy(options: Options) -> Any:
     strategy.fuse_grad_size_in_MB = options.bucket_mb if options.fuse else 0
     strategy.last_comm_group_size_MB = options.last_bucket_mb if options.fuse else 1 / (1 << 20)
     return strategy
+
+
+def _close_door(channel: Channel, rank: int) -> None:
+    """Close the port of Paddle's store when all ranks are connected to it. Every rank calls."""
+    channel.all_gather(None)
+    port = door.port_of_store(os.environ)
+    if rank == 0 and port is not None:
+        door.close(port)
 
 
 def _initialize(strategy: Any) -> None:

@@ -1,0 +1,56 @@
+"""Keep the caller's environment away from a native starter that writes its own into files, and give it back to the ranks.
+
+``python -m mtrain.launchers.withheld keep STARTER... python -m mtrain.launchers.withheld restore RANK...``
+
+``keep`` puts the whole environment into memory that belongs to no file system (memfd_create(2)), and becomes the starter, which
+sees harmless variables alone. ``restore`` runs as what the starter takes for the rank: it reads that memory through ``/proc``, which
+only the same account and root can do, puts the variables that the starter has set on top, and becomes the rank.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mtrain.launchers import environment
+
+VARIABLE = "MTRAIN_WITHHELD_ENVIRONMENT"
+"""Tells ``restore`` where ``keep`` has put the environment; no rank sees it."""
+CANNOT_EXECUTE = 127
+"""Exit status of a shell for a command that is not there."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one of the two verbs; returns only where the command cannot be executed."""
+    verb, *command = argv
+    try:
+        environ = {"keep": keep, "restore": restore}[verb](os.environ)
+        os.execvpe(command[0], command, environ)  # noqa: S606
+    except OSError as error:
+        print(f"error: {command[0]} cannot be started: {error}", file=sys.stderr, flush=True)
+    return CANNOT_EXECUTE
+
+
+def keep(environ: Mapping[str, str]) -> dict[str, str]:
+    """Store ``environ`` in memory for as long as this process lives; returns what of it the starter may see."""
+    descriptor = os.memfd_create("environment", 0)  # no close-on-exec: the starter holds it open
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(b"\0".join(os.fsencode(f"{name}={value}") for name, value in environ.items()))
+    return environment.harmless(environ) | {VARIABLE: f"/proc/{os.getpid()}/fd/{descriptor}"}
+
+
+def restore(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment that ``keep`` has stored, beneath ``environ``, which the starter has given to its rank.
+
+    Raises:
+        OSError: the starter has gone, or does not run under this account.
+    """
+    stored = Path(environ[VARIABLE]).read_bytes()
+    pairs = (os.fsdecode(entry).partition("=") for entry in stored.split(b"\0") if entry)
+    restored = {name: value for name, _, value in pairs} | dict(environ)
+    del restored[VARIABLE]
+    return restored
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
