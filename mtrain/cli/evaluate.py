@@ -24,6 +24,7 @@ def evaluate(context: click.Context, /, **params: Any) -> None:
         params["overrides"] = (*(params["overrides"] or ()), f"model.weights={params['weights']}")
     params["config"] = starting.resumed_config(params["config"], wanted)
     loaded = load_job(params)
+    starting.refuse_copies(loaded, nnodes=params.get("nnodes"))
     missing = params["run"] and not params["checkpoint"] and not Path(params["run"]).is_dir()
     if missing and not several.joins(loaded):
         raise click.UsageError(f"--run {params['run']}: no such run folder; give one such as runs/digits")

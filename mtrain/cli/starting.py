@@ -100,6 +100,23 @@ def planned(loaded: "Loaded", where: Where, *, mode: str = "train", machine: Mac
     return make_plan(loaded, run_dir=where.run_dir, resume=where.checkpoint, machine=machine, mode=mode)
 
 
+def refuse_copies(loaded: "Loaded", *, nnodes: str | None) -> None:
+    """Refuse a job of one host that a scheduler would start several times, or that leaves hosts of its allocation idle.
+
+    ``nnodes``: ``--nnodes`` as it was typed; 1 says that a job of one host is meant.
+
+    Raises:
+        UsageError: there is an allocation of several processes or hosts, and the spec names no host.
+    """
+    from mtrain.hosts import allocation
+
+    if loaded.spec.cluster.ips or nnodes is not None:
+        return
+    found = allocation.recognised(environment.caller())
+    if found is not None:
+        raise UsageError(allocation.contradiction(found))
+
+
 def own_node(loaded: "Loaded") -> int:
     """This machine's place among the hosts.
 

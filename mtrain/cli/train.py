@@ -24,6 +24,8 @@ def train(context: click.Context, /, **params: Any) -> None:
     resume = starting.latest_run(params.get("config"), params.get("resume"))
     params["config"] = starting.resumed_config(params.get("config"), resume)
     loaded = load_job(params)
+    if not params.get("dry_run"):
+        starting.refuse_copies(loaded, nnodes=params.get("nnodes"))
     if several.is_several(loaded) and not params.get("dry_run"):
         context.exit(evaluate_only(loaded, resume) if params.get("eval_only") else train_on_hosts(loaded, resume))
     where = starting.locate(loaded, resume=resume)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mtrain.core.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
+LOOPBACK_6 = "::1"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Where the collectives of both frameworks look for the interface that they use."""
 
@@ -118,6 +119,11 @@ def is_address(host: str) -> bool:
 def is_loopback(address: str) -> bool:
     """Whether an IP address leads to no other machine than the one that uses it."""
     return is_address(address) and ipaddress.ip_address(address).is_loopback
+
+
+def loopback_like(address: str) -> str:
+    """The loopback address of the same version of IP; of a name, that of version 4."""
+    return LOOPBACK_6 if is_address(address) and ":" in address else LOOPBACK
 
 
 def bracketed(host: str) -> str:

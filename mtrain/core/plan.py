@@ -278,13 +278,14 @@ def _launch_options(launcher: Any, spec: Spec, machine: Machine, *, ranks: int, 
         port = machine.free_port if alone else machine.meeting_port
     else:
         port = cluster.master_port
+    own = placement.loopback_like(cluster.ips[0]) if cluster.ips else LOOPBACK
     interface = cluster.interface
     if interface is None:
-        wanted = [LOOPBACK] if alone else cluster.ips
+        wanted = [own] if alone else cluster.ips
         interface = placement.interface_of(machine.addresses, wanted)
     return launcher.Options(
         python=spec.backend.python or _python_on_hosts(spec, machine),
-        master_addr=cluster.master_addr or (LOOPBACK if alone else cluster.ips[0]),
+        master_addr=cluster.master_addr or (own if alone else cluster.ips[0]),
         master_port=port,
         start_port=None if cluster.start_port == "auto" else cluster.start_port,
         threads=threads,

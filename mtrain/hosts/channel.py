@@ -36,6 +36,10 @@ WAITING_BYTES = 64 * 1024 * 1024
 """Of messages that the peer has not taken yet."""
 NOISE_LINES = 20
 """Kept of what a login shell prints in front of the first message."""
+NOISE_BYTES = 500
+"""Kept of each of these lines."""
+HELLO = b'{"event": "hello"'
+"""How the first message of an agent begins. What a login shell prints may look like JSON, too, and need not end with a newline."""
 CLOSED = "closed here"
 """The reason of a channel that was closed at this end."""
 _CHUNK_BYTES = 1 << 16
@@ -57,8 +61,17 @@ class Channel:
     """One end of a connection. Owns the file descriptors that it is given, which may be one and the same."""
 
     def __init__(
-        self, incoming: int, outgoing: int, *, peer: str, silence_s: float = float("inf"), beat_s: float = BEAT_S
+        self,
+        incoming: int,
+        outgoing: int,
+        *,
+        peer: str,
+        silence_s: float = float("inf"),
+        beat_s: float = BEAT_S,
+        behind_noise: bool = False,
     ) -> None:
+        """``behind_noise``: whether a login shell may print something in front of the peer's first message, a hello."""
+        self._behind_noise = behind_noise
         self.peer = peer
         """For people."""
         self.silence_s = silence_s
@@ -94,6 +107,14 @@ class Channel:
     def spoken(self) -> bool:
         """Whether the peer has said anything yet."""
         return self._spoken
+
+    @property
+    def printed(self) -> list[str]:
+        """What came instead of a first message, a line that has not ended included; empty once there is one."""
+        if self._spoken:
+            return []
+        rest = self._partial[:NOISE_BYTES].decode(errors="replace").strip()
+        return [*self.noise, *([rest] if rest and self._lost is None else [])]
 
     @property
     def silent_s(self) -> float:
@@ -255,6 +276,8 @@ class Channel:
             self._lose(f"the connection failed: {error.strerror or error}")
             return
         if not content:
+            if self._partial and not self._spoken:
+                self._note_noise(self._partial)
             self._lose("the connection was closed")
             return
         self._heard = time.monotonic()
@@ -265,15 +288,12 @@ class Channel:
             self._lose(f"sent a line of more than {LIMIT_BYTES} bytes")
 
     def _take(self, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            message = None
-        if not isinstance(message, dict):
+        message = _first_message(line) if self._behind_noise and not self._spoken else _read(line)
+        if message is None:
             if self._spoken:
                 self._lose(f"sent what is no message: {line[:80].decode(errors='replace')!r}")
             else:
-                self.noise.append(line.decode(errors="replace").rstrip())
+                self._note_noise(line)
             return
         self._spoken = True
         if not message:
@@ -285,6 +305,10 @@ class Channel:
                 self._inbox.append(message)
             self._changed.notify_all()
 
+    def _note_noise(self, line: bytes) -> None:
+        text = line[:NOISE_BYTES].decode(errors="replace").rstrip()
+        self.noise.append("".join(letter if letter.isprintable() else " " for letter in text))
+
     def _write(self) -> None:
         try:
             with self._changed:
@@ -294,6 +318,21 @@ class Channel:
             return
         except OSError:  # what the peer said last may still be there to read; reading finds its end
             self._unsent.clear()
+
+
+def _read(line: bytes) -> Message | None:
+    """A line as a message; None: it is none."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _first_message(line: bytes) -> Message | None:
+    """The hello that ends a line, whatever stands in front of it; None: it holds none."""
+    begin = line.find(HELLO)
+    return None if begin < 0 else _read(line[begin:])
 
 
 def ask_all(

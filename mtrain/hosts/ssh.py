@@ -20,6 +20,8 @@ from mtrain.hosts.members import Member
 
 AGENT = ("-m", "mtrain.hosts.agent")
 KEPT_LINES = 40
+MOST_SHOWN = 300
+"""Characters of what a login shell has printed."""
 CLOSING_S = 5.0
 """For ssh to end after its agent has."""
 
@@ -108,7 +110,7 @@ def open_line(
     assert process.stdin is not None
     assert process.stdout is not None
     with process.stdin as stdin, process.stdout as stdout:
-        channel = Channel(os.dup(stdout.fileno()), os.dup(stdin.fileno()), peer=host)
+        channel = Channel(os.dup(stdout.fileno()), os.dup(stdin.fileno()), peer=host, behind_noise=True)
     line = Line(host=host, node=node, channel=channel, process=process, local=local)
     line.listen()
     return line
@@ -124,6 +126,13 @@ def hear(line: Line, *, timeout_s: float, stop: Callable[[], bool] = lambda: Fal
                 return _judged(line, message)
     except Lost:
         return _unreached(line)
+    printed = line.channel.printed
+    if printed:
+        return _finding(
+            line,
+            f"no agent has come up for {timeout_s:.0f} s; its login shell printed: {' / '.join(printed)[:MOST_SHOWN]!r}",
+            "log in there: what its shell reads at the start (~/.bashrc, ~/.profile) must end by itself and start nothing that waits",
+        )
     return _finding(
         line,
         f"has said nothing for {timeout_s:.0f} s: {'' if line.local else 'ssh is still connecting, or '}its agent does not start",

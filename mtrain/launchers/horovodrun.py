@@ -37,13 +37,13 @@ class Horovodrun:
         """One command per host, differing in ``--node-rank`` alone. Hosts may have different numbers of ranks.
 
         Raises:
-            SpecError: a host of several has an address of IPv6, which Horovod's rendezvous cannot reach, or occurs twice.
+            SpecError: a host has an address of IPv6, which Horovod cannot reach, or occurs twice.
         """
         env = rank_environment(self.options)
         worker = (self.options.python, *argv)
+        _check(hosts)
         if len(hosts) == 1:
             return [Command(host=hosts[0].address, argv=(*self._alone(hosts[0], ranks_per_host), *worker), env=env)]
-        _check(hosts)
         return [
             Command(host=host.address, argv=(*self._together(hosts, node), *worker), env=env)
             for node, host in enumerate(hosts)

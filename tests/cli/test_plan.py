@@ -92,7 +92,7 @@ def test_ranks_on_the_cpu_see_no_device(capsys, monkeypatch, hidden):
 
 def test_backend_python_is_what_agent_and_ranks_run(capsys):
     (command,) = plan_json(capsys, "-b", "fleet", "-o", "backend.python=/opt/paddle/bin/python")["commands"]
-    assert command["argv"].count("/opt/paddle/bin/python") == 2
+    assert command["argv"].count("/opt/paddle/bin/python") == 4
     assert sys.executable not in command["argv"]
 
 

@@ -70,8 +70,15 @@ def test_what_other_starters_leave_in_a_shell_is_removed_and_the_rest_kept():
 
 
 def test_secrets_are_masked():
-    shown = redacted({"HF_TOKEN": "abc", "AWS_SECRET_ACCESS_KEY": "x", "CONDA_CHANNEL": "http://me:pw@host", "HOME": "/root"})
-    assert shown == {"AWS_SECRET_ACCESS_KEY": "***", "CONDA_CHANNEL": "http://***@host", "HF_TOKEN": "***", "HOME": "/root"}
+    shown = redacted(
+        {"HF_TOKEN": "abc", "AWS_SECRET_ACCESS_KEY": "x", "CONDA_CHANNEL": "http://me:pw@host", "HOME": "/root"}
+    )
+    assert shown == {
+        "AWS_SECRET_ACCESS_KEY": "***",
+        "CONDA_CHANNEL": "http://***@host",
+        "HF_TOKEN": "***",
+        "HOME": "/root",
+    }
 
 
 # --------------------------------------------------------------------------------------------------------- run folders

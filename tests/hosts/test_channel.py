@@ -3,6 +3,7 @@
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -11,6 +12,7 @@ import pytest
 
 from mtrain.hosts import channel as channels
 from mtrain.hosts.channel import Channel, Lost, Refused, ask_all
+from mtrain.hosts.ssh import hear, open_line
 
 
 @pytest.fixture
@@ -233,3 +235,34 @@ def test_a_closed_channel_leaves_no_thread_and_no_open_file(pair):
     left.close()
     assert set(threading.enumerate()) <= before[1]
     assert set(os.listdir("/proc/self/fd")) <= before[0]
+
+
+# ------------------------------------------------------------------------------------------------ what a login shell prints
+NOISE = {
+    "without a newline": "printf 'Welcome to node2! '",
+    "like JSON": """printf '{"motd": "be kind"}\\n{}\\n[1, 2]\\n'""",
+    "like JSON, without a newline": """printf '{"motd": 1}'""",
+    "a long line": "head -c 100000 /dev/zero | tr '\\0' x",
+    "control characters": "printf '\\033[2Jhello\\r'",
+}
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_an_agent_is_heard_behind_whatever_its_login_shell_prints(name):
+    brought = ["sh", "-c", f'{NOISE[name]}; exec "$@"', "sh", sys.executable, "-m", "mtrain.hosts.agent"]
+    line = open_line("node2", 1, brought=brought, python=sys.executable, environ=os.environ, local=False)
+    said = hear(line, timeout_s=120.0)
+    line.channel.send({"do": "bye"})
+    line.end(wait_s=10.0)
+    assert isinstance(said, dict), said
+    assert said["event"] == "hello"
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "ends"])
+def test_what_a_login_shell_prints_is_shown_where_no_agent_comes(waits):
+    script = f"printf 'Choose a shell \\033[5m(1 or 2): '; {'sleep 600' if waits else 'exit 3'}"
+    line = open_line("node2", 1, brought=["sh", "-c", script], python="x", environ=os.environ, local=False)
+    found = hear(line, timeout_s=1.0 if waits else 60.0)
+    line.end(wait_s=0.2)
+    assert "Choose a shell" in found.line()
+    assert found.line().isprintable()

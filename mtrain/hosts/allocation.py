@@ -1,0 +1,192 @@
+"""What a scheduler, or a starter of processes, says of the job in whose allocation this process runs.
+
+Everything is read from variables that these programs document; nothing is asked of them. ``recognised`` is a pure function of an
+environment, so that it can be tested with environments that were recorded.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Environ = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Allocation:
+    """Several processes, or several hosts, that one request to a scheduler has brought."""
+
+    scheduler: str
+    """For people."""
+    evidence: str
+    """The variables that say so."""
+    hosts: int | None
+    """Number of hosts; None: it is not said."""
+    processes: int | None
+    """How many processes the scheduler starts with this command; None: it is not said."""
+    place: int | None = None
+    """Which of them this one is, from 0; None: it is not said."""
+    one_each: str = ""
+    """What starts one process on each host; empty: nobody can type that."""
+    names: str = ""
+    """What prints the names of the hosts, with commas between, in a shell; empty: nothing does."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether the same command is started more than once."""
+        return self.processes is None or self.processes > 1
+
+
+def recognised(environ: Environ) -> Allocation | None:
+    """The allocation of more than one process or host that this process is part of; None: it is alone, or nothing is known.
+
+    Where several programs have left their word, the one that started this process last is asked first.
+    """
+    return next((found for look in _LOOKS if (found := look(environ)) is not None), None)
+
+
+def contradiction(allocation: Allocation) -> str:
+    """Why a job of one host is not started in ``allocation``, and what to type, as one message."""
+    if allocation.copies:
+        place = "" if allocation.place is None else f"number {allocation.place} "
+        count = "several" if allocation.processes is None else str(allocation.processes)
+        problem = f"this is process {place}of {count} that {allocation.scheduler} starts ({allocation.evidence})"
+        result = "each of them would train a job of its own"
+    else:
+        problem = f"{allocation.scheduler} has given this job {allocation.hosts} hosts ({allocation.evidence})"
+        result = "it would train on this one alone"
+    ips = (
+        f"--ips {allocation.names}"
+        if allocation.names
+        else "--ips A,B,... with the addresses of its hosts, the same for each"
+    )
+    start = f"start mtrain once on each host{f' ({allocation.one_each})' if allocation.one_each else ''} with {ips}"
+    return (
+        f"{problem}, but no host is named with --ips: {result}. For one job on all hosts, {start}; mtrain itself starts the "
+        "ranks of a host (--nproc-per-node). For a job of this process alone, add --nnodes 1"
+    )
+
+
+def _number(environ: Environ, *names: str) -> int | None:
+    """The first of ``names`` that holds a number."""
+    return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), None)
+
+
+def _evidence(environ: Environ, *names: str) -> str:
+    return ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
+
+
+def _started_by(
+    environ: Environ, scheduler: str, *, size: str, rank: str, one_each: str = "", also: str = ""
+) -> Allocation | None:
+    """A starter that tells each process how many there are, and which one it is; ``also``: without which it is not this one."""
+    processes, place = _number(environ, size), _number(environ, rank)
+    if processes is None or place is None or processes < 2 or (also and also not in environ):
+        return None
+    evidence = _evidence(environ, size, rank)
+    return Allocation(
+        scheduler=scheduler, evidence=evidence, hosts=None, processes=processes, place=place, one_each=one_each
+    )
+
+
+def _torchrun(environ: Environ) -> Allocation | None:
+    """torchrun gives its run a name; what else sets ``RANK`` also says where ranks meet, and is Kubeflow or a person."""
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return _started_by(environ, "torchrun", size="WORLD_SIZE", rank="RANK", one_each="without torchrun")
+    return _started_by(environ, "a starter of torch jobs", size="WORLD_SIZE", rank="RANK", also="MASTER_ADDR")
+
+
+def _fleetrun(environ: Environ) -> Allocation | None:
+    return _started_by(
+        environ, "fleetrun", size="PADDLE_TRAINERS_NUM", rank="PADDLE_TRAINER_ID", one_each="without fleetrun"
+    )
+
+
+def _horovodrun(environ: Environ) -> Allocation | None:
+    return _started_by(environ, "horovodrun", size="HOROVOD_SIZE", rank="HOROVOD_RANK", one_each="without horovodrun")
+
+
+def _open_mpi(environ: Environ) -> Allocation | None:
+    return _started_by(
+        environ,
+        "Open MPI",
+        size="OMPI_COMM_WORLD_SIZE",
+        rank="OMPI_COMM_WORLD_RANK",
+        one_each="mpirun --map-by ppr:1:node mtrain ...",
+    )
+
+
+def _pmi(environ: Environ) -> Allocation | None:
+    """MPICH and Intel MPI."""
+    return _started_by(environ, "MPI", size="PMI_SIZE", rank="PMI_RANK", one_each="mpiexec -ppn 1 mtrain ...")
+
+
+def _slurm(environ: Environ) -> Allocation | None:
+    """A step of several tasks; or the script of an allocation of several hosts, which runs on the first of them alone.
+
+    A step of one task is a job of one host, whatever the allocation around it.
+    """
+    if "SLURM_JOB_ID" not in environ:
+        return None
+    names = '"$(scontrol show hostnames | paste -sd,)"'
+    tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
+    hosts = _number(environ, "SLURM_STEP_NUM_NODES" if tasks else "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    if (tasks or 1) < 2 and (tasks is not None or (hosts or 1) < 2):
+        return None
+    counts = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID") if tasks else ("SLURM_JOB_NUM_NODES",)
+    return Allocation(
+        scheduler="Slurm",
+        evidence=_evidence(environ, "SLURM_JOB_ID", *counts),
+        hosts=hosts,
+        processes=tasks or 1,
+        place=_number(environ, "SLURM_PROCID") if tasks else None,
+        one_each="srun --ntasks-per-node=1 mtrain ...",
+        names=names,
+    )
+
+
+def _lsf(environ: Environ) -> Allocation | None:
+    """``LSB_MCPU_HOSTS`` lists hosts and their slots in turn: "hostA 4 hostB 4"; the command runs on the first host alone."""
+    words = environ.get("LSB_MCPU_HOSTS", "").split()
+    hosts = words[::2]
+    if "LSB_JOBID" not in environ or len(hosts) < 2 or len(words) % 2:
+        return None
+    return Allocation(
+        scheduler="LSF",
+        evidence=_evidence(environ, "LSB_JOBID", "LSB_MCPU_HOSTS"),
+        hosts=len(hosts),
+        processes=1,
+        one_each="blaunch -z HOSTS mtrain ...",
+        names=",".join(hosts),
+    )
+
+
+def _pet(environ: Environ) -> Allocation | None:
+    """What Kubeflow tells torchrun, which a pod is expected to start; ``PET_NNODES`` may be a range, "2:4"."""
+    hosts = environ.get("PET_NNODES", "").rpartition(":")[2]
+    if not hosts.isdecimal() or int(hosts) < 2:
+        return None
+    return Allocation(
+        scheduler="Kubeflow",
+        evidence=_evidence(environ, "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR"),
+        hosts=int(hosts),
+        processes=int(hosts),
+        place=_number(environ, "PET_NODE_RANK"),
+    )
+
+
+def _indexed_job(environ: Environ) -> Allocation | None:
+    """A pod of an indexed Job of Kubernetes, which is told its own number alone."""
+    place = _number(environ, "JOB_COMPLETION_INDEX")
+    if place is None:
+        return None
+    evidence = _evidence(environ, "JOB_COMPLETION_INDEX")
+    return Allocation(
+        scheduler="Kubernetes, as an indexed Job,", evidence=evidence, hosts=None, processes=None, place=place
+    )
+
+
+_LOOKS: tuple[Callable[[Environ], Allocation | None], ...] = (
+    *(_torchrun, _fleetrun, _horovodrun),
+    *(_open_mpi, _pmi, _slurm, _lsf),
+    *(_pet, _indexed_job),
+)
+"""The starters that run closest to the process come first: mpirun may have been started by Slurm, and torchrun by mpirun."""
