@@ -69,6 +69,26 @@ def test_what_other_starters_leave_in_a_shell_is_removed_and_the_rest_kept():
     assert cleaned(dict.fromkeys(stale, "1") | kept) == kept
 
 
+STALE = [
+    *("PADDLE_TRAINER_ID", "PADDLE_MASTER", "PET_NNODES", "PET_RDZV_ENDPOINT", "HOROVOD_RANK"),
+    *("HOROVOD_GLOO_IFACE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "TORCHELASTIC_USE_AGENT_STORE"),
+    *("DEEPSPEED_TIMEOUT", "DS_ACCELERATOR", "FLAGS_selected_gpus", "FLAGS_selected_xpus", "GROUP_RANK"),
+    *("GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("GLOO_SOCKET_IFNAME", "MTRAIN_TRAIN__SEED", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    *("LOCAL_WORLD_SIZE", "NODE_RANK", "CROSS_RANK", "CROSS_SIZE", "TRAINER_ENDPOINTS"),
+    *("DISTRIBUTED_TRAINER_ENDPOINTS", "POD_IP", "POD_NAME", "PORT_RANGE", "COLLECTIVE_MASTER_IP"),
+    *("FLAGS_START_PORT", "FLAGS_FIXED_PORT", "FLAGS_stop_check_timeout", "MTRAIN_JOB_SECRET", "MTRAIN_CLUSTER_SECRET"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY"),
+]
+"""Of each rule at least one."""
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_no_rank_inherits_what_only_the_plan_may_say(name):
+    assert cleaned({name: "1", "HOME": "/root"}) == {"HOME": "/root"}
+    assert cleaned({f"MY_{name}": "1"}) == {f"MY_{name}": "1"}
+
+
 def test_secrets_are_masked():
     shown = redacted(
         {"HF_TOKEN": "abc", "AWS_SECRET_ACCESS_KEY": "x", "CONDA_CHANNEL": "http://me:pw@host", "HOME": "/root"}

@@ -334,7 +334,9 @@ def test_ranks_see_the_plans_variables_the_forwarded_ones_and_no_stale_ones(job,
     monkeypatch.setenv("WORLD_SIZE", "9")
     monkeypatch.setenv("MASTER_PORT", "9")
     monkeypatch.setenv("KEPT", "here")
-    job.run(make_plan(tmp_path, "show_environment", "succeed", "succeed"), forwarded={"NCCL_DEBUG": "INFO"})
+    monkeypatch.setenv("NCCL_DEBUG", "the host's own, which the leader's replaces")
+    forwarded = {"NCCL_DEBUG": "INFO", "MASTER_PORT": "the leader's, which the plan's replaces"}
+    job.run(make_plan(tmp_path, "show_environment", "succeed", "succeed"), forwarded=forwarded)
     seen = dict(line.split("=", 1) for line in (tmp_path / "environment.txt").read_text().splitlines() if "=" in line)
     assert "WORLD_SIZE" not in seen
     assert (seen["MASTER_PORT"], seen["KEPT"], seen["NCCL_DEBUG"]) == ("7", "here", "INFO")

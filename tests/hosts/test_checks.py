@@ -232,6 +232,17 @@ def test_clocks_count_as_far_as_their_difference_is_certain(bounds, told):
     assert (found.state == "ok") if told is None else (found.state == "warning" and told in found.text)
 
 
+def test_clocks_are_compared_with_that_of_the_first_host_not_with_this_machine():
+    seen = hosts()
+    for host in seen:
+        host.skew_s = (60.0, 60.4)
+    assert judged(seen)[1].state == "ok"
+    seen[1].skew_s = (0.0, 0.4)
+    (found,) = [finding for finding in judged(seen) if finding.check == "clock"]
+    assert (found.hosts, found.state) == ((seen[1].label,), "warning")
+    assert "59.6 s behind that of 10.0.0.1 (node1)" in found.text
+
+
 @pytest.mark.parametrize(
     ("more", "present", "text"),
     [

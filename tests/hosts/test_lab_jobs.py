@@ -1,7 +1,7 @@
 """One command, or one on each host: three real hosts train what one host with three ranks trains."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,12 +45,53 @@ def test_three_hosts_learn_bit_for_bit_what_one_host_with_three_ranks_learns(job
     assert done(jobs.by_hand(f"{backend}-hand", backend=backend)) == one
 
 
-def test_one_command_trains_on_three_hosts(jobs: Jobs):
-    job = jobs.over_ssh("one-command", train__updates=2, evaluate__at_end="false")
+@pytest.fixture
+def noisy(lab: Lab) -> Iterator[None]:
+    """The login shell of one host prints what looks like a message, without a newline."""
+    write = """printf '%s\\n' "printf '{\\"motd\\": 1}'" > ~/.bashrc"""
+    lab.run("node2", ["sh", "-c", write])
+    yield
+    lab.run("node2", ["sh", "-c", "rm ~/.bashrc"])
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [BACKENDS[0], *(pytest.param(*each.values, marks=[*each.marks, pytest.mark.slow]) for each in BACKENDS[1:])],
+)
+@pytest.mark.usefixtures("noisy")
+def test_one_command_trains_on_three_hosts_and_writes_no_secret(jobs: Jobs, monkeypatch, backend: str):
+    """Secrets of the caller, one of which all hosts are told."""
+    planted = {"MY_DATABASE": "walrus-1", "HF_TOKEN": "walrus-2"}
+    for name, value in planted.items():
+        monkeypatch.setenv(name, value)
+    job = jobs.over_ssh(
+        f"{backend}-one-command",
+        backend=backend,
+        train__updates=2,
+        evaluate__at_end="false",
+        cluster__forward_env="[MY_DATABASE]",
+    )
     output = job.finish()
     assert output.code == 0, output.text
     assert job.updates() == [0, 1]
     assert (job.folder / "logs" / "rank-2.log").exists()
+    files = [path for path in job.folder.rglob("*") if path.is_file()]
+    assert [path for path in files if b"walrus" in path.read_bytes()] == []
+
+
+@pytest.fixture
+def over_ipv6(lab: Lab) -> Iterator[str]:
+    """Addresses of version 6 that the hosts have as well."""
+    for number in range(1, HOSTS + 1):
+        lab.run(f"node{number}", ["ip", "-6", "addr", "add", f"fd77::{number}/64", "dev", "eth0", "nodad"])
+    yield ",".join(f"fd77::{number}" for number in range(1, HOSTS + 1))
+    for number in range(1, HOSTS + 1):
+        lab.run(f"node{number}", ["ip", "-6", "addr", "del", f"fd77::{number}/64", "dev", "eth0"])
+
+
+@pytest.mark.slow
+def test_hosts_with_addresses_of_ipv6_train_the_same(jobs: Jobs, over_ipv6: str):
+    assert done(jobs.by_hand("ipv6", ips=over_ipv6)) == done(jobs.by_hand("ipv4"))
 
 
 @pytest.mark.slow

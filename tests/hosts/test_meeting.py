@@ -465,6 +465,43 @@ def test_a_host_with_a_secret_serves_no_first_host_without(meeting, joining):
     assert "did not prove itself" in text
 
 
+class Tapped:
+    """A connection that keeps what is said at this end, for somebody who says it again."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.said = b""
+
+    def sendall(self, part: bytes) -> None:
+        self.said += part
+        self.connection.sendall(part)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.connection, name)
+
+
+def proven(*, joins: bool) -> bytes:
+    """All that one of two ends says while both prove themselves."""
+    here, there = socket.socketpair()
+    with here, there, ThreadPoolExecutor(1) as background:
+        other = background.submit(prove, there, "open sesame", joins=not joins)
+        tapped = Tapped(here)
+        prove(tapped, "open sesame", joins=joins)
+        other.result()
+    return tapped.said
+
+
+@pytest.mark.parametrize("joins", [True, False], ids=["a host that joined", "the first host"])
+def test_a_replayed_message_does_not_authenticate_its_sender(joins):
+    words = proven(joins=joins)
+    assert words.count(b"\n") == 2
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(words)
+        with pytest.raises(Unproven, match="another MTRAIN_CLUSTER_SECRET"):
+            prove(here, "open sesame", joins=not joins)
+
+
 def test_what_one_end_has_said_proves_nothing_from_the_other():
     here, there = socket.socketpair()
     with here, there:
