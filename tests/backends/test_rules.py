@@ -255,6 +255,17 @@ def test_dropout_after_a_resume_is_that_of_the_uninterrupted_job(backend: Any, f
     assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
 
 
+def test_dropout_behind_a_skipped_update_is_not_that_of_the_skipped_one(backend: Any, framework: Framework) -> None:
+    def drawn(*, skipped: bool) -> np.ndarray:
+        native = __import__(framework.name).nn.Dropout
+        model, optimizer = backend.prepare(lambda: build(native(0.5)), recipe())
+        if skipped:
+            assert not math.isfinite(update(backend, model, optimizer, RATES, LOUD))
+        return np.array(framework.ops.to_numpy(model.drop(framework.tensor(np.ones(200, np.float32)))))
+
+    assert not np.array_equal(drawn(skipped=False), drawn(skipped=True))
+
+
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
 def test_a_job_goes_on_from_its_state_bit_for_bit(backend: Any, rule: str) -> None:
     def run(*, cut: bool) -> State:
@@ -333,3 +344,8 @@ def test_the_loss_scale_doubles_after_2000_good_updates() -> None:
     assert scaler.scale == 2.0**16
     scaler.good()
     assert (scaler.scale, scaler.age) == (2.0**17, 0)
+    for _ in range(1999):
+        scaler.good()
+    scaler.bad()
+    scaler.good()
+    assert (scaler.scale, scaler.age) == (2.0**16, 1), "2,000 in a row"

@@ -162,6 +162,14 @@ def test_comments_say_where_values_are_from(capsys, monkeypatch):
     assert "print_flops" not in said.out
 
 
+@pytest.mark.parametrize(("kind", "momentum"), [("SGD", 0.0), ("Momentum", 0.9)])
+def test_plain_sgd_has_no_momentum(kind, momentum):
+    optimizer = "{type: SGD}" if kind == "SGD" else "{type: Momentum, momentum: 0.9}"
+    text = f"_BASE_: ['{ppyoloe('m')}']\nOptimizerBuilder:\n  optimizer: {optimizer}\n"
+    found = load(convert([write("plain.yml", text)]).text).spec.optimizer
+    assert (found.rule, found.momentum) == ("sgd", momentum)
+
+
 def test_other_optimizers_schedules_and_averages(tmp_path):
     file = write(
         "other.yml",

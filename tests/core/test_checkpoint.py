@@ -186,6 +186,13 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert checkpoints.best() == tmp_path / "step-00000001"
 
 
+def test_of_equal_scores_the_one_written_last_is_the_best(tmp_path):
+    checkpoints = store(tmp_path, keep_last=3, keep_best=1)
+    for update in (1, 2, 3):
+        save(checkpoints, update, score=0.5)
+    assert checkpoints.best() == tmp_path / "step-00000003"
+
+
 def test_retention_counts_no_damaged_checkpoint_and_keeps_an_intact_one(tmp_path):
     checkpoints = store(tmp_path, keep_last=1, keep_best=0)
     leave_out_the_manifest(save(checkpoints, 1))

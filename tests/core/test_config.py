@@ -377,6 +377,15 @@ def test_options_of_the_files_backend_are_left_out_where_a_flag_chooses_another(
     assert config.load("a.yml", environ={}).spec.backend.options == {"stage": 2, "device": "cpu"}
 
 
+def test_options_of_the_environment_give_way_to_an_override_of_the_backend_and_not_the_other_way_round(here):
+    option = {"MTRAIN_BACKEND__OPTIONS__STAGE": "2", "MTRAIN_BACKEND__NAME": "deepspeed"}
+    loaded = config.load("digits", overrides=["backend.name=solo"], environ=option)
+    assert "stage" not in loaded.spec.backend.options
+    overrides = ["backend.name=deepspeed", "backend.options.stage=2"]
+    with_both = config.load("digits", overrides=overrides, environ={"MTRAIN_BACKEND__NAME": "solo"})
+    assert (with_both.spec.backend.name, with_both.spec.backend.options["stage"]) == ("deepspeed", 2)
+
+
 def test_an_unknown_option_is_refused_where_it_is_typed_for_the_backend_or_the_backend_is_the_same(here):
     Path("a.yml").write_text("backend: {name: deepspeed, options: {stage: 2}}\n")
     chosen = {"backend.name": config.Given("solo", "--backend solo")}

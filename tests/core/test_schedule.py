@@ -175,6 +175,9 @@ def test_a_recipe_says_all_that_touches_weights() -> None:
     assert recipe.groups[0] == (r"\.bias$", {"weight_decay": 0.0, "momentum": 0.937, "nesterov": 1.0})
     adam = make_recipe(spec(optimizer={"rule": "adamw"}), size=1)
     assert adam.groups[2][1] == {"weight_decay": 0.0005, "beta1": 0.937, "beta2": 0.999, "eps": 1e-8}
+    plain = make_recipe(spec(train={"epochs": 1, "clip_norm": 7.5}, optimizer={"nesterov": False}), size=1)
+    assert plain.clip_norm == 7.5
+    assert {options["nesterov"] for _, options in plain.groups} == {0.0}
 
 
 def test_the_first_group_that_matches_takes_a_parameter() -> None:

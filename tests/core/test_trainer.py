@@ -250,6 +250,7 @@ def test_a_request_to_stop_ends_after_the_update_with_everything_saved() -> None
     with pytest.raises(Interrupted, match=r"update 4, state saved"):
         bench.trainer.run(Progress())
     assert bench.log[-1] == ("save", 4, None)
+    assert ("evaluate", 4) not in bench.log, "whoever asked would wait for it"
     assert bench.loader.closed == 1
     assert bench.weight == bench.model.weight
 

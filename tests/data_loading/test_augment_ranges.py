@@ -198,3 +198,18 @@ def test_mixup_blends_that_share_of_the_mosaics(tmp_path: Path) -> None:
     plain = shares(tmp_path, mosaic=1.0, mixup=0.4).sum(axis=1)
     blended = int((plain < 0.9).sum())  # blends of a colour with itself stay plain
     assert_share(blended, 0.4)
+
+
+def test_mixup_blends_about_halves(tmp_path: Path) -> None:
+    """Of a black and a white picture come greys near the middle: the share follows Beta(32, 32), whose deviation is 0.062."""
+    pictures = [np.full((SIDE, SIDE, 3), level, np.uint8) for level in (0, 255)]
+    source = source_of(tmp_path, pictures, [[0.4, 0.4, 0.2, 0.2]] * 2, mosaic=1.0, mixup=1.0)
+    greys = []
+    for epoch in range(200):
+        image = source.sample(epoch, 0).image
+        assert image is not None
+        middle = float(image[SIDE // 4, SIDE // 4, 0]) / 255
+        greys += [middle] if 0.05 < middle < 0.95 else []
+    assert len(greys) > 40
+    assert abs(np.mean(greys) - 0.5) < 0.05
+    assert 0.04 < np.std(greys) < 0.085

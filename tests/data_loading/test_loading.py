@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -151,28 +151,47 @@ def test_a_batch_lives_through_two_further_calls(workers: int) -> None:
         assert any(not np.array_equal(view, copy) for view, copy in held[: -1 - LIVES])  # and the memory is used again
 
 
+class Noted(Numbers):
+    """Leaves a file for each sample that is made."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def fill(self, epoch: int, index: int, out: np.ndarray, *, update: int) -> tuple[int, int]:
+        made = super().fill(epoch, index, out, update=update)
+        (self.folder / f"{epoch}-{index}").touch()
+        return made
+
+    def wait_for(self, epoch: int, indices: Iterable[int]) -> None:
+        deadline = time.monotonic() + 60
+        while not all((self.folder / f"{epoch}-{index}").exists() for index in indices):
+            assert time.monotonic() < deadline, "nothing was prepared"
+            time.sleep(0.01)
+
+
+def test_a_batch_lives_through_two_further_calls_where_the_loader_jumps() -> None:
+    with closing(WorkerPool({"train": Numbers()}, workers=1)) as pool:
+        loader = numbers(pool, epochs=9, prefetch=1)
+        batches = loader.micro_batches(0)
+        first = next(batches)["images"]
+        copy = first.copy()
+        next(batches)
+        next(loader.micro_batches(5, 2))
+        next(numbers(pool).micro_batches(0))  # the one worker has then done what was asked of it before
+        assert np.array_equal(first, copy)
+
+
 def test_the_next_epoch_is_prepared_at_the_end_of_this_one(tmp_path: Path) -> None:
-    class Noted(Numbers):
-        """Leaves a file for each sample that is made."""
-
-        def fill(self, epoch: int, index: int, out: np.ndarray, *, update: int) -> tuple[int, int]:
-            (tmp_path / f"{epoch}-{index}").touch()
-            return super().fill(epoch, index, out, update=update)
-
-    def made() -> set[str]:
-        return {file.name for file in tmp_path.iterdir() if file.name.startswith("1-")}
-
-    with closing(WorkerPool({"train": Noted()}, workers=1)) as pool:
+    source = Noted(tmp_path)
+    with closing(WorkerPool({"train": source}, workers=1)) as pool:
         alone = numbers(pool, epochs=1)
         assert indices(alone.micro_batches(0)) == FOURS
         alone.close()
-        assert made() == set(), "there is no other epoch"
+        assert list(tmp_path.glob("1-*")) == [], "there is no other epoch"
         loader = numbers(pool, epochs=2)
         assert indices(loader.micro_batches(0)) == FOURS
-        deadline = time.monotonic() + 60
-        while not {f"1-{index}" for index in FOURS[0]} <= made():
-            assert time.monotonic() < deadline, "nothing was prepared"
-            time.sleep(0.01)
+        source.wait_for(1, FOURS[0])
 
 
 def test_training_and_evaluation_share_the_workers(workers: int) -> None:

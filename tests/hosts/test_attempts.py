@@ -178,6 +178,7 @@ def test_an_expected_error_gives_its_own_exit_code(job, tmp_path):
 def test_a_rank_that_a_signal_ends_is_named_with_its_host(job, tmp_path):
     job.run(make_plan(tmp_path, "save_when_asked", "save_when_asked", "die_of_sigsegv"))
     assert job.result.code == 1
+    assert "starting again" not in job.shown.getvalue(), "no restart was allowed"
     last = job.result.text.splitlines()[-1]
     assert (
         last

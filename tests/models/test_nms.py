@@ -50,6 +50,14 @@ def test_equal_scores_keep_their_order():
     assert suppress(boxes, np.full(200, 0.5), iou_threshold=0.5, max_kept=300).tolist() == [0]
 
 
+def test_a_box_falls_to_a_better_one_however_many_lie_between():
+    far = np.arange(1100.0)[:, None] * 20
+    boxes = np.concatenate((far, np.zeros_like(far), far + 10, np.full_like(far, 10)), axis=1)
+    boxes[-1] = boxes[0]
+    found = suppress(boxes, np.linspace(1, 0.1, len(boxes)), iou_threshold=0.5, max_kept=2000)
+    assert found.tolist() == list(range(len(boxes) - 1))
+
+
 def test_without_groups_classes_suppress_each_other():
     boxes, scores = np.asarray([[0.0, 0, 10, 10], [1, 0, 11, 10]]), np.asarray([0.5, 0.9])
     assert suppress(boxes, scores, np.asarray([0, 1]), iou_threshold=0.5, max_kept=9).tolist() == [1, 0]
