@@ -257,18 +257,39 @@ def start(assembly: Assembly, *, given: str | None, training: bool) -> list[tupl
         name: tuple(array.shape) for name, array in backend.state(assembly.model, assembly.optimizer).weights.items()
     }
     check_frozen(shapes, assembly.recipe.frozen)
-    weights = assembly.plugin.initial(shapes, assembly.task, seed=spec.train.seed)
-    told: list[tuple[str, str]] = []
-    if given is not None:
-        own = weights if training else None
-        found = refuse_nothing(given_weights(Path(given), weights, assembly.plugin, own=own))
-        told = [("note", f"model.weights: {found.summary()}")]
-        told += [("warning", f"model.weights: {sentence}") for sentence in found.warnings()]
-        weights |= found.taken
+    found = StartWeights(spec=spec, plugin=assembly.plugin, task=assembly.task, shapes=shapes)
+    weights, told = found.make(given=given, training=training)
     for kind, sentence in told:
         log.log(logging.WARNING if kind == "warning" else logging.INFO, "%s", sentence)
     backend.restore(assembly.model, assembly.optimizer, State(weights=weights))
     return told
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartWeights:
+    """What the start weights of a job follow from; needs no framework."""
+
+    spec: Spec
+    plugin: Model
+    task: Task
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the model's state, by name."""
+
+    def make(self, *, given: str | None, training: bool) -> tuple[dict[str, Array], list[tuple[str, str]]]:
+        """Values keyed by (seed, name), then what the file ``given`` has; and records about that file.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+            SpecError: nothing of it fits.
+        """
+        weights = self.plugin.initial(self.shapes, self.task, seed=self.spec.train.seed)
+        if given is None:
+            return weights, []
+        own = weights if training else None
+        found = refuse_nothing(given_weights(Path(given), weights, self.plugin, own=own))
+        told = [("note", f"model.weights: {found.summary()}")]
+        told += [("warning", f"model.weights: {sentence}") for sentence in found.warnings()]
+        return {**weights, **found.taken}, told
 
 
 def given_weights(

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrain.cli import starting
+from mtrain.cli import compare_settling, starting
 from mtrain.comparing.arrays import farthest, state_of
 from mtrain.comparing.causes import Facts, causes
 from mtrain.comparing.differences import difference
 from mtrain.comparing.profiles import Profile, violations
+from mtrain.comparing.referee import Referee, measured
 from mtrain.comparing.results import Against, Comparison, Row
 from mtrain.comparing.speed import speed_of
 from mtrain.comparing.traces import trace_of
@@ -147,6 +148,10 @@ def compare(order: Order) -> Comparison:
             reference = bench, state
         elif state is not None and reference is not None:
             against[bench.variant.label] = _against(order, reference, (bench, state))
+    referee = _settle(order, reference, benches, against) if reference else None
+    profile = order.profile if referee is None else measured(order.profile, referee)
+    if referee is not None:
+        against = {label: replace(one, beyond=violations(one.difference, profile)) for label, one in against.items()}
     for turn in range(order.rounds):
         alive = [bench for bench in benches if bench.row is not None and bench.row.outcome == "done"]
         for bench in alive if turn % 2 == 0 else reversed(alive):
@@ -156,10 +161,11 @@ def compare(order: Order) -> Comparison:
         title=f"{first.loaded.spec.model.name} on {len(benches)} backends",
         source=str(first.loaded.source),
         facts=_facts(order, first),
-        profile=order.profile,
+        profile=profile,
         updates=order.updates,
         rows=[_finished(bench) for bench in benches],
         against=against,
+        referee=referee,
     )
 
 
@@ -276,6 +282,28 @@ def _trace(order: Order, bench: _Bench) -> State | None:
         plan=plan,
     )
     return state
+
+
+def _settle(
+    order: Order, reference: tuple[_Bench, State], benches: Sequence[_Bench], against: Mapping[str, Against]
+) -> Referee | None:
+    """Ask float64 where backends differ; None: all have the same bits, or float64 cannot be had."""
+    first, state = reference
+    if all(one.bits for one in against.values()):
+        return None
+    entries = {
+        bench.variant.label: compare_settling.Entry(
+            label=bench.variant.label, folder=bench.variant.folder, loaded=bench.loaded, trace=bench.row.trace
+        )
+        for bench in benches
+        if bench.row is not None and bench.row.trace is not None
+    }
+    settling = compare_settling.Settling(
+        run=lambda loaded, name: _run(loaded, order.out, name), with_values=_with, tell=order.tell, out=order.out
+    )
+    disputed = [entries[label] for label, one in against.items() if one.beyond]
+    nudge = order.profile.measured
+    return compare_settling.settle(settling, entries[first.variant.label], state, disputed, nudge=nudge)
 
 
 def _time(order: Order, bench: _Bench, turn: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from mtrain.comparing import curves, tables, words
 from mtrain.comparing.curves import Bar, Line
 from mtrain.comparing.differences import LOSS, MEANING, MEASURED, NORM, WORDS
+from mtrain.comparing.referee import EXACT, GROWTH
 from mtrain.comparing.results import Comparison, Row
 from mtrain.comparing.traces import EMA, WEIGHTS
 
@@ -75,7 +76,9 @@ def _class(column: str, kind: str) -> str:
 
 
 def _kind(row: Row, result: Comparison) -> str:
-    if row.outcome != "done" or row.drifted or (row.label in result.against and result.against[row.label].beyond):
+    if row.outcome != "done" or row.drifted or row.label in result.off:
+        return "bad"
+    if row.label in result.against and result.against[row.label].beyond:
         return "bad"
     return "good" if row.label in result.against else "plain"
 
@@ -91,9 +94,15 @@ def _explained(result: Comparison) -> str:
     ]
     exact = not any(result.profile.throughout.values())
     allowed = "nothing but the same bits" if exact else ", ".join(bounds)
+    settled = ""
+    if result.referee is not None and result.referee.nudge is not None:
+        settled = (
+            f" The first update may be {EXACT:.0e} from float64 in loss and gradient norm; else, bounds are {GROWTH:.0f} times as "
+            "far as the reference is from itself when every weight starts one unit in the last place away."
+        )
     return (
         "<p class='note'>Largest relative differences: of loss and gradient norm over all updates; of weights, average and moments in "
-        f"the last checkpoint, the array that differs most. Profile {result.profile.name} allows: {escape(allowed)}.</p>"
+        f"the last checkpoint, the array that differs most. Profile {result.profile.name} allows: {escape(allowed)}.{settled}</p>"
     )
 
 

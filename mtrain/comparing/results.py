@@ -7,6 +7,7 @@ from typing import Any, Literal
 from mtrain.comparing.arrays import Farthest
 from mtrain.comparing.differences import WORDS, Difference, same_bits
 from mtrain.comparing.profiles import Profile
+from mtrain.comparing.referee import Referee
 from mtrain.comparing.speed import Speed
 from mtrain.comparing.traces import Trace
 
@@ -72,6 +73,8 @@ class Comparison:
     rows: Sequence[Row]
     against: Mapping[str, Against]
     """By label, for each that is done but the reference."""
+    referee: Referee | None = None
+    """None: all have the same bits, or float64 could not be had."""
 
     @property
     def reference(self) -> Row | None:
@@ -82,7 +85,22 @@ class Comparison:
     def agree(self) -> bool:
         """Whether all backends ran, repeat themselves, keep their ranks alike, and are within the profile."""
         ran = all(row.outcome == "done" and row.repeats is not False and not row.drifted for row in self.rows)
-        return ran and not any(against.beyond for against in self.against.values())
+        return ran and not any(against.beyond for against in self.against.values()) and not self.off
+
+    @property
+    def distances(self) -> Mapping[str, Mapping[str, float]]:
+        """Backend -> how far its first update is from float64, see ``Referee.distances``; empty without a referee."""
+        if self.referee is None:
+            return {}
+        return {row.label: self.referee.distances(row.trace) for row in self.rows if row.trace is not None}
+
+    @property
+    def off(self) -> Mapping[str, Sequence[str]]:
+        """Backend -> what of its first update is too far from float64, in words, where the profile asks for float64."""
+        if self.referee is None or not self.profile.measured:
+            return {}
+        found = {label: self.referee.inexact(distances) for label, distances in self.distances.items()}
+        return {label: words for label, words in found.items() if words}
 
     def alike(self) -> list[list[str]]:
         """Labels of the backends that are done, those with the same bits together; the reference's first."""
@@ -104,10 +122,12 @@ class Comparison:
         if row.drifted:
             return "ranks differ"
         if row is self.reference:
-            return "reference"
+            return "reference, inexact" if row.label in self.off else "reference"
         against = self.against[row.label]
-        if against.bits:
+        if against.bits and row.label not in self.off:
             return "same bits"
+        if row.label in self.off:
+            return "inexact"
         return "differs" if against.beyond else f"within {self.profile.name}"
 
     def as_json(self) -> dict[str, Any]:
@@ -127,12 +147,15 @@ class Comparison:
                 "at_start": dict(self.profile.at_start),
                 "throughout": dict(self.profile.throughout),
             },
+            "float64": None if self.referee is None else _float64(self.referee),
             "same_bits": self.alike(),
             "backends": [self._row(row) for row in self.rows],
         }
 
     def _row(self, row: Row) -> dict[str, Any]:
         told: dict[str, Any] = {"label": row.label, "verdict": self.verdict(row), "outcome": row.outcome}
+        if row.label in self.distances:
+            told["from_float64"] = dict(self.distances[row.label])
         told |= {"reason": row.reason, "ranks": row.ranks, "notes": list(row.notes), "repeats": row.repeats}
         if row.speed is not None:
             told["speed"] = {name: getattr(row.speed, name) for name in Speed.__dataclass_fields__}
@@ -144,6 +167,17 @@ class Comparison:
         if row.label in self.against:
             told["against_reference"] = _against(self.against[row.label])
         return told
+
+
+def _float64(referee: Referee) -> dict[str, Any]:
+    nudge = referee.nudge
+    return {
+        "first_update": {
+            label: {"loss": float(trace.losses["total"][0]), "norm": float(trace.norms[0])}
+            for label, trace in referee.exact.items()
+        },
+        "nudged": None if nudge is None else {name: gap.curve for name, gap in nudge.gaps.items()},
+    }
 
 
 def _against(against: Against) -> dict[str, Any]:

@@ -14,8 +14,26 @@ UNKNOWN = "not told"
 def agreement(result: Comparison) -> Table:
     """Who agrees with the reference, and largest relative differences: of loss and norm over all updates, else of the arrays of
     the last checkpoints."""
-    columns = ["backend", "verdict", "differs first", "loss", "norm", "weights", "average", "moments", "repeats itself"]
-    return columns, [[row.label, result.verdict(row), *_differences(row, result), _repeats(row)] for row in result.rows]
+    columns = [
+        "backend",
+        "verdict",
+        "differs first",
+        "loss",
+        "norm",
+        "weights",
+        "average",
+        "moments",
+        "norm off float64",
+    ]
+    columns += ["repeats itself"]
+    return columns, [
+        [row.label, result.verdict(row), *_differences(row, result), _distance(row, result), _repeats(row)]
+        for row in result.rows
+    ]
+
+
+def _distance(row: Row, result: Comparison) -> str:
+    return _size(result.distances.get(row.label, {}).get(NORM))
 
 
 def _differences(row: Row, result: Comparison) -> list[str]:

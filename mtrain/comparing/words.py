@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtrain.comparing.differences import LOSS, NORM, WORDS
+from mtrain.comparing.referee import ranking
 from mtrain.comparing.results import Against, Comparison, Row
 from mtrain.comparing.traces import WEIGHTS
 
@@ -25,6 +26,7 @@ def summary(result: Comparison) -> list[Sentence]:
     told += [
         _apart(row, result) for row in result.rows if row.label in result.against and not result.against[row.label].bits
     ]
+    told += _against_float64(result)
     told += [_drifted(row) for row in result.rows if row.drifted]
     told += [_not_done(row) for row in result.rows if row.outcome != "done"]
     told += [
@@ -46,6 +48,8 @@ def headline(result: Comparison) -> str:
         return f"All {len(done)} backends agree within the profile {result.profile.name}"
     if len(done) < 2 and len(result.rows) > 1:
         return "Nothing to compare: " + ("no backend ran" if not done else f"only {done[0].label} ran")
+    if result.off:
+        return f"{listed(list(result.off))} {'is' if len(result.off) == 1 else 'are'} off: too far from float64 in the first update"
     apart = [label for label, against in result.against.items() if against.beyond]
     if apart:
         return f"{listed(apart)} {'does' if len(apart) == 1 else 'do'} not train like {result.reference.label if result.reference else '?'}"
@@ -86,6 +90,21 @@ def _apart(row: Row, result: Comparison) -> Sentence:
     return Sentence(
         f"{row.label} does not train like {name}{why}. {where}. Beyond {profile.name}: {beyond}", good=False
     )
+
+
+def _against_float64(result: Comparison) -> list[Sentence]:
+    """Who is off and by how much, where backends differ."""
+    if result.referee is None:
+        return []
+    told = [Sentence(f"{label} is off: {'; '.join(what)}", good=False) for label, what in result.off.items()]
+    told += [Sentence(f"First update: {text}") for text in ranking(result.referee, result.distances)]
+    for label in result.against:
+        apart = result.referee.otherwise(label)
+        if apart:
+            sizes = listed([f"{WORDS[name]} {size:.1e} apart" for name, size in apart.items()])
+            text = f"{label} differs from {result.referee.label} in float64 too ({sizes}): that is no rounding"
+            told.append(Sentence(text, good=False))
+    return told
 
 
 def parting(against: Against) -> str:

@@ -1,0 +1,116 @@
+"""Where backends differ, float64 tells who is off, and a nudged job how far apart rounding takes two jobs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mtrain.cli.compare_settling import nudged
+from mtrain.comparing import tables, words
+from mtrain.comparing.differences import LOSS, NORM, difference
+from mtrain.comparing.page import page
+from mtrain.comparing.profiles import PROFILES, violations
+from mtrain.comparing.referee import EXACT, GROWTH, Referee, measured
+from mtrain.comparing.results import Against, Comparison, Row
+from mtrain.comparing.speed import speed_of
+from mtrain.comparing.traces import WEIGHTS, Trace
+from tests.comparing.jobs import Planted, run
+from tests.comparing.test_report import history
+
+EXACTLY = run(Planted())
+
+
+def off_by(size: float) -> Trace:
+    """A job whose gradients have the wrong length by a share of ``size``."""
+    return run(Planted(gradient_factor=1 + size))
+
+
+def settled(jobs: dict[str, Trace], *, nudge: Trace | None = None, exact: dict[str, Trace] | None = None) -> Comparison:
+    """A comparison of ``jobs`` with a float64 that is ``EXACTLY``."""
+    (label, first), *others = jobs.items()
+    referee = Referee(
+        exact={label: EXACTLY, **(exact or {})},
+        label=label,
+        nudge=None if nudge is None else difference(first, nudge),
+    )
+    profile = measured(PROFILES["float32"], referee)
+    against = {
+        name: Against(
+            difference=(found := difference(first, trace)), farthest={}, beyond=violations(found, profile), causes=[]
+        )
+        for name, trace in others
+    }
+    speed = speed_of([history([0.1] * 12)], started=[99.0], batch=8, timed=True)
+    rows = [Row(label=name, outcome="done", ranks=2, trace=trace, speed=speed) for name, trace in jobs.items()]
+    return Comparison(
+        title="net", source="a.yml", facts={}, profile=profile, updates=12, rows=rows, against=against, referee=referee
+    )
+
+
+def told(result: Comparison) -> str:
+    return " / ".join(sentence.text for sentence in words.summary(result))
+
+
+def test_the_reference_is_named_where_it_is_the_one_that_is_off() -> None:
+    result = settled({"one": off_by(1e-2), "two": EXACTLY})
+    assert not result.agree
+    assert words.headline(result) == "one is off: too far from float64 in the first update"
+    assert "one is off: gradient norm of the first update 1.0e-02 from float64, allowed 3e-05" in told(result)
+    assert "gradient norm off from float64 (2.203856): one 1.0e-02, two 0.0e+00" in told(result)
+    assert result.verdict(result.rows[0]) == "reference, inexact"
+    assert "one is off" in page(result)
+    columns, rows = tables.agreement(result)
+    assert [row[columns.index("norm off float64")] for row in rows] == ["1.0e-02", "0"]
+
+
+def test_another_backend_is_named_where_it_is_off() -> None:
+    result = settled({"one": EXACTLY, "two": off_by(1e-4)})
+    assert words.headline(result) == "two is off: too far from float64 in the first update"
+    assert result.verdict(result.rows[1]) == "inexact"
+    assert result.as_json()["backends"][1]["from_float64"][NORM] == pytest.approx(1e-4, rel=1e-2)
+
+
+def test_backends_within_the_promise_agree_and_their_distances_are_told() -> None:
+    near = off_by(1e-6)
+    result = settled({"one": EXACTLY, "two": near}, nudge=off_by(1e-6))
+    assert result.agree
+    assert "gradient norm off from float64 (2.203856): two 1.0e-06, one 0.0e+00" in told(result)
+
+
+def test_a_norm_that_is_not_finite_is_off() -> None:
+    norms = EXACTLY.norms.copy()
+    norms[0] = np.nan
+    result = settled({"one": EXACTLY, "two": replace(EXACTLY, norms=norms)})
+    assert not result.agree
+    assert list(result.off) == ["two"]
+
+
+def test_a_float64_that_differs_is_told_to_be_no_rounding() -> None:
+    wrong = off_by(1.0)
+    assert "two differs from one in float64 too (gradient norm 1.0e+00 apart): that is no rounding" in told(
+        settled({"one": EXACTLY, "two": wrong}, exact={"two": wrong})
+    )
+
+
+def test_bounds_follow_the_nudge() -> None:
+    found = difference(EXACTLY, off_by(1e-4))
+    referee = Referee(exact={"one": EXACTLY}, label="one", nudge=found)
+    profile = measured(PROFILES["float32"], referee)
+    assert profile.throughout[WEIGHTS] == pytest.approx(GROWTH * found.gaps[WEIGHTS].largest)
+    assert profile.at_start[LOSS] == 2 * EXACT
+    assert profile.at_start[NORM] == pytest.approx(2 * GROWTH * 1e-4, rel=1e-2)
+    assert measured(PROFILES["float32"], replace(referee, nudge=None)) == PROFILES["float32"]
+
+
+def test_a_nudge_moves_trained_weights_by_one_unit_in_the_last_place_and_nothing_else() -> None:
+    weights = {
+        "w": np.array([[1.0, -2.5], [0.0, 3e-3]], np.float32), "mean": np.ones(2, np.float32), "count": np.array(3),
+    }  # fmt: skip
+    moved = nudged(weights, {"w"})
+    assert moved["count"] == 3
+    assert (moved["mean"] == 1).all()
+    assert moved["w"][1, 0] == 0
+    away = np.abs(moved["w"] - weights["w"])[weights["w"] != 0]
+    # Below a power of two the unit is half as large.
+    assert (away > 0).all()
+    assert (away <= np.spacing(np.abs(weights["w"][weights["w"] != 0]))).all()
