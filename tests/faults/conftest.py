@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-CACHES = ("home/.cache/matplotlib", "home/.config/matplotlib", "home/.cache/paddle")
-"""What libraries keep for their next start: matplotlib's list of fonts, and an empty folder of Paddle's."""
+CACHES = ("home/.cache/matplotlib", "home/.config/matplotlib", "home/.cache/paddle", "tmp/torchinductor_")
+"""What libraries keep for their next start: matplotlib's list of fonts, an empty folder of Paddle's, torch's compiled kernels."""
 UPDATES = 10
 """Of the whole job; five an epoch."""
 
@@ -25,6 +26,8 @@ class Runner:
     folder: Path
     data: Path
     started: list[subprocess.Popen] = field(default_factory=list)
+    prefix: list[str] = field(default_factory=list)
+    """Of every command: what runs it in surroundings of its own."""
 
     def arguments(self, *, backend: str = "ddp", ranks: int = 2, name: str) -> list[str]:
         values = {
@@ -45,26 +48,28 @@ class Runner:
         pairs = [word for key, value in values.items() for word in ("-o", f"{key}={value}")]
         return ["-c", "digits", "--backend", backend, "--nproc-per-node", str(ranks), "--name", name, *pairs]
 
-    def start(self, arguments: Sequence[str]) -> subprocess.Popen:
-        command = [sys.executable, "-m", "mtrain", "train", *arguments]
+    def start(self, arguments: Sequence[str], **more: Any) -> subprocess.Popen:
+        """``more``: as ``subprocess.Popen`` takes it."""
+        command = [*self.prefix, sys.executable, "-m", "mtrain", "train", *arguments]
         environ = {**environment(), "TMPDIR": str(self.outside("tmp")), "HOME": str(self.outside("home"))}
         process = subprocess.Popen(
-            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
+            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ, **more
         )
         self.started.append(process)
         return process
 
     def outside(self, name: str) -> Path:
-        """A folder that a job may write to though it is not its own: ``tmp`` or ``home``."""
+        """A folder that a job may write to though it is not its own: ``tmp``, ``home`` or ``shm``."""
         folder = self.folder / "outside" / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def left_outside(self) -> list[str]:
-        """What jobs have left there, without ``CACHES``."""
+        """What jobs have left there, without ``CACHES`` and the folders that hold them."""
         base = self.folder / "outside"
         found = sorted(str(path.relative_to(base)) for path in base.glob("*/**/*"))
-        return [path for path in found if not path.startswith(CACHES)]
+        kept = [path for path in found if not path.startswith(CACHES)]
+        return [path for path in kept if not any(cache.startswith(f"{path}/") for cache in CACHES)]
 
     def finish(self, process: subprocess.Popen, *, timeout_s: float = 240) -> tuple[int, str]:
         output, _ = process.communicate(timeout=timeout_s)
@@ -138,5 +143,4 @@ def runner(tmp_path: Path, digits: Path) -> Iterator[Runner]:
         if process.poll() is None:
             process.kill()
             process.wait()
-    left = [path for path in made.left_outside() if path not in ("home/.cache", "home/.config")]
-    assert left == [], "jobs left something outside their run folders"
+    assert made.left_outside() == [], "jobs left something outside their run folders"

@@ -4,6 +4,10 @@ import pytest
 import yaml
 
 from mtrain.cli import main
+from mtrain.core import config
+from mtrain.core.checkpoint import newest
+from mtrain.core.checkpoint_files import size_of
+from mtrain.weights.resuming import checkpoint_bytes
 from tests.faults.conftest import Runner
 
 EARLY = ["-o", "train.patience=1", "-o", "evaluate.every_updates=1", "-o", "checkpoint.keep_last=9"]
@@ -20,6 +24,13 @@ def stopped(tmp_path_factory, digits) -> tuple[Runner, str]:
 
 def specs(runner: Runner) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in runner.run_folder("first").glob("spec*")}
+
+
+def test_the_room_that_a_checkpoint_needs_is_known_before_the_model_is_built(stopped):
+    runner, _ = stopped
+    spec = config.read(runner.run_folder("first") / "spec.json")
+    real = size_of(newest(runner.run_folder("first") / "checkpoints"))
+    assert checkpoint_bytes(spec, classes=10) == pytest.approx(real, rel=0.05)
 
 
 def test_a_job_that_patience_has_ended_says_so_and_what_resume_would_do(stopped):

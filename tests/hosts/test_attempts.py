@@ -398,3 +398,14 @@ def test_a_host_that_is_lost_after_its_rank_has_failed_is_not_the_cause(tmp_path
 def test_a_host_that_is_lost_before_its_rank_fails_is_the_cause(tmp_path):
     told = outcome_of(tmp_path, failed_at=11.0, lost_at=10.0).judge()
     assert told.headline == "host 127.0.0.2 is lost: the connection was closed"
+
+
+@pytest.mark.parametrize(("told", "here", "blamed"), [(False, False, [2]), (True, False, []), (False, True, [])])
+def test_a_killed_starter_is_to_blame_unless_the_job_itself_has_killed_it(tmp_path, told, here, blamed):
+    outcome = outcome_of(tmp_path, failed_at=2.0, lost_at=1.0)
+    outcome.lost.clear()
+    well = {"status": 0, "log": "", "told": False, "when": 3.0}
+    outcome.ended = {0: well, 1: well, 2: well | {"status": -9, "told": told, "ended_here": here}}
+    assert outcome.killed_starters() == blamed
+    blames_starter = "the starter of the ranks on 127.0.0.3 was ended by signal 9" in outcome.judge().headline
+    assert blames_starter == bool(blamed)

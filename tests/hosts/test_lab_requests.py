@@ -50,6 +50,34 @@ def test_a_request_at_another_host_of_a_job_by_hand_ends_all_of_it(jobs: Jobs, l
 
 
 @pytest.mark.slow
+def test_a_request_at_all_hosts_at_once_lets_all_of_them_save_and_end(jobs: Jobs, lab: Lab):
+    """What `scancel` and the deletion of pods do."""
+    job = jobs.by_hand("cancelled", **ENDLESSLY).reach(3)
+    starters = [job.starter(node) for node in ("node1", "node2", "node3")]
+    script = [lab.start(starter.node, ["kill", "-TERM", str(starter.pid)]) for starter in starters]
+    for each in script:
+        each.communicate(timeout=60)
+    job.finish(timeout_s=ENDING_S + SLACK_S)
+    assert [output.code for output in job.outputs] == [143] * 3, [output.text for output in job.outputs]
+    assert "state saved; go on with --resume" in job.leader.text
+    saved = sorted(path.name for path in (job.folder / "checkpoints").glob("step-*"))
+    assert saved[-1] == f"step-{max(job.updates()) + 1:08}"
+    assert lab.left(within_s=10.0) == []
+
+
+@pytest.mark.slow
+def test_a_native_starter_that_is_killed_on_one_host_is_a_failure_though_the_ranks_have_saved(jobs: Jobs, lab: Lab):
+    job = jobs.over_ssh("starter", **ENDLESSLY).reach(3)
+    (native,) = [process for process in lab.processes("node2") if process.module == "torch.distributed.run"]
+    lab.kill(native, "KILL")
+    job.finish(timeout_s=ENDING_S + SLACK_S)
+    assert job.leader.code == 1, job.leader.text
+    assert "error: the starter of the ranks on 10.77.0.2" in job.leader.text
+    assert "SIGKILL" in job.leader.text
+    assert lab.left(within_s=10.0) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_a_job_that_was_asked_to_end_goes_on_to_the_weights_of_the_undisturbed_one(jobs: Jobs, lab: Lab, start: str):
     undisturbed = done(getattr(jobs, start)("calm"))
