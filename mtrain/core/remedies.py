@@ -26,7 +26,8 @@ def install(extra: str, *, python: str | None = None) -> str:
     folder = checkout()
     if folder is None:
         return f"{pip} {shlex.join(requirements(extra)) if extra else 'WHEEL-OF-MTRAIN'}"
-    where = f"{'.' if folder == Path.cwd() else folder}{f'[{extra}]' if extra else ''}"
+    # An interpreter that is named may be called from elsewhere, so that only a full path is right there.
+    where = f"{'.' if python is None and folder == Path.cwd() else folder}{f'[{extra}]' if extra else ''}"
     return f"{pip} -e '{where}'"
 
 
