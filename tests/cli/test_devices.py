@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -117,15 +116,3 @@ def test_what_a_backend_cannot_do_is_refused_by_the_plan(capsys, words, reason):
 
 def test_mixed_precision_is_planned_where_the_hosts_may_have_gpus(capsys):
     assert devices(capsys, "-b", "fleet", "--amp", "--ips", "10.0.0.1,10.0.0.2").startswith("the GPUs of each host")
-
-
-def test_the_page_of_the_console_the_records_and_the_summary_name_the_device(capfd, tmp_path):
-    assert main([*DIGITS, "-o", "train.updates=1", "train.epochs=null", "report.display=plain"]) == 0
-    told = capfd.readouterr().out
-    assert "device cpu" in next(line for line in told.splitlines() if line.startswith("start: "))
-    run = Path("runs/first")
-    start = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
-    assert (start["kind"], start["device"]) == ("start", "cpu")
-    assert json.loads((run / "summary.json").read_text())["device"] == "cpu"
-    assert "CPU: no GPU was found" in (run / "plan.txt").read_text()
-    assert " on 1 rank, cpu" in next(line for line in told.splitlines() if line.startswith("done: "))

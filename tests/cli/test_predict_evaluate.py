@@ -31,7 +31,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "train", "-c", "digits", "--backend", "solo", "--name", "small", "--epochs", "2", "-o", *values, cwd=folder
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "stdout.txt").write_text(done.stdout)
     return folder
+
+
+def test_the_console_the_records_and_the_summary_name_the_device(trained):
+    run, told = trained / "runs/small", (trained / "stdout.txt").read_text().splitlines()
+    assert "device cpu" in next(line for line in told if line.startswith("start: "))
+    assert " on 1 rank, cpu" in next(line for line in told if line.startswith("done: "))
+    start = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert (start["kind"], start["device"]) == ("start", "cpu")
+    assert json.loads((run / "summary.json").read_text())["device"] == "cpu"
+    assert "devices" in (run / "plan.txt").read_text()
 
 
 def test_a_run_folder_holds_everything_that_was_promised(trained):
