@@ -57,7 +57,12 @@ class Horovodrun:
         # Without the cache it looks at this host each time, which is quick, and leaves no ~/.horovod behind.
         module = ("-m", "mtrain.backends._horovod.run")
         starter = (self.options.python, *module, "--gloo", "--disable-cache", "-np", str(ranks))
-        return (*starter, "-H", f"{host.address}:{ranks}", *KEPT_SHELL)
+        place = ("-H", f"{host.address}:{ranks}")
+        return (*self._withheld("keep"), *starter, *place, *KEPT_SHELL, *self._withheld("restore"))
+
+    def _withheld(self, verb: str) -> tuple[str, ...]:
+        """horovodrun writes its whole environment into the command line of each rank's shell, which every user can read."""
+        return (self.options.python, "-m", "mtrain.launchers.withheld", verb)
 
     def _together(self, hosts: Sequence[Host], node: int) -> tuple[str, ...]:
         return (

@@ -1,4 +1,4 @@
-"""Keep the caller's environment away from a native starter that writes its own into files, and give it back to the ranks.
+"""Keep the caller's environment away from a native starter that shows its own to others, and give it back to the ranks.
 
 ``python -m mtrain.launchers.withheld keep STARTER... python -m mtrain.launchers.withheld restore RANK...``
 

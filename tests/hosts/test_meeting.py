@@ -389,15 +389,21 @@ def test_a_stranger_who_says_he_is_a_host_of_the_job_neither_ends_it_nor_is_told
     goodbye(members)
 
 
-def test_a_stranger_who_comes_after_a_refusal_is_not_told_its_reason(meeting, joining, port):
-    joining(1, train__batch_size=16)
-    with socket.create_connection(("127.0.0.1", port), source_address=(STRANGER, 0)) as stranger:
+def test_a_stranger_who_comes_after_a_refusal_is_not_told_its_reason(meeting, port, monkeypatch):
+    monkeypatch.setattr(mtrain.hosts.meeting, "TELLING_S", 60.0)
+
+    def say(source: str, node: int, **changes: object) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0)) as connection:
+            connection.sendall(json.dumps(hello(job=party(node, port, **changes).job())).encode() + b"\n")
+            return closed(connection)
+
+    with ThreadPoolExecutor(1) as background:
+        gathering = background.submit(gather, meeting, [1, 2])
+        assert b"batch_size" in say(HOSTS[1], 1, train__batch_size=16)
+        assert b"batch_size" not in say(STRANGER, 2)
+        assert b"batch_size" in say(HOSTS[2], 2)
         with pytest.raises(UsageError, match=r"train\.batch_size"):
-            gather(meeting, [1])
-        stranger.sendall(json.dumps(hello(job=party(2, port).job())).encode() + b"\n")
-        meeting._tell_why("error: train.batch_size: it has 16", stop=lambda: False)
-        meeting.close()
-        assert b"batch_size" not in closed(stranger)
+            gathering.result()
 
 
 @pytest.mark.parametrize("secret", ["", "open sesame"], ids=["no secret", "one secret"])

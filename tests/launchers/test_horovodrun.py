@@ -31,9 +31,11 @@ def test_one_host_needs_no_ssh_and_no_interface():
     (command,) = launcher(interface="eth0", threads=3).plan(WORKER, [Host(address="127.0.0.1", slots=2)], 2)
     assert command.host == "127.0.0.1"
     assert list(command.argv) == [
+        *("/opt/python", "-m", "mtrain.launchers.withheld", "keep"),
         *("/opt/python", "-m", "mtrain.backends._horovod.run", "--gloo", "--disable-cache"),
         *("-np", "2", "-H", "127.0.0.1:2"),
         *("sh", "-c", '"$@"; exit $?', "sh"),
+        *("/opt/python", "-m", "mtrain.launchers.withheld", "restore"),
         *("/opt/python", *WORKER),
     ]
     assert command.env["OMP_NUM_THREADS"] == "3"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,15 +25,22 @@ PLANTED = {
 }
 """Of the caller; Paddle prints environments where it is asked to by the fourth."""
 LOOPBACK = ("127.0.0.1", "::1")
-WORDS = {
-    "solo": ["--backend", "solo"],
-    "ddp": ["--backend", "ddp"],
-    "horovod": ["--backend", "horovod"],
-    "deepspeed": ["--backend", "deepspeed"],
-    "deepspeed's launcher": ["--backend", "ddp", "--launcher", "deepspeed"],
-    "fleet": ["--backend", "fleet"],
-}
-LIBRARY = {"horovod": "horovod", "deepspeed": "deepspeed", "deepspeed's launcher": "deepspeed", "fleet": "paddle"}
+
+
+def _case(*words: str, library: str = "torch", slow: bool = False) -> Any:
+    missing = pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is not installed")
+    return pytest.param(list(words), marks=[missing, *([pytest.mark.slow] if slow else [])], id=" ".join(words[1:]))
+
+
+JOBS = [
+    _case("--backend", "ddp"),
+    _case("--backend", "horovod", library="horovod"),
+    _case("--backend", "fleet", library="paddle"),
+    _case("--backend", "deepspeed", library="deepspeed", slow=True),
+    _case("--backend", "ddp", "--launcher", "deepspeed", library="deepspeed", slow=True),
+    _case("--backend", "ddp", "--ips", "::1", slow=True),
+]
+"""One rank alone is looked at in tests/core/test_security.py."""
 
 
 class Job:
@@ -43,7 +51,7 @@ class Job:
         values = ["train.updates=100000", "train.epochs=null", "train.batch_size=4", "data.image_size=64"]
         values += ["data.workers=0", "data.options.train=8", "data.options.val=4", "evaluate.every_epochs=null"]
         values += [f"data.root={folder / 'digits'}", f"report.dir={folder / 'runs'}", "cluster.threads=1"]
-        ranks = [] if "solo" in words else ["--nproc-per-node", "2"]
+        ranks = ["--nproc-per-node", "2"]
         pairs = [word for value in values for word in ("-o", value)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mtrain", "train", "-c", "digits", "--devices", "cpu", *words, *ranks, *pairs],
@@ -55,7 +63,7 @@ class Job:
 
     def train(self) -> None:
         """Wait until updates are made."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         metrics = self.run / "metrics.jsonl"
         while not metrics.exists() or '"update"' not in metrics.read_text():
             assert self.process.poll() is None, self.process.communicate()[0]
@@ -92,26 +100,29 @@ def _module(process: psutil.Process) -> str:
     return words[words.index("-m") + 1] if "-m" in words[:-1] else ""
 
 
-@pytest.fixture(params=WORDS)
+@pytest.fixture(params=JOBS)
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
-    library = LIBRARY.get(request.param, "torch")
-    if find_spec(library) is None:
-        pytest.skip(f"{library} is not installed")
-    made = Job(tmp_path, WORDS[request.param])
-    made.train()
-    yield made
-    if made.process.poll() is None:
-        made.end()
+    made = Job(tmp_path, request.param)
+    try:
+        made.train()
+        yield made
+    finally:
+        if made.process.poll() is None:
+            made.end()
 
 
-def test_no_file_of_a_run_holds_a_secret_and_no_port_is_open_to_other_machines(job: Job):
+def test_no_file_and_no_command_line_holds_a_secret_and_no_port_is_open_to_other_machines(job: Job):
     listening = job.listening()
     environ = job.ranks()[0].environ()
     assert {name: environ.get(name) for name in PLANTED} == PLANTED, "ranks have the whole environment"
     secrets = [environ[JOB_SECRET], *(f"walrus-{number}" for number in range(1, 6))]
+    typed = {
+        (_module(process), word) for process in job.processes() for word in secrets if word in str(process.cmdline())
+    }
     shown = job.end()
     assert job.process.returncode == 143, shown
     files = [path for path in job.run.rglob("*") if path.is_file()]
     found = {(path.name, word) for path in files for word in secrets if word.encode() in path.read_bytes()}
     assert found == set()
+    assert typed == set(), "every user of the machine can read command lines"
     assert {(address, module) for address, module in listening if address not in LOOPBACK} == set()
