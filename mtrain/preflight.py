@@ -11,12 +11,14 @@ from mtrain.core.checkpoint import listed, progress_of
 from mtrain.core.checkpoint_files import MANIFEST, size_of
 from mtrain.core.errors import CheckpointError, SpecError
 from mtrain.core.interfaces import Evaluator, Progress
-from mtrain.core.optimizer import make_recipe
+from mtrain.core.optimizer import check_frozen, is_frozen, make_recipe
 from mtrain.core.sampler import Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.core.spec import Spec
 from mtrain.core.suggest import hint
 from mtrain.weights.models import check_start
+from mtrain.weights.names import COUNTER
+from mtrain.weights.outline import Question, outlines
 from mtrain.weights.resuming import check_resume, checkpoint_bytes
 
 
@@ -33,6 +35,26 @@ def _check_score(spec: Spec, evaluator: Evaluator) -> None:
         raise SpecError(
             f"evaluate.score: {score!r} given, expected a figure of this job's evaluation{hint(score, evaluator.figures)}"
         )
+
+
+def _check_freeze(spec: Spec, *, classes: int) -> None:
+    """Refuse patterns of ``train.freeze`` that freeze nothing, or everything, before ranks build the network to find out."""
+    if not spec.train.freeze:
+        return
+    question = Question(
+        model=spec.model.name,
+        classes=classes,
+        image_size=spec.data.image_size,
+        options=spec.model.options,
+        policy=spec.plugins,
+    )
+    state = outlines([question])[0]
+    if state is None:  # a model that cannot be outlined: its ranks will say
+        return
+    names = [name for name in state if name.rpartition(".")[2] not in ("running_mean", "running_var", COUNTER)]
+    check_frozen(names, spec.train.freeze)
+    if all(is_frozen(name, spec.train.freeze) for name in names):
+        raise SpecError(f"train.freeze: {spec.train.freeze} leaves no parameter to train; freeze fewer")
 
 
 def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None = None) -> list[str]:
@@ -61,6 +83,7 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
         check_start(spec, classes=classes, training=training)
     if training:
         _check_room(spec, resumed, classes=classes)
+        _check_freeze(spec, classes=classes)
         order = Shuffled(task.length("train"), global_batch=spec.train.batch_size, seed=spec.train.seed)
         total_updates(spec, order.updates_per_epoch)
         progress = Progress() if resumed is None else progress_of(resumed)

@@ -4,6 +4,7 @@ Commands are imported when they run, so that ``--help`` costs nothing and no com
 """
 
 import importlib
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -55,9 +56,10 @@ class Front(click.Group):
         """Put ``train`` before arguments that name no command."""
         first = args[0] if args else ""
         own = {"--help", "-h", "--version"}
-        if not ctx.resilient_parsing and (not args or (first.startswith("-") and first not in own)):
+        nothing_typed = not args and not ctx.resilient_parsing  # a shell that completes the first word wants commands
+        if nothing_typed or (first.startswith("-") and first not in own):
             args = [DEFAULT, *args]
-        elif first and not first.startswith("-") and first not in COMMANDS:
+        elif first and not first.startswith("-") and first not in COMMANDS and not ctx.resilient_parsing:
             ctx.fail(_not_a_command(first))
         return super().parse_args(ctx, args)
 
@@ -75,7 +77,7 @@ class Front(click.Group):
 
 def _not_a_command(word: str) -> str:
     if word.endswith((".yml", ".yaml")):
-        return f"no command {word!r}; a spec is given with -c: mtrain -c {word}"
+        return f"no command {word!r}; a spec is given with -c: mtrain -c {shlex.quote(word)}"
     best = closest(word, COMMANDS)
     return f"no command {word!r}" + (f"; did you mean {best!r}?" if best else f"; commands: {', '.join(COMMANDS)}")
 

@@ -1,5 +1,6 @@
 """``mtrain checkpoint``: what was saved, whether it is intact, what it holds."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ def newest_of(folder: Path) -> Path:
     found = store.newest(checkpoints_of(folder)[0].parent)
     if found is None:
         raise CheckpointError(
-            f"{folder}: none of its checkpoints is intact; `mtrain checkpoint verify {folder}` says why"
+            f"{folder}: none of its checkpoints is intact; `mtrain checkpoint verify {shlex.quote(str(folder))}` says why"
         )
     return found
 

@@ -41,6 +41,8 @@ JSON, HTML = "compare.json", "compare.html"
 )  # fmt: skip
 @click.option(
     "--out",
+    "--output",
+    "out",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the jobs and the report; else runs/compare.",
 )

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtrain.cli.completing import complete_path
 from mtrain.cli.config_import import import_
-from mtrain.cli.options import JobCommand, complete_path, job_options, load_job
+from mtrain.cli.options import JobCommand, load_job, quiet_job_options
 
 if TYPE_CHECKING:
     from mtrain.core.config import Loaded
@@ -21,11 +22,14 @@ config.add_command(import_)
 
 
 @config.command(cls=JobCommand)
-@job_options
+@quiet_job_options
 @click.option("--origins", is_flag=True, help="Say behind each value where it came from.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def show(*, origins: bool, as_json: bool, **params: Any) -> None:
-    """Print the resolved spec, defaults included."""
+    """Print the resolved spec, defaults included.
+
+    Every flag of `mtrain train` is taken too, and becomes part of the spec.
+    """
     from mtrain.core.config import resolved_json
 
     loaded = load_job(params)
@@ -39,9 +43,12 @@ def show(*, origins: bool, as_json: bool, **params: Any) -> None:
 
 @config.command(cls=JobCommand)
 @click.argument("path", shell_complete=complete_path)
-@job_options
+@quiet_job_options
 def explain(path: str, **params: Any) -> None:
-    """Say what the value at PATH is, means and may be, where it came from and what it replaced."""
+    """Say what the value at PATH is, means and may be, where it came from and what it replaced.
+
+    Every flag of `mtrain train` is taken too, and becomes part of the spec.
+    """
     from mtrain.core.layers import lookup
     from mtrain.core.schema import describe, dotted, field_at, walk
     from mtrain.core.spec import Spec

@@ -1,9 +1,13 @@
 """``mtrain data``: look at a data set before training on it, and make the embedded one."""
 
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from mtrain.cli.completing import complete_config
+from mtrain.cli.options import JobCommand, load_job, spec_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,25 +20,30 @@ def data() -> None:
     """Check a data set, or make the embedded one."""
 
 
-@data.command()
-@click.argument("spec", required=False)
-@click.option("-c", "--config", help="The spec, as `mtrain train -c` takes it.")
-@click.option("-o", "--override", "overrides", multiple=True, metavar="PATH=VALUE", help="Set a value of the spec.")
+@data.command(cls=JobCommand)
+@click.argument("spec", required=False, shell_complete=complete_config)
+@spec_options
 @click.option(
     "--pictures", "-n", default=16, show_default=True, type=click.IntRange(min=1), help="Pictures in the grid."
 )
 @click.option(
-    "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("."), help="Folder of the picture grids."
+    "--out",
+    "--output",
+    "out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("."),
+    help="Folder of the picture grids.",
 )
-def check(spec: str | None, config: str | None, overrides: tuple[str, ...], pictures: int, output: Path) -> None:
+def check(*, spec: str | None, pictures: int, out: Path, **params: Any) -> None:
     """Print counts, histograms and what is wrong with the data set of SPEC, and save pictures with their labels, also augmented."""
     from rich.console import Console
 
     from mtrain.assembly import open_data_of
-    from mtrain.core.config import load
     from mtrain.data.draw import save_picture
 
-    loaded = load(spec or config, overrides=list(overrides))
+    if spec is not None and params["config"] is not None:
+        raise click.UsageError(f"{spec} and -c {params['config']} are both given; keep one")
+    loaded = load_job({**params, "config": spec or params["config"]})
     console = Console(soft_wrap=True)
     opened = open_data_of(loaded.spec)
     verified = opened.verify()
@@ -42,7 +51,7 @@ def check(spec: str | None, config: str | None, overrides: tuple[str, ...], pict
     for part in opened.describe():
         print_part(console, part)
     for name, seen, picture in opened.views(limit=pictures):
-        file = output / f"data_check_{loaded.name}_{name}.jpg"
+        file = out / f"data_check_{loaded.name}_{name}.jpg"
         save_picture(picture, file)
         console.print(f"{seen}: {file}", highlight=False)
 
@@ -85,4 +94,4 @@ def digits(directory: Path, *, train: int, val: int, size: int, seed: int, png: 
     options = DigitsOptions(train=train, val=val, size=size, seed=seed, suffix="png" if png else "jpg")
     make_digits(directory, options)
     click.echo(f"{train} train and {val} val canvases of {size} x {size} px: {directory}")
-    click.echo(f"use them with: -o data.format=coco -o data.root={directory}")
+    click.echo(f"use them with: -o data.format=coco -o {shlex.quote(f'data.root={directory}')}")

@@ -5,14 +5,15 @@ from typing import Any
 
 import click
 
-from mtrain.cli.options import JobCommand, job_options, load_job
+from mtrain.cli.options import JobCommand, evaluation_options, load_job
 
 
 @click.command("evaluate", cls=JobCommand)
-@job_options
+@evaluation_options
 @click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint.")
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint; with --run in its place.")
 @click.option("--weights", metavar="FILE", help="A file of weights instead of a checkpoint.")
+@click.option("-r", "--resume", metavar="PATH", hidden=True, help="As --run or --checkpoint.")
 @click.pass_context
 def evaluate(context: click.Context, /, **params: Any) -> None:
     """Score the averaged weights of a checkpoint; without --run or -c, those of the newest run of the spec here."""
@@ -20,8 +21,6 @@ def evaluate(context: click.Context, /, **params: Any) -> None:
     from mtrain.cli.train import evaluate_only
 
     wanted = params["checkpoint"] or params["run"] or params["resume"]
-    if params["weights"]:
-        params["overrides"] = (*(params["overrides"] or ()), f"model.weights={params['weights']}")
     params["config"] = starting.resumed_config(params["config"], wanted)
     loaded = load_job(params)
     starting.refuse_copies(loaded, nnodes=params.get("nnodes"))

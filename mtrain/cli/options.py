@@ -5,12 +5,15 @@ nothing: the spec's value stands.
 """
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
+
+from mtrain.cli.completing import complete_backend, complete_config, complete_launcher, complete_override
+from mtrain.cli.foreign_flags import LISTS, Option, foreign_options, foreign_values
 
 if TYPE_CHECKING:
     from mtrain.core.config import Loaded
@@ -44,15 +47,15 @@ _DIRECT = {
 
 
 class JobCommand(click.Command):
-    """A command whose flags treat ``-`` and ``_`` alike and whose ``-o`` takes several values."""
+    """A command whose flags treat ``-`` and ``_`` alike, and whose ``-o`` takes several values (so does ``--freeze``)."""
 
     def __init__(self, name: str | None, **settings: Any) -> None:
         super().__init__(name, **settings)
         self.context_settings = {"token_normalize_func": _with_dashes, **self.context_settings}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeat ``-o`` before each further ``key=value`` that follows one."""
-        return super().parse_args(ctx, spread_overrides(args))
+        """Repeat ``-o`` before each further ``key=value`` that follows one, ``--freeze`` before each further number."""
+        return super().parse_args(ctx, spread_lists(spread_overrides(args)))
 
 
 def _with_dashes(token: str) -> str:
@@ -79,6 +82,26 @@ def spread_overrides(args: Sequence[str]) -> list[str]:
     return spread
 
 
+def spread_lists(args: Sequence[str]) -> list[str]:
+    """``--freeze 0 1 2`` as ``--freeze 0 --freeze 1 --freeze 2``; nothing after ``--`` is touched."""
+    spread: list[str] = []
+    flag = ""
+    remaining = iter(args)
+    for arg in remaining:
+        if arg == "--":
+            return [*spread, arg, *remaining]
+        if _with_dashes(arg) in LISTS:
+            flag = arg
+            spread.extend((arg, *([value] if (value := next(remaining, None)) is not None else [])))
+            continue
+        if flag and _NUMBER.fullmatch(arg):
+            spread.append(flag)
+        else:
+            flag = ""
+        spread.append(arg)
+    return spread
+
+
 def spec_options(command: F) -> F:
     """``-c`` and ``-o``: for commands that read a spec and start nothing on other hosts."""
     for option in reversed(_spec_flags()):
@@ -87,10 +110,41 @@ def spec_options(command: F) -> F:
 
 
 def job_options(command: F) -> F:
-    """Every flag of a job. The command takes them as keywords and hands them to ``load_job``."""
-    for option in reversed([*_spec_flags(), *_cluster_flags(), *_training_flags(), *_run_flags()]):
+    """Every flag of a job that trains. The command takes them as keywords and hands them to ``load_job``."""
+    flags = [*_spec_flags(), *_cluster_flags(), *_training_flags(), *foreign_options(), *_run_flags()]
+    for option in reversed(flags):
         command = option(command)
     return command
+
+
+def evaluation_options(command: F) -> F:
+    """Every flag of a job that evaluates: the spec, hosts and ranks, and what scoring depends on."""
+    kept = {*_names(_precision_flags()), "name", "image_size", "data", "workers", "batch_size"}
+    others = [option for option in (*_training_flags(), *foreign_options()) if kept & set(_names([option]))]
+    for option in reversed([*_spec_flags(), *_cluster_flags(), *others]):
+        command = option(command)
+    return command
+
+
+def quiet_job_options(command: F) -> F:
+    """As ``job_options``; but help lists ``-c`` and ``-o`` only. For commands that show what the flags come to."""
+    shown = set(_names(_spec_flags()))
+    own = list(getattr(command, "__click_params__", []))
+    command = job_options(command)
+    for parameter in getattr(command, "__click_params__", []):
+        if isinstance(parameter, click.Option) and parameter not in own and parameter.name not in shown:
+            parameter.hidden = True
+    return command
+
+
+def _names(options: Sequence[Option]) -> list[str]:
+    """What the parameters of ``options`` are called."""
+
+    def nothing() -> None: ...
+
+    for option in options:
+        option(nothing)
+    return [str(parameter.name) for parameter in getattr(nothing, "__click_params__", [])]
 
 
 def host_options(command: F) -> F:
@@ -107,7 +161,14 @@ def load_job(params: Mapping[str, Any]) -> "Loaded":
     """
     from mtrain.core import config
 
-    loaded = config.load(params.get("config"), overrides=params.get("overrides") or (), flags=spec_flags(params))
+    def load(flags: Mapping[str, Any]) -> "Loaded":
+        return config.load(params.get("config"), overrides=params.get("overrides") or (), flags=flags)
+
+    flags = spec_flags(params)
+    loaded = load(flags)
+    evaluate = loaded.spec.evaluate
+    if params.get("eval_too") and evaluate.every_epochs is None and evaluate.every_updates is None:
+        loaded = load({**flags, "evaluate.every_epochs": config.Given(1, "--eval")})
     _check_nnodes(params.get("nnodes"), loaded.spec.cluster.ips)
     return loaded
 
@@ -119,12 +180,13 @@ def spec_flags(params: Mapping[str, Any]) -> dict[str, Any]:
     flags: dict[str, Any] = {}
     for parameter, (path, flag) in _DIRECT.items():
         if (value := params.get(parameter)) is not None:
-            flags[path] = Given(value, flag if isinstance(value, bool) else f"{flag} {value}")
+            flags[path] = Given(value, flag if isinstance(value, bool) else f"{flag} {shlex.quote(str(value))}")
     amp, no_amp = params.get("amp"), params.get("no_amp")
     if amp and no_amp:
         raise click.UsageError("--amp and --no-amp are both given; keep one")
     if amp or no_amp:
         flags["train.precision"] = Given("fp32", "--no-amp") if no_amp else Given(amp, f"--amp={amp}")
+    flags.update(foreign_values(params))
     flags.update(_device_flags(params.get("devices")))
     flags.update(_host_flags(params.get("ips"), params.get("hostfile")))
     return flags
@@ -215,53 +277,14 @@ def _check_nnodes(nnodes: str | None, ips: Sequence[str]) -> None:
         raise click.UsageError(f"--nnodes {nnodes}: {named}")
 
 
-def _complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from mtrain.core.sources import shipped_names
-
-    names = [CompletionItem(name) for name in shipped_names() if name.startswith(incomplete)]
-    return [*names, CompletionItem(incomplete, type="file")]
-
-
-def _complete_override(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    found = complete_path(_ctx, _param, incomplete)
-    return [CompletionItem(f"{item.value}=", help=item.help) for item in found]
-
-
-def complete_path(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The values of a spec whose path begins so."""
-    from mtrain.core.schema import dotted, model_of, walk
-    from mtrain.core.spec import Spec
-
-    paths = [(dotted(path), field) for path, field in walk(Spec) if model_of(field.annotation) is None]
-    return [CompletionItem(path, help=field.description) for path, field in paths if path.startswith(incomplete)]
-
-
-def _complete_launcher(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _complete_plugin("launchers", incomplete)
-
-
-def _complete_backend(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _complete_plugin("backends", incomplete)
-
-
-def _complete_plugin(kind: str, incomplete: str) -> list[CompletionItem]:
-    from mtrain.core import plugins
-
-    entries = [entry for entry in plugins.names(kind) if entry.enabled]
-    return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(incomplete)]
-
-
-Option = Callable[[Any], Any]
-
-
 def _spec_flags() -> list[Option]:
     return [
         click.option(
-            "-c", "--config", metavar="SPEC", shell_complete=_complete_config, help="A YAML file or a shipped config."
+            "-c", "--config", metavar="SPEC", shell_complete=complete_config, help="A YAML file or a shipped config."
         ),
         click.option(
             "-o", "--opt", "--override", "overrides", multiple=True, metavar="PATH=VALUE ...",
-            shell_complete=_complete_override, help="Set values of the spec, for example -o train.batch_size=8.",
+            shell_complete=complete_override, help="Set values of the spec, for example -o train.batch_size=8.",
         ),
     ]  # fmt: skip
 
@@ -269,13 +292,13 @@ def _spec_flags() -> list[Option]:
 def _cluster_flags() -> list[Option]:
     number = click.IntRange(min=0)
     return [
-        click.option("-b", "--backend", shell_complete=_complete_backend, help="The stack that trains: ddp, solo, ..."),
+        click.option("-b", "--backend", shell_complete=complete_backend, help="The stack that trains: ddp, solo, ..."),
         click.option(
             "-H", "--ips", "--hosts", "ips", metavar="A,B", help="Addresses of the hosts, the master first; A:2,B:4 with ranks."
         ),
         click.option("--hostfile", metavar="FILE", help="The hosts, one a line, as `host`, `host:2` or `host slots=2`."),
         click.option(
-            "--launcher", shell_complete=_complete_launcher,
+            "--launcher", shell_complete=complete_launcher,
             help="ssh: this command starts all hosts. Otherwise the same command is typed on each; manual prints it.",
         ),
         click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of the hosts' ssh servers."),
@@ -300,15 +323,21 @@ def _cluster_flags() -> list[Option]:
     ]  # fmt: skip
 
 
-def _training_flags() -> list[Option]:
+def _precision_flags() -> list[Option]:
     return [
-        click.option("--epochs", type=int, help="Passes over the training split."),
-        click.option("--batch-size", type=int, help="GLOBAL batch: samples per update over all ranks."),
         click.option(
             "--amp", "amp", is_flag=False, flag_value="bf16", type=click.Choice(["bf16", "fp16"]),
             help="Mixed precision; bf16 unless --amp=fp16.",
         ),
         click.option("--no-amp", is_flag=True, help="Full precision."),
+    ]  # fmt: skip
+
+
+def _training_flags() -> list[Option]:
+    return [
+        click.option("--epochs", type=int, help="Passes over the training split."),
+        click.option("--batch-size", "--batch", "batch_size", type=int, help="GLOBAL batch: samples per update over all ranks."),
+        *_precision_flags(),
         click.option("--sync-bn/--no-sync-bn", "sync_bn", default=None, help="BatchNorm statistics over all ranks."),
         click.option("--seed", type=int, help="Of weights, order and augmentation."),
         click.option("--name", metavar="NAME", help="Name of the run folder."),
@@ -318,9 +347,9 @@ def _training_flags() -> list[Option]:
 def _run_flags() -> list[Option]:
     return [
         click.option(
-            "--resume", is_flag=False, flag_value="auto", metavar="[PATH]",
+            "-r", "--resume", "resume", is_flag=False, flag_value="auto", metavar="[PATH]",
             help="Continue from a checkpoint or run folder; without PATH the newest intact one.",
         ),
-        click.option("--eval", "eval_only", is_flag=True, help="Evaluate only."),
+        click.option("--eval", "eval_too", is_flag=True, help="Evaluate while training too; `mtrain evaluate` evaluates only."),
         click.option("--dry-run", is_flag=True, help="Print the plan and start nothing."),
     ]  # fmt: skip

@@ -79,6 +79,8 @@ def state(entry: "Entry") -> str:
 )
 @click.option(
     "--out",
+    "--output",
+    "out",
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep logs in this folder.  [default: a temporary one]",
 )

@@ -22,8 +22,16 @@ RUN = ".run"
 @click.argument("sources", nargs=-1, required=True, metavar="PICTURE|FOLDER ...")
 @click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint. Default: runs/latest.")
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint instead of the run's best.")
-@click.option("--weights", metavar="FILE", help="A file of weights; needs -c or --run, and data.names.")
-@click.option("--out", metavar="FOLDER", default="predictions", show_default=True, help="Where results are written.")
+@click.option("--weights", "file", metavar="FILE", help="A file of weights; needs -c or --run, and data.names.")
+@click.option(
+    "--out",
+    "--output",
+    "out",
+    metavar="FOLDER",
+    default="predictions",
+    show_default=True,
+    help="Where results are written.",
+)
 @click.option(
     "--confidence",
     type=click.FloatRange(0, 1, max_open=True),
@@ -42,13 +50,13 @@ def predict(context: click.Context, /, **params: Any) -> None:
 
     files = pictures(params["sources"])
     run = Path(params["run"] or "runs/latest")
-    weights = Path(params["weights"] or params["checkpoint"] or starting.best_of(run) or run)
+    weights = Path(params["file"] or params["checkpoint"] or starting.best_of(run) or run)
     if not weights.exists() or weights == run:
         raise CheckpointError(
             f"predict: no intact checkpoint in {run}; give --run FOLDER, --checkpoint PATH or --weights FILE"
         )
     if params["config"] is None:
-        params["config"] = starting.resumed_config(None, params["run"] if params["weights"] else str(weights))
+        params["config"] = starting.resumed_config(None, params["run"] if params["file"] else str(weights))
     alone = _on_one_rank(params, framework=_framework(load_job(params)))
     loaded = _selecting(load_job(alone), alone)
     if not weights.is_dir() and not loaded.spec.data.names:

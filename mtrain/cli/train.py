@@ -27,12 +27,12 @@ def train(context: click.Context, /, **params: Any) -> None:
     if not params.get("dry_run"):
         starting.refuse_copies(loaded, nnodes=params.get("nnodes"))
     if several.is_several(loaded) and not params.get("dry_run"):
-        context.exit(evaluate_only(loaded, resume) if params.get("eval_only") else train_on_hosts(loaded, resume))
+        context.exit(train_on_hosts(loaded, resume))
     where = starting.locate(loaded, resume=resume)
     if params.get("dry_run"):
         click.echo(starting.planned(loaded, where).text(), nl=False)
         return
-    context.exit(evaluate_only(loaded, resume) if params.get("eval_only") else train_now(loaded, where))
+    context.exit(train_now(loaded, where))
 
 
 def train_now(loaded: "Loaded", where: "Where") -> int:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
+
+from mtrain.cli.completing import complete_model
 
 if TYPE_CHECKING:
     from mtrain.core.interfaces import Array
@@ -17,13 +18,6 @@ PATH = click.Path(path_type=Path)
 MIB = 2**20
 
 
-def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from mtrain.core import plugins
-
-    entries = [entry for entry in plugins.names("models") if entry.enabled]
-    return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(incomplete)]
-
-
 @click.group()
 def weights() -> None:
     """Read, convert and show files of weights. Nothing that a file holds is executed."""
@@ -31,7 +25,7 @@ def weights() -> None:
 
 @weights.command("import")
 @click.argument("file", type=PATH)
-@click.option("--model", required=True, shell_complete=_complete_model, help="The model that the weights are of.")
+@click.option("--model", required=True, shell_complete=complete_model, help="The model that the weights are of.")
 @click.option("--to", "target", type=PATH, required=True, metavar="OUT.safetensors", help="Where they are written.")
 @click.option("--force", is_flag=True, help="Replace OUT.")
 def import_(file: Path, model: str, target: Path, *, force: bool) -> None:
@@ -47,7 +41,7 @@ def import_(file: Path, model: str, target: Path, *, force: bool) -> None:
 
 @weights.command()
 @click.argument("file", type=PATH)
-@click.option("--model", shell_complete=_complete_model, help="The model that the weights are of; a checkpoint knows.")
+@click.option("--model", shell_complete=complete_model, help="The model that the weights are of; a checkpoint knows.")
 @click.option(
     "--to",
     "target",

@@ -4,6 +4,7 @@ The starters of the frameworks cannot be trusted with failure; this process watc
 process behind whichever way it ends. ``mtrain.hosts`` does the same on several hosts.
 """
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -145,7 +146,7 @@ def explain(
     """
     if traces.ok and traces.reason != "interrupted":
         return Verdict(code=0, headline="done", text="")
-    go_on = f"--resume {traces.run_dir}"
+    go_on = f"--resume {shlex.quote(str(traces.run_dir))}"
     if traces.starter_killed and requests.first is None:
         told = judge()
         if traces.reason != "interrupted":

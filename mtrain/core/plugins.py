@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mtrain.core import remedies
 from mtrain.core.errors import MtrainError, PluginError, SpecError
-from mtrain.core.schema import dotted, problems_of
+from mtrain.core.schema import Problem, dotted, problems_of
 from mtrain.core.suggest import hint
 from mtrain.core.yaml_lines import read_text
 
@@ -307,6 +307,14 @@ def _lay_over(policy: Policy, file: Path) -> Policy:
     return Policy(kinds, (file.resolve().parent, *policy.folders))
 
 
+def _message(problem: Problem, kind: str) -> str:
+    """What is wrong; a plugin that is enabled or disabled in its own section is told where that is said."""
+    *_, name, key = ("", *problem.path)
+    if key not in ("enabled", "disabled") or len(problem.path) < 3:
+        return problem.message
+    return f'unknown key; a list in [{kind}] says which plugins may be used: {key} = ["{name}"]'
+
+
 def _kind_over(weaker: KindPolicy, table: Mapping[str, Any], where: str, problems: list[str]) -> KindPolicy:
     settings = ("enabled", "disabled")
     named = {name: said for name, said in table.items() if name not in settings}
@@ -323,5 +331,5 @@ def _kind_over(weaker: KindPolicy, table: Mapping[str, Any], where: str, problem
     except ValidationError as error:
         for problem in problems_of(error, KindPolicy, values):
             key = dotted(problem.path).removeprefix("names.")
-            problems.append(f"{where}.{key}: {problem.message}")
+            problems.append(f"{where}.{key}: {_message(problem, where.rpartition(' ')[2])}")
         return weaker

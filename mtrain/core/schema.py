@@ -133,13 +133,13 @@ def _message(item: Any, path: Path, model: type[BaseModel]) -> str:
     shown = repr(given) if len(repr(given)) <= 80 else repr(given)[:77] + "..."
     shown = {"None": "null", "True": "true", "False": "false"}.get(shown, shown)
     quotes = "; put it in quotes" if item["type"] == "string_type" and isinstance(given, int | float) else ""
-    nearest = closest(given, _choices(path, model)) if isinstance(given, str) else None
+    nearest = closest(given, choices(model, path)) if isinstance(given, str) else None
     meant = f"; did you mean {nearest!r}?" if nearest else ""
     return f"given {shown}, expected {expected or item['msg']}{quotes}{meant}"
 
 
-def _choices(path: Path, model: type[BaseModel]) -> list[str]:
-    """The words that the field at ``path`` names as its values."""
+def choices(model: type[BaseModel], path: Path) -> list[str]:
+    """The words that the field at ``path`` names as its values; those of YAML for truth values."""
     field = field_at(model, path)
     found: list[str] = []
     open_annotations = [field.annotation] if field is not None else []
@@ -147,6 +147,8 @@ def _choices(path: Path, model: type[BaseModel]) -> list[str]:
         annotation: Any = open_annotations.pop()
         if get_origin(annotation) is Literal:
             found.extend(choice for choice in get_args(annotation) if isinstance(choice, str))
+        elif annotation is bool:
+            found.extend(("true", "false"))
         else:
             open_annotations.extend(get_args(annotation) if get_origin(annotation) is not None else ())
     return found
@@ -157,6 +159,8 @@ def _key_hint(word: str, section: Path, model: type[BaseModel]) -> str:
     if "did you mean" in answer:
         return answer
     elsewhere = [dotted(path) for path, _ in walk(model) if path[-1] == word]
+    if word in elsewhere:
+        return f"; {word!r} belongs to no section: it is a key at the top"
     return f"; did you mean {elsewhere[0]!r}?" if elsewhere else answer
 
 

@@ -5,12 +5,16 @@ from difflib import SequenceMatcher
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like ``word``, case and ``-``/``_`` aside; None when none is alike."""
+    """The known word most like ``word``, case and ``-``/``_`` aside; None when none is alike, or none but ``word`` itself."""
 
     def plain(text: str) -> str:
         return text.lower().replace("-", "_")
 
-    scored = [(SequenceMatcher(None, plain(word), plain(candidate)).ratio(), candidate) for candidate in known]
+    scored = [
+        (SequenceMatcher(None, plain(word), plain(candidate)).ratio(), candidate)
+        for candidate in known
+        if candidate != word
+    ]
     score, best = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
     return best if score >= 0.6 else None
 

@@ -1,6 +1,7 @@
 """Any file of weights as named numpy arrays. The format is found from the content, not from the file's name."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -147,7 +148,7 @@ def _read_folder(path: Path) -> Weights:
         folder = checkpoint.best(runs[0]) or checkpoint.newest(runs[0])
         if folder is None:
             raise CheckpointError(
-                f"{path}: none of its checkpoints is intact; `mtrain checkpoint verify {path}` says why"
+                f"{path}: none of its checkpoints is intact; `mtrain checkpoint verify {shlex.quote(str(path))}` says why"
             )
     saved = checkpoint.load(folder)
     part = "averaged weights" if saved.state.ema else "weights"

@@ -27,9 +27,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = mtrain("data", "make", "digits", "digits", "--train", "16", "--val", "8", "--size", "64", cwd=folder)
     assert made.returncode == 0, made.stderr
     values = ["data.format=coco", "data.root=digits", "data.image_size=64", "train.batch_size=8", "data.workers=1"]
-    done = mtrain(
-        "train", "-c", "digits", "--backend", "solo", "--name", "small", "--epochs", "2", "-o", *values, cwd=folder
-    )
+    values.append(
+        "evaluate.every_epochs=null"
+    )  # and --eval, as PaddleDetection's users type it, evaluates all the same
+    flags = ("--backend", "solo", "--name", "small", "--epochs", "2", "--eval")
+    done = mtrain("-c", "digits", *flags, "-o", *values, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "stdout.txt").write_text(done.stdout)
     return folder
@@ -56,6 +58,8 @@ def test_a_run_folder_holds_everything_that_was_promised(trained):
     assert summary["updates"] == 4
     assert {"AP", "AP50", "score"} <= set(summary["last"])
     assert list((run / "tensorboard").iterdir())
+    kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert (kinds.count("update"), kinds.count("evaluation")) == (4, 2), "--eval trains, and evaluates after each epoch"
 
 
 def test_evaluate_repeats_the_figures_of_the_best_checkpoint(trained):
@@ -138,7 +142,7 @@ def test_a_class_id_of_predict_is_the_annotation_files_own(trained):
 
 
 def test_evaluation_without_a_run_says_what_to_evaluate(tmp_path):
-    done = mtrain("--eval", "-c", "digits", cwd=tmp_path)
+    done = mtrain("evaluate", "-c", "digits", cwd=tmp_path)
     assert done.returncode == 2
     assert "nothing to evaluate: no run digits" in done.stderr
     assert "--run FOLDER" in done.stderr

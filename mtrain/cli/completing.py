@@ -1,0 +1,80 @@
+"""What a shell completes: specs, values of a spec by path, and the names that such a value may have."""
+
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+ENDINGS = (".yml", ".yaml")
+NAMED = {"model.name": "models", "data.format": "datasets", "backend.name": "backends", "cluster.launcher": "launchers"}
+"""Path in the spec -> kind of plugin whose names it takes."""
+
+
+def complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Shipped specs and YAML files; folders, as the shell completes them, where neither begins so.
+
+    One item of click's type "file" makes bash forget every other one, so files are listed here.
+    """
+    from mtrain.core.sources import shipped_names
+
+    found = [name for name in shipped_names() if name.startswith(incomplete)] + _files(incomplete)
+    return [CompletionItem(name) for name in found] or [CompletionItem(incomplete, type="file")]
+
+
+def _files(incomplete: str) -> list[str]:
+    head = incomplete[: incomplete.rfind("/") + 1]
+    folder, start = Path(head or ".").expanduser(), incomplete[len(head) :]
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if entry.name.startswith(start))
+    except OSError:
+        return []
+    return [head + name for name in names if name.endswith(ENDINGS) and (start or not name.startswith("."))]
+
+
+def complete_override(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """``PATH=`` of a value; behind the sign, what that value may be."""
+    path, sign, start = incomplete.partition("=")
+    if sign:
+        return [CompletionItem(f"{path}={value}") for value in _values(path) if value.startswith(start)]
+    return [CompletionItem(f"{item.value}=", help=item.help) for item in complete_path(ctx, param, incomplete)]
+
+
+def _values(path: str) -> list[str]:
+    from mtrain.core import plugins
+    from mtrain.core.schema import choices
+    from mtrain.core.spec import Spec
+
+    if path in NAMED:
+        return [entry.name for entry in plugins.names(NAMED[path]) if entry.enabled]
+    return choices(Spec, tuple(path.split(".")))
+
+
+def complete_path(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The values of a spec whose path begins so."""
+    from mtrain.core.schema import dotted, model_of, walk
+    from mtrain.core.spec import Spec
+
+    paths = [(dotted(path), field) for path, field in walk(Spec) if model_of(field.annotation) is None]
+    return [CompletionItem(path, help=field.description) for path, field in paths if path.startswith(incomplete)]
+
+
+def complete_launcher(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Launchers by name."""
+    return _plugins("launchers", incomplete)
+
+
+def complete_backend(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Backends by name."""
+    return _plugins("backends", incomplete)
+
+
+def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Models by name."""
+    return _plugins("models", incomplete)
+
+
+def _plugins(kind: str, incomplete: str) -> list[CompletionItem]:
+    from mtrain.core import plugins
+
+    entries = [entry for entry in plugins.names(kind) if entry.enabled]
+    return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(incomplete)]

@@ -1,0 +1,225 @@
+"""Flags of YOLOv5's and PaddleDetection's training scripts, so that the line that is typed there can be typed here.
+
+Each of them becomes values of the spec, with the flag as their origin, or is answered with what takes its place here.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from mtrain.core.config import Given
+
+Option = Callable[[Any], Any]
+Values = dict[str, "Given"]
+
+LISTS = ("--freeze",)
+"""Flags that take several words: ``--freeze 0 1 2``."""
+ANSWERED: Mapping[str, tuple[bool, str]] = {
+    "--hyp": (
+        True,
+        "hyper-parameters are part of the spec: mtrain config import {value} MODEL.yaml DATA.yaml --to spec.yml, "
+        "then mtrain -c spec.yml",
+    ),
+    "--slim-config": (True, "mtrain has no pruning, quantisation or distillation; leave it out"),
+    "--vdl-log-dir": (
+        True,
+        "curves are TensorBoard events in the run folder; run folders are made in: -o report.dir={value}",
+    ),
+    "--evolve": (False, "mtrain does not search for hyper-parameters; give them with -o, one job each"),
+    "--rect": (False, "training pictures are square here; data.resize says how they become so (letterbox or stretch)"),
+    "--single-cls": (False, "label all objects with one class in the data set instead"),
+    "--quad": (False, "mtrain has no such loader; data.image_size is the side that is trained"),
+    "--image-weights": (False, "mtrain draws every picture once in an epoch; leave it out"),
+    "--nosave": (False, "mtrain always keeps what --resume needs; checkpoint.keep_last=1 keeps least"),
+    "--exist-ok": (False, "a run never writes into the folder of another; give it another --name"),
+    "--noautoanchor": (False, "the model says how anchors are made: -o model.options.anchors=[...] gives them"),
+    "--enable-ce": (True, "runs of one seed are alike anyway: --seed 0"),
+    "--to-static": (False, "train.compile compiles the model where the backend can: -o train.compile=true"),
+    "--save-prediction-only": (False, "`mtrain predict` writes predictions, `mtrain evaluate` scores them"),
+}  # fmt: skip
+"""Flag -> whether it takes a value, and what to do instead."""
+
+
+def foreign_options() -> list[Option]:
+    """The flags that become values, and hidden ones that are only answered."""
+    return [*_yolov5_options(), *_paddledetection_options(), *_answered_options()]
+
+
+def _yolov5_options() -> list[Option]:
+    return [
+        click.option("--data", metavar="DATA.yaml", help="YOLOv5's data YAML: data.format yolo, and its paths and names."),
+        click.option("--cfg", metavar="MODEL.yaml", help="YOLOv5's model YAML, for its name: yolov5s.yaml is model.name yolov5s."),
+        click.option("--weights", metavar="FILE", help="Weights to start from; '' for none."),
+        click.option("--img", "--imgsz", "--img-size", "image_size", type=int, metavar="PIXELS", help="Side of the network's input."),
+        click.option("--workers", type=int, metavar="N", help="Loader processes of each rank."),
+        click.option(
+            "--cache", is_flag=False, flag_value="ram", type=click.Choice(["ram", "disk"]),
+            help="Keep decoded pictures; in memory unless --cache=disk.",
+        ),
+        click.option("--noval", is_flag=True, help="Evaluate at the end only."),
+        click.option(
+            "--patience", type=click.IntRange(min=0), metavar="N",
+            help="Stop after N evaluations without a better score; 0: never.",
+        ),
+        click.option(
+            "--freeze", multiple=True, metavar="N ...",
+            help="YOLOv5's layers that are not trained: the first N, or those of a list.",
+        ),
+        click.option("--save-period", type=int, metavar="N", help="A checkpoint every N epochs."),
+        click.option("--label-smoothing", type=float, metavar="X", help="Of the model's loss, where it has that option."),
+        click.option("--cos-lr", is_flag=True, help="The rate follows a cosine."),
+        click.option("--optimizer", type=click.Choice(["SGD", "Adam", "AdamW"], case_sensitive=False), help="Rule of the optimizer."),
+        click.option("--project", metavar="FOLDER", help="Where run folders are made."),
+        click.option("--noplots", is_flag=True, help="Draw no curves and pictures."),
+    ]  # fmt: skip
+
+
+def _paddledetection_options() -> list[Option]:
+    return [
+        click.option("--fleet", is_flag=True, help="Train with Paddle Fleet: --backend fleet."),
+        click.option("--use-vdl", type=bool, metavar="true|false", help="Write curves; here as TensorBoard events."),
+    ]
+
+
+def _answered_options() -> list[Option]:
+    return [
+        click.option(flag, flag.strip("-").replace("-", "_"), is_flag=not takes_value, hidden=True, expose_value=False, callback=_answer)
+        for flag, (takes_value, _) in ANSWERED.items()
+    ]  # fmt: skip
+
+
+def _answer(_ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value in (None, False):
+        return
+    flag = parameter.opts[0]
+    takes_value, instead = ANSWERED[flag]
+    typed = f"{flag} {shlex.quote(str(value))}" if takes_value else flag
+    raise click.UsageError(f"{typed}: {instead.format(value=shlex.quote(str(value)))}")
+
+
+def foreign_values(params: Mapping[str, Any]) -> Values:
+    """Dotted path -> ``Given`` for each of these flags that was typed.
+
+    Raises: ``click.UsageError`` for a value that has no meaning here; the message says what to do.
+    """
+    from mtrain.core.config import Given
+
+    found: Values = {}
+    for name, (path, flag) in _PLAIN.items():
+        if (value := params.get(name)) is not None:
+            found[path] = Given(value, f"{flag} {shlex.quote(str(value))}")
+    for name, (values, flag) in _SWITCHES.items():
+        if params.get(name):
+            found |= {path: Given(value, flag) for path, value in values.items()}
+    for name, convert in _CONVERTED.items():
+        if (value := params.get(name)) not in (None, ()):
+            found |= convert(value)
+    if params.get("fleet"):
+        if params.get("backend") not in (None, "fleet"):
+            raise click.UsageError(f"--fleet and --backend {params['backend']} are both given; keep one")
+        found["backend.name"] = Given("fleet", "--fleet")
+    if params.get("noval") and params.get("eval_too"):
+        raise click.UsageError("--eval and --noval are both given; keep one")
+    return found
+
+
+_PLAIN = {
+    "image_size": ("data.image_size", "--img"),
+    "workers": ("data.workers", "--workers"),
+    "cache": ("data.cache", "--cache"),
+    "label_smoothing": ("model.options.label_smoothing", "--label-smoothing"),
+    "project": ("report.dir", "--project"),
+    "use_vdl": ("report.tensorboard", "--use-vdl"),
+}
+"""Parameter -> (path in the spec, flag): the value is taken as it is."""
+_SWITCHES: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "noval": ({"evaluate.every_epochs": None, "evaluate.every_updates": None}, "--noval"),
+    "cos_lr": ({"schedule.name": "cosine"}, "--cos-lr"),
+    "noplots": ({"report.plots": False}, "--noplots"),
+}
+"""Parameter -> (values of the spec, flag)."""
+
+
+def _data(file: str) -> Values:
+    from mtrain.core.config import Given
+
+    path = Path(file)
+    if not path.is_file():
+        raise click.UsageError(f"--data {file}: no such file; expected YOLOv5's data YAML (path, train, val, names)")
+    values: dict[str, Any] = {"data.format": "yolo", "data.root": str(path.parent)}
+    values |= dict.fromkeys(("data.train", "data.val", "data.images", "data.names"))
+    values["data.options.description"] = path.name
+    return {key: Given(value, f"--data {shlex.quote(file)}") for key, value in values.items()}
+
+
+def _cfg(file: str) -> Values:
+    from mtrain.core import plugins
+    from mtrain.core.config import Given
+
+    name = Path(file).stem if file.endswith((".yaml", ".yml")) else file
+    if name not in {entry.name for entry in plugins.names("models")}:
+        raise click.UsageError(
+            f"--cfg {file}: {name!r} is no model here (mtrain plugins list models); `mtrain config import {shlex.quote(file)}` tells "
+            "whether it is one under another name"
+        )
+    return {"model.name": Given(name, f"--cfg {shlex.quote(file)}")}
+
+
+def _weights(file: str) -> Values:
+    from mtrain.core.config import Given
+
+    return {"model.weights": Given(file or None, f"--weights {shlex.quote(file)}")}
+
+
+def _patience(evaluations: int) -> Values:
+    from mtrain.core.config import Given
+
+    return {"train.patience": Given(evaluations or None, f"--patience {evaluations}")}
+
+
+def _save_period(epochs: int) -> Values:
+    from mtrain.core.config import Given
+
+    if epochs < 1:
+        raise click.UsageError(
+            f"--save-period {epochs}: mtrain always saves; give the epochs between checkpoints, or leave it out"
+        )
+    return {"checkpoint.every_epochs": Given(epochs, f"--save-period {epochs}")}
+
+
+def _freeze(words: tuple[str, ...]) -> Values:
+    from mtrain.core.config import Given
+
+    typed = f"--freeze {' '.join(words)}"
+    numbers = [part for word in words for part in word.replace(",", " ").split()]
+    if not numbers or not all(part.isascii() and part.isdigit() and len(part) < 5 for part in numbers):
+        raise click.UsageError(
+            f"{typed}: expected numbers of YOLOv5's layers; train.freeze takes regexes of parameter names: -o 'train.freeze=[REGEX]'"
+        )
+    layers = range(int(numbers[0])) if len(numbers) == 1 else sorted({int(part) for part in numbers})
+    pattern = (
+        rf"^model\.({'|'.join(map(str, layers))})\."  # one for all: some layers, such as Upsample, have no parameters
+    )
+    return {"train.freeze": Given([pattern] if layers else [], typed)}
+
+
+def _optimizer(rule: str) -> Values:
+    from mtrain.core.config import Given
+
+    return {"optimizer.rule": Given(rule.lower(), f"--optimizer {rule}")}
+
+
+_CONVERTED: Mapping[str, Callable[[Any], Values]] = {
+    "data": _data,
+    "cfg": _cfg,
+    "weights": _weights,
+    "patience": _patience,
+    "save_period": _save_period,
+    "freeze": _freeze,
+    "optimizer": _optimizer,
+}
+"""Parameter -> the values of the spec that its value stands for."""
