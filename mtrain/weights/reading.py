@@ -75,13 +75,23 @@ def _read_file(path: Path) -> Weights:
     try:
         found = _parsed(path, content)
     except Refused as error:
-        raise CheckpointError(f"{path}: refused, nothing of it was executed: {error}") from error
+        raise CheckpointError(f"{path}: refused, nothing of it was executed: {error}{_remedy(str(error))}") from error
     except (ValueError, OverflowError) as error:  # shapes and lengths that no array can have
         raise CheckpointError(f"{path}: damaged, nothing of it was executed: {error}") from error
     strange = next((name for name in found.arrays if not name.isprintable()), None)
     if strange is not None:
         raise CheckpointError(f"{path}: an array is called {ascii(strange)[:80]}; expected printable names")
     return found
+
+
+def _remedy(refusal: str) -> str:
+    """What to do about names that honest files mention too: fused modules are pickled with a method of their own."""
+    if not refusal.endswith(("builtin__.getattr", "builtins.getattr")):
+        return ""
+    return (
+        " (a model after YOLOv5's `model.fuse()` is saved so; give the file that training saved, weights/best.pt or "
+        "last.pt, or save the model before it is fused)"
+    )
 
 
 def _parsed(path: Path, content: bytes) -> Weights:

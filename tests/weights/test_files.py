@@ -112,6 +112,9 @@ torch.save({"t": base.t(), "row": base[1], "bf": base.bfloat16(), "scalar": torc
 torch.save({"a": torch.zeros(1).expand(10)}, "expanded.pt")
 torch.save({"a": torch.zeros(3).to_sparse()}, "sparse.pt")
 torch.save([1, 2], "list.pt")
+DetectionModel.forward_fuse = lambda self: None
+ema.forward = ema.forward_fuse
+torch.save({"model": ema}, "fused.pt")
 """
     run(code, folder)
     return folder
@@ -152,6 +155,10 @@ def test_views_strides_and_bfloat16_are_resolved(by_torch):
         ("expanded.pt", "larger than its storage"),
         ("sparse.pt", "the name torch._utils._rebuild_sparse_tensor"),
         ("list.pt", "no dictionary of arrays"),
+        (
+            "fused.pt",
+            r"getattr \(a model after YOLOv5's `model.fuse\(\)` is saved so; give the file that training saved",
+        ),
     ],
 )
 def test_what_torch_saves_beside_plain_tensors_is_refused(by_torch, name, told):
