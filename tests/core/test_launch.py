@@ -298,6 +298,11 @@ def test_a_failure_is_told_whatever_was_asked_after_it(count):
     assert explained(Asked(count), failure={"expected": False, "time": 101.0}).code == 130
 
 
+def test_a_rank_that_failed_is_told_though_the_others_have_saved_and_ended():
+    told = explained(Asked(), reason="interrupted", failure={"expected": False, "time": 99.0})
+    assert told.text == "error: why"
+
+
 def test_a_killed_starter_is_a_failure_though_the_ranks_have_saved_unless_somebody_had_asked_for_the_end():
     killed = explained(Asked(), reason="interrupted", killed=True)
     assert killed.code == 2
