@@ -273,7 +273,7 @@ def _import(entry: Entry, policy: Policy) -> Any:
 
     point = importlib.metadata.EntryPoint(entry.name, entry.target, f"mtrain.{entry.kind}")
 
-    class Chosen(DriverManager[Any]):
+    class Chosen(DriverManager):  # type: ignore[type-arg]  # generic at run time in newer versions only
         """Sees the one entry point that the policy chose: stevedore's own cache of them can be stale."""
 
         def list_entry_points(self) -> list[importlib.metadata.EntryPoint]:
