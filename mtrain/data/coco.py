@@ -1,6 +1,6 @@
 """Annotations in COCO JSON form (https://cocodataset.org/#format-data), boxes only: ``segmentation`` is not read."""
 
-import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,10 +9,20 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from mtrain.core.errors import DataError
-from mtrain.data.reading import FOLDERS_OF, Split, first_existing, listed, need_root, need_unique, order_names, size_of
+from mtrain.data.coco_json import (
+    CocoAnnotation,
+    CocoCategory,
+    CocoContent,
+    CocoImage,
+    Faults,
+    add_dangling,
+    checked,
+    entry_name,
+    read_coco_json,
+    shown,
+)
+from mtrain.data.reading import FOLDERS_OF, Split, first_existing, need_root, need_unique, order_names, size_of
 from mtrain.data.sample import Annotations, Picture, assemble
-
-_NO_BOXES: tuple[Mapping[str, Any], ...] = ()
 
 
 class Coco:
@@ -52,9 +62,9 @@ class Coco:
         """
         root = need_root(root, "coco")
         file = annotation_file(root, split_value, split)
-        content = load_json(file)
-        folder = _picture_folder(root, images, file, content["images"])
-        return read_content(content, folder=folder, file=file, names=names)
+        content = read_coco_json(file)
+        folder = _picture_folder(root, images, file, content.images)
+        return _assembled(content, folder=folder, file=file, names=names)
 
 
 def annotation_file(root: Path, value: str | None, split: Split) -> Path:
@@ -75,7 +85,7 @@ def annotation_file(root: Path, value: str | None, split: Split) -> Path:
         key=f"data.{split}",
         remedy=", or a share of all pictures with data.split (0.2)" if value is None else "",
     )
-    return _only_json([file]) if file.is_dir() else file
+    return _only_json([file]) if os.path.isdir(file) else file
 
 
 def _only_json(folders: Sequence[Path]) -> Path:
@@ -90,31 +100,6 @@ def _only_json(folders: Sequence[Path]) -> Path:
     raise DataError(f"data.train: no JSON file in {', '.join(map(str, folders))}; name the annotation file")
 
 
-def load_json(file: Path) -> dict[str, Any]:
-    """A COCO annotation file with its three lists present.
-
-    Raises:
-        DataError: it cannot be read, is no JSON, or a list is missing.
-
-    """
-    try:
-        content = json.loads(file.read_bytes())
-    except OSError as error:
-        raise DataError(f"{file}: {error.strerror}; expected a COCO annotation file") from error
-    except ValueError as error:
-        raise DataError(f"{file}: no valid JSON ({error}); is the file complete?") from error
-    lacking = [
-        key
-        for key in ("images", "annotations", "categories")
-        if not isinstance(content, dict) or not isinstance(content.get(key), list)
-    ]
-    if lacking:
-        raise DataError(
-            f"{file}: no list {', '.join(lacking)}; a COCO annotation file has images, annotations and categories"
-        )
-    return dict(content)
-
-
 def read_content(
     content: Mapping[str, Any], *, folder: Path, file: Path, names: Sequence[str] | None = None
 ) -> Annotations:
@@ -124,75 +109,94 @@ def read_content(
         DataError: as :meth:`Coco.read` says.
 
     """
-    class_names, category_ids = _categories(content["categories"], names=names, file=file)
-    need_unique((image.get("id") for image in content["images"]), where=str(file), what="ids of images")
-    by_image = _group(content, file=file, categories=set(category_ids))
-    labels = {category: label for label, category in enumerate(category_ids)}
-    pictures = [_picture(image, by_image.get(image["id"], _NO_BOXES), folder, labels) for image in content["images"]]
-    return assemble(pictures, class_names=class_names, category_ids=category_ids)
+    return _assembled(checked(content, file), folder=folder, file=file, names=names)
 
 
-def _categories(
-    categories: Sequence[Mapping[str, Any]], *, names: Sequence[str] | None, file: Path
+def _assembled(content: CocoContent, *, folder: Path, file: Path, names: Sequence[str] | None) -> Annotations:
+    numbers, notes = _category_numbers(content.categories, file=file)
+    class_names, category_ids = _classes(content.categories, numbers, names=names, file=file)
+    label_of_number = {number: label for label, number in enumerate(category_ids)}
+    labels = {given: label_of_number[number] for given, number in numbers.items()}
+    need_unique((image.id for image in content.images), where=str(file), what="ids of images")
+    by_image = _group(content, file=file, labels=labels)
+    pictures = [_picture(image, by_image[image.id], folder, labels) for image in content.images]
+    return assemble(pictures, class_names=class_names, category_ids=category_ids, notes=notes)
+
+
+def _category_numbers(categories: Sequence[CocoCategory], *, file: Path) -> tuple[dict[Any, int], list[str]]:
+    """A whole number for each id of a category, as the COCO evaluation needs it, and a note where an id was none."""
+    need_unique((category.id for category in categories), where=str(file), what="ids of categories")
+    given = [category.id for category in categories]
+    if all(_is_whole(value) for value in given):
+        return {value: int(value) for value in given}, []
+    texts = ", ".join(shown(value) for value in given[:5]) + (", ..." if len(given) > 5 else "")
+    try:
+        numbers = {value: int(value) for value in given}
+    except (ValueError, OverflowError):
+        numbers = {}
+    if len(set(numbers.values())) == len(given) and all(abs(number) < 2**63 for number in numbers.values()):
+        return numbers, [f"ids of categories that are text ({texts}) are taken as the numbers they spell"]
+    return (
+        {value: number for number, value in enumerate(given, start=1)},
+        [f"ids of categories are not all whole numbers ({texts}); they count as 1 to {len(given)} in their order"],
+    )
+
+
+def _is_whole(value: int | float | str) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) < 2**63)
+
+
+def _classes(
+    categories: Sequence[CocoCategory], numbers: Mapping[Any, int], *, names: Sequence[str] | None, file: Path
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    if any("id" not in category for category in categories):
-        raise DataError(f"{file}: a category has no id; every category needs id and name")
-    need_unique((category["id"] for category in categories), where=str(file), what="ids of categories")
-    ordered = sorted(categories, key=lambda category: int(category["id"]))
-    plain = [str(category.get("name", category["id"])) for category in ordered]
-    unique = [f"{n} ({c['id']})" if plain.count(n) > 1 else n for n, c in zip(plain, ordered, strict=True)]
-    ids = dict(zip(unique, (int(category["id"]) for category in ordered), strict=True))
+    """Names and numbers of the classes in label order."""
+    ordered = sorted(categories, key=lambda category: numbers[category.id])
+    plain = [str(category.id if category.name is None else category.name) for category in ordered]
+    unique = [f"{n} ({c.id})" if plain.count(n) > 1 else n for n, c in zip(plain, ordered, strict=True)]
+    ids = dict(zip(unique, (numbers[category.id] for category in ordered), strict=True))
     class_names = order_names(unique, names, where=str(file))
     return class_names, tuple(ids[name] for name in class_names)
 
 
-def _group(content: Mapping[str, Any], *, file: Path, categories: set[int]) -> dict[Any, list[Mapping[str, Any]]]:
-    """Annotations by image id, after all of them were checked."""
-    known = {image["id"] for image in content["images"] if "id" in image}
-    wrong = [f"an image has no file_name: {image}" for image in content["images"] if "file_name" not in image]
-    grouped: dict[Any, list[Mapping[str, Any]]] = {}
-    for annotation in content["annotations"]:
-        fault = _fault(annotation, known, categories)
+def _group(content: CocoContent, *, file: Path, labels: Mapping[Any, int]) -> dict[Any, list[CocoAnnotation]]:
+    """Annotations by image id, after what each refers to was looked for."""
+    faults = Faults()
+    for place, image in enumerate(content.images):
+        fault = _image_fault(image)
         if fault:
-            wrong.append(f"annotation {annotation.get('id', '?')}: {fault}")
-        else:
-            grouped.setdefault(annotation["image_id"], []).append(annotation)
-    if wrong:
-        raise DataError(f"{file}: {len(wrong)} wrong entries; correct or remove them:\n{listed(wrong)}")
+            faults.add(entry_name("images", place, image), fault)
+    grouped: dict[Any, list[CocoAnnotation]] = {image.id: [] for image in content.images}
+    add_dangling(content.annotations, images=grouped, categories=labels, faults=faults)
+    faults.refuse(file)
+    for annotation in content.annotations:
+        grouped[annotation.image_id].append(annotation)
     return grouped
 
 
-def _fault(annotation: Mapping[str, Any], images: set[Any], categories: set[int]) -> str:
-    if annotation.get("image_id") not in images:
-        return f"image_id {annotation.get('image_id')!r} is not among the images"
-    if annotation.get("category_id") not in categories:
-        return f"category_id {annotation.get('category_id')!r} is not among the categories"
-    box = annotation.get("bbox")
-    if not isinstance(box, list) or len(box) != 4:
-        return f"bbox {box!r}, expected [x, y, width, height] in pixels"
-    try:
-        finite = all(abs(float(value)) < 1e9 for value in box)
-    except (TypeError, ValueError):
-        finite = False
-    return "" if finite else f"bbox {box!r}, expected four finite numbers"
+def _image_fault(image: CocoImage) -> str:
+    if isinstance(image.id, float) and not _is_whole(image.id):
+        return f"id {shown(image.id)}; expected a whole number or text"
+    if any(side is not None and not side.is_integer() for side in (image.width, image.height)):
+        return f"width {image.width} and height {image.height}; expected whole numbers of pixels"
+    return ""
 
 
 def _picture(
-    image: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], folder: Path, labels: Mapping[int, int]
+    image: CocoImage, annotations: Sequence[CocoAnnotation], folder: Path, labels: Mapping[Any, int]
 ) -> Picture:
-    path = folder / image["file_name"]
-    width, height = (image["width"], image["height"]) if image.get("width") and image.get("height") else size_of(path)
-    boxes = np.array([a["bbox"] for a in annotations], dtype=np.float64).reshape(-1, 4)
-    areas = [a.get("area") for a in annotations]
+    path = folder / image.file_name
+    width, height = (image.width, image.height) if image.width and image.height else size_of(path)
+    boxes = np.array([a.bbox for a in annotations], dtype=np.float64).reshape(-1, 4)
+    areas = [a.area for a in annotations]
     return Picture(
         path=path,
-        file_name=image["file_name"],
-        image_id=image["id"],
+        file_name=image.file_name,
+        image_id=int(image.id) if isinstance(image.id, float) else image.id,
         width=int(width),
         height=int(height),
         boxes_xywh=boxes,
-        labels=np.array([labels[a["category_id"]] for a in annotations], dtype=np.int64),
-        crowd=np.array([bool(a.get("iscrowd", 0)) for a in annotations], dtype=np.bool_),
+        labels=np.array([labels[a.category_id] for a in annotations], dtype=np.int64),
+        crowd=np.array([bool(a.iscrowd) for a in annotations], dtype=np.bool_),
         area=np.array(
             [box[2] * box[3] if area is None else area for area, box in zip(areas, boxes, strict=True)],
             dtype=np.float64,
@@ -200,16 +204,16 @@ def _picture(
     )
 
 
-def _picture_folder(root: Path, images: str | None, file: Path, entries: Sequence[Mapping[str, Any]]) -> Path:
+def _picture_folder(root: Path, images: str | None, file: Path, entries: Sequence[CocoImage]) -> Path:
     if images is not None:
         return first_existing([root / images], what="picture folder", key="data.images")
     part = file.stem.removeprefix("instances_")
     places = [root / "images", root / part, root / "images" / part, root, file.parent, file.parent / "images"]
-    names = [entry["file_name"] for entry in entries if "file_name" in entry]
+    names = [entry.file_name for entry in entries]
     if not names:
         return places[0]
     # The first place that holds any: single pictures may be missing, and are named later, all at once.
-    holding = next((place for name in names for place in places if (place / name).is_file()), None)
+    holding = next((place for name in names for place in places if os.path.isfile(place / name)), None)
     if holding is None:
         tried = ", ".join(str(place / names[0]) for place in places)
         raise DataError(f"data.images: no folder holds the pictures of {file}; looked for {tried}; set data.images")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mtrain.core.errors import DataError
 from mtrain.core.interfaces import HostBatch
-from mtrain.data.coco import load_json
+from mtrain.data.coco_json import load_json
 from mtrain.data.sample import Annotations
 
 Detections: TypeAlias = NDArray[np.float64]

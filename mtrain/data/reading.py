@@ -41,7 +41,7 @@ def need_root(root: Path | None, kind: str) -> Path:
         raise DataError(
             f"data.root: not given; data.format {kind!r} needs the folder of the data set (-o data.root=FOLDER)"
         )
-    if not root.is_dir():
+    if not os.path.isdir(root):  # unlike Path.is_dir, this is no error for a name that is too long
         raise DataError(f"data.root: {root} is no folder here (in {Path.cwd()}); give the folder of the data set")
     return root
 
@@ -54,7 +54,7 @@ def first_existing(candidates: Sequence[Path], *, what: str, key: str, remedy: s
 
     """
     for path in candidates:
-        if path.exists():
+        if os.path.exists(path):
             return path
     tried = list(dict.fromkeys(candidates))
     if len(tried) > 2:
