@@ -246,7 +246,7 @@ def looks_whole(path: Path) -> bool:
         return bool(manifest) and all(
             (path / name).stat().st_size == entry["size_bytes"] for name, entry in manifest["files"].items()
         )
-    except (OSError, KeyError, TypeError):
+    except (OSError, KeyError, TypeError, ValueError):
         return False
 
 
@@ -254,7 +254,7 @@ def score_of(path: Path) -> float:
     """The score it was saved with; -inf: none."""
     try:
         score = float(files.manifest_of(path).get("score"))  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return -math.inf
     return -math.inf if math.isnan(score) else score
 

@@ -16,6 +16,7 @@ import math
 import os
 import platform
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from safetensors.numpy import save as arrays_to_bytes
 
 import mtrain
 from mtrain.core.errors import CheckpointError
+from mtrain.core.files import parse_json, read_bytes
 from mtrain.core.interfaces import Array, Progress, State
 
 FORMAT = 1
@@ -37,6 +39,8 @@ STATE = "state.json"
 ARRAYS = {"weights": "weights.safetensors", "ema": "ema.safetensors", "moments": "optimizer.safetensors"}
 """Part of ``State`` -> its file."""
 CHUNK_BYTES = 8 << 20
+MAX_JSON_BYTES = 256 << 20
+"""Largest MANIFEST.json or state.json that is read."""
 
 
 @dataclass(kw_only=True)
@@ -85,6 +89,14 @@ def _digest_of(manifest: Mapping[str, Any]) -> str:
     """SHA-256 of the manifest's own content, its ``digest`` left out."""
     rest = {name: value for name, value in manifest.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _digest_or_none(manifest: Mapping[str, Any]) -> str | None:
+    """The digest of a manifest that somebody else may have written; None where it cannot be made."""
+    try:
+        return _digest_of(manifest)
+    except (RecursionError, ValueError):
+        return None
 
 
 def versions() -> dict[str, str]:
@@ -151,7 +163,7 @@ def _strict(value: Any) -> Any:
 def manifest_of(folder: Path) -> dict[str, Any]:
     """The manifest, or an empty mapping when it is missing or unreadable. Says nothing of the files."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = parse_json(read_bytes(folder / MANIFEST, limit=MAX_JSON_BYTES))
     except (OSError, ValueError):
         return {}
     return manifest if isinstance(manifest, dict) and isinstance(manifest.get("files"), dict) else {}
@@ -164,7 +176,7 @@ def verify(folder: Path) -> list[str]:
     if not (folder / MANIFEST).is_file():
         return [f"half-written: it has no {MANIFEST}"]
     manifest = manifest_of(folder)
-    if not manifest or manifest.get("digest") != _digest_of(manifest):
+    if not manifest or manifest.get("digest") != _digest_or_none(manifest):
         return [f"{MANIFEST} is damaged: not what was written"]
     if manifest.get("format") != FORMAT:
         return [f"its format is {manifest.get('format')!r}, this version reads {FORMAT}; use the mtrain that wrote it"]
@@ -181,13 +193,18 @@ def _problem_of(path: Path, entry: Any) -> str | None:
     if not isinstance(entry, dict) or path.name != str(path.relative_to(path.parent)):
         return f"{MANIFEST} is damaged at {path.name}"
     try:
-        size = path.stat().st_size
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            return f"{path.name}: is no regular file"
+        size = found.st_size
         if size != entry.get("size_bytes"):
             return f"{path.name}: {size} bytes, expected {entry.get('size_bytes')} (truncated or overwritten)"
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         return f"{path.name}: {error.strerror or error}"
+    except ValueError:
+        return f"{MANIFEST} is damaged: it lists a name that no file can have"
     if digest != entry.get("sha256"):
         return f"{path.name}: its SHA-256 is not the one written (bits changed)"
     return None
@@ -203,7 +220,7 @@ def load(folder: Path) -> Saved:
     if problems:
         raise CheckpointError(f"{folder}: cannot be read: {'; '.join(problems)}")
     try:
-        body = json.loads((folder / STATE).read_bytes())
+        body = parse_json(read_bytes(folder / STATE, limit=MAX_JSON_BYTES))
         progress = _progress(body)
         parts = {part: _unpack((folder / name).read_bytes()) for part, name in ARRAYS.items()}
         counters = {name: float(value) for name, value in body["counters"].items()}
@@ -217,7 +234,7 @@ def load(folder: Path) -> Saved:
 
 def progress_of(folder: Path) -> Progress:
     """Where the job of an intact checkpoint stands; reads no arrays."""
-    return _progress(json.loads((folder / STATE).read_bytes()))
+    return _progress(parse_json(read_bytes(folder / STATE, limit=MAX_JSON_BYTES)))
 
 
 def described(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from mtrain.core import plugins
 from mtrain.core.errors import PluginError, SpecError
 from mtrain.core.layers import Layers, Origin
 from mtrain.core.schema import Problem, dotted, field_at, problems_of
-from mtrain.core.sources import Given, Sources, display, find_config, shipped_names
+from mtrain.core.sources import Given, Sources, display, find_config, shipped_names, shortened
 from mtrain.core.spec import Spec, both_lengths
 from mtrain.core.suggest import hint
 from mtrain.core.yaml_lines import Path
@@ -135,11 +135,13 @@ def _locate(path: str | None) -> tuple[FilePath, str]:
     if file is not None:
         shipped = display(file).startswith("mtrain/configs/")
         return file, f"the shipped config {display(file)}" if shipped else display(file)
-    if FilePath(path).is_dir():
+    if os.path.isdir(path):
         raise SpecError(f"{path}: is a folder; give a YAML file in it, or the name of a shipped config")
     parent = FilePath(path).parent
-    near = [str(parent / entry.name) for entry in [*parent.glob("*.yml"), *parent.glob("*.yaml")]]
-    raise SpecError(f"{path}: no such file, and no shipped config of that name{hint(path, [*shipped_names(), *near])}")
+    entries = [*parent.glob("*.yml"), *parent.glob("*.yaml")] if os.path.isdir(parent) else []
+    near = [str(parent / entry.name) for entry in entries]
+    known = hint(path, [*shipped_names(), *near])
+    raise SpecError(f"{shortened(path)}: no such file, and no shipped config of that name{known}")
 
 
 def _shipped(name: str) -> FilePath:

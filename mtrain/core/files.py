@@ -30,18 +30,24 @@ def read_bytes(path: Path, *, limit: int) -> bytes:
         # Without O_NONBLOCK, opening a named pipe waits until somebody writes to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
-        raise OSError(errno.EINVAL, "its name holds a null character", str(path)) from error
-    with os.fdopen(descriptor, "rb") as file:
+        raise OSError(errno.EINVAL, "no file can have this name", str(path)) from error
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "no file")
             raise OSError(errno.EINVAL, f"is {kind}; expected a regular file", str(path))
-        # Files of /proc report a size of 0, so the reading itself is bounded too.
-        content = b"" if found.st_size > limit else file.read(limit + 1)
+        file = os.fdopen(descriptor, "rb", closefd=False)
+        # read(n) sets n bytes aside at once, so no more is asked for than the file says. Files of /proc say 0, and a file may
+        # grow: the rest is read in small parts.
+        content = b"" if found.st_size > limit else file.read(found.st_size + 1)
+        while found.st_size <= limit and len(content) <= limit and (more := file.read(1 << 16)):
+            content += more
         if found.st_size > limit or len(content) > limit:
             size = max(found.st_size, len(content))
             raise OSError(errno.EFBIG, f"{size} bytes, more than the {limit} that are read", str(path))
         return content
+    finally:
+        os.close(descriptor)
 
 
 def read_text(path: Path, *, limit: int) -> str:

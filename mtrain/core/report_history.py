@@ -1,10 +1,11 @@
 """Reading ``metrics.jsonl`` back: while it grows, and whole."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from mtrain.core.files import parse_json
 
 Record = Mapping[str, Any]
 
@@ -80,7 +81,7 @@ def rate_of(record: Record) -> float | None:
 
 def _parsed(line: bytes) -> Record | None:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) else None

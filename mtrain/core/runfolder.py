@@ -12,7 +12,6 @@
 import fcntl
 import glob
 import itertools
-import json
 import os
 import platform
 import re
@@ -29,7 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core.errors import CheckpointError, MtrainError, TrainingError, UsageError
+from mtrain.core.files import parse_json, read_bytes
 from mtrain.core.report import METRICS, RESULTS, SUMMARY, write_json
+
+MAX_FAILURE_BYTES = 64 << 20
+"""Largest file of a failed rank that is read."""
 
 LATEST = "latest"
 ASKED = ("spec.json", "spec.yml", "plan.txt", "plan.json", "environment.json")
@@ -342,7 +345,7 @@ def read_failures(run: RunFolder, *, ranks: range | None = None) -> list[dict[st
     found = []
     for path in _failure_files(run, ranks):
         try:
-            content = json.loads(path.read_bytes())
+            content = parse_json(read_bytes(path, limit=MAX_FAILURE_BYTES))
         except (OSError, ValueError):
             continue
         if isinstance(content, dict):

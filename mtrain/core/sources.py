@@ -3,6 +3,7 @@
 Each function lays what it finds over ``Layers`` and adds a line to ``problems`` for each mistake: all are told at once.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -24,6 +25,10 @@ FOREIGN = {"FLAGS_START_PORT": "cluster.start_port"}
 BASE_KEY = "_BASE_"
 OF_A_FORMAT = ("train", "val", "images")
 """Keys of `data` that name other things in another `data.format`, besides `data.options`."""
+MAX_FILES = 100
+"""Files that a spec may be made of: itself and all its bases."""
+MAX_CHAIN = 30
+"""Files that may name one another as base, each the next."""
 LONGEST_SHOWN = 200
 """Characters of what was typed that a message repeats."""
 
@@ -33,6 +38,18 @@ class Given(NamedTuple):
 
     value: Any
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """A file that is laid over others."""
+
+    parsed: Parsed
+    name: str
+    kind: Any
+
+    def origin(self, path: Path) -> Origin:
+        return Origin(self.kind, self.name, _line(self.parsed, path))
 
 
 @dataclass(slots=True)
@@ -48,7 +65,12 @@ class Sources:
 
     def add_file(self, file: FilePath) -> None:
         """The file's bases, then the file."""
-        self._add_file(file, ())
+        laid: list[_Laid] = []
+        self._collect(file, (), laid, set())
+        for layer in reversed(laid):
+            former = self._begin_layer()
+            self.layers.merge(layer.parsed.values, layer.origin)
+            self._end_layer(former)
 
     def add_environment(self, environ: Mapping[str, str]) -> None:
         """``MTRAIN_TRAIN__BATCH_SIZE=8`` gives ``train.batch_size``."""
@@ -99,12 +121,24 @@ class Sources:
         except (Misplaced, ValueError) as error:
             self.problems.append(f"{origin}: {error}")
 
-    def _add_file(self, file: FilePath, chain: tuple[FilePath, ...]) -> None:
+    def _collect(self, file: FilePath, chain: tuple[FilePath, ...], laid: list["_Laid"], seen: set[FilePath]) -> None:
+        """Add ``file`` and its bases to ``laid``, strongest first.
+
+        A file that several others name as a base has to be laid once: where it is strongest. So the bases are walked from
+        the last to the first, and a file that was met before is passed over with everything below it.
+        """
         name = display(file)
         if file in chain:
             names = " -> ".join(display(link) for link in (*chain[chain.index(file) :], file))
             self.problems.append(f"{name}: {BASE_KEY} goes round in a circle: {names}")
             return
+        if file in seen:
+            return
+        if len(seen) >= MAX_FILES or len(chain) >= MAX_CHAIN:
+            limit = f"{MAX_FILES} files" if len(seen) >= MAX_FILES else f"{MAX_CHAIN} files below one another"
+            self.problems.append(f"{name}: not read: more than {limit} are named by {BASE_KEY}")
+            return
+        seen.add(file)
         try:
             text = read_text(file)
         except ValueError as error:
@@ -112,12 +146,10 @@ class Sources:
             return
         parsed = parse(text, name=name)
         self.problems.extend(parsed.problems)
-        for base in self._bases(parsed, file, name):
-            self._add_file(base, (*chain, file))
-        kind: Any = "base" if chain else "file"
-        former = self._begin_layer()
-        self.layers.merge(parsed.values, lambda path: Origin(kind, name, _line(parsed, path)))
-        self._end_layer(former)
+        bases = self._bases(parsed, file, name)
+        laid.append(_Laid(parsed, name, "base" if chain else "file"))
+        for base in reversed(bases):
+            self._collect(base, (*chain, file), laid, seen)
 
     def _bases(self, parsed: Parsed, file: FilePath, name: str) -> list[FilePath]:
         given = parsed.values.pop(BASE_KEY, None)
@@ -127,13 +159,13 @@ class Sources:
             line = parsed.lines.get((BASE_KEY, position), parsed.lines.get((BASE_KEY,)))
             where = f"{name}:{line} {BASE_KEY}"
             if not isinstance(entry, str):
-                self.problems.append(f"{where}: given {entry!r}, expected the name of a file")
+                self.problems.append(f"{where}: given {shortened(repr(entry))}, expected the name of a file")
                 continue
             base = find_config(entry, beside=file.parent)
             if base is None:
                 known = [*shipped_names(), *(near.name for near in file.parent.glob("*.yml"))]
                 self.problems.append(
-                    f"{where}: no file {entry!r} beside {name} and no such shipped config{hint(entry, known)}"
+                    f"{where}: no file {shortened(entry)!r} beside {name} and no such shipped config{hint(entry, known)}"
                 )
             else:
                 found.append(base)
@@ -189,12 +221,15 @@ def shipped_names() -> list[str]:
 
 def find_config(name: str, *, beside: FilePath | None = None) -> FilePath | None:
     """An existing file (relative to ``beside``, else to the current folder), else the shipped config of that name."""
-    file = (beside or FilePath()) / FilePath(name).expanduser()
-    if file.is_file():
+    try:
+        file = (beside or FilePath()) / FilePath(name).expanduser()
+    except RuntimeError:  # `~name` of no user
+        return None
+    if os.path.isfile(file):  # unlike Path.is_file, this is no error for a name that is too long
         return file.resolve()
     for candidate in (name, f"{name}.yml", f"{name.removesuffix('.yaml')}.yml"):
         shipped = shipped_folder() / candidate
-        if not FilePath(name).is_absolute() and ".." not in FilePath(name).parts and shipped.is_file():
+        if not FilePath(name).is_absolute() and ".." not in FilePath(name).parts and os.path.isfile(shipped):
             return shipped.resolve()
     return None
 

@@ -202,6 +202,10 @@ class DataSpec(Section):
     )
     cache: Literal["none", "ram", "disk"] = Field(default="none", description="where decoded pictures are kept")
     cache_dir: str | None = Field(default=None, description="folder of the disk cache; null: the user's cache folder")
+    max_pixels: Positive = Field(
+        default=120_000_000,
+        description="pixels of the largest picture that is decoded: a small file can hold an enormous picture",
+    )
     prefetch: Positive = Field(default=4, description="micro batches prepared ahead per rank")
 
     @model_validator(mode="after")

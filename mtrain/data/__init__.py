@@ -86,7 +86,11 @@ class OpenData:
         return divided(self._read("all", spec.train), spec.split, seed=spec.split_seed)
 
     def _read(self, split: Literal["train", "val", "all"], value: str | None) -> Any:
-        from mtrain.data.choosing import need_sizes, without_missing  # not at the top: see `open_data`
+        from mtrain.data.choosing import (
+            need_bounded_pictures,
+            need_sizes,
+            without_missing,
+        )  # not at the top: see `open_data`
 
         spec = self._spec
         root = None if spec.root is None else Path(spec.root).expanduser()
@@ -99,6 +103,7 @@ class OpenData:
         if spec.skip_missing:
             found = without_missing(found)
         need_sizes(found)
+        need_bounded_pictures(found, max_pixels=spec.max_pixels)
         return found
 
 

@@ -1,5 +1,6 @@
 """Is this data set fit for training? Every picture is looked at before anything starts."""
 
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,7 +23,7 @@ def verify_pictures(*splits: Annotations, workers: int = 8) -> int:
     with ThreadPoolExecutor(max_workers=workers) as pool:
         faults = [fault for fault in pool.map(_fault, samples, chunksize=64) if fault]
     if faults:
-        missing = any(not sample.path.exists() for sample in samples)
+        missing = any(not os.path.exists(sample.path) for sample in samples)
         remedy = " (data.skip_missing=true leaves out those that are not there)" if missing else ""
         raise DataError(
             f"{len(faults)} of {len(samples)} pictures cannot be used; replace or remove them{remedy}:\n{listed(faults)}"

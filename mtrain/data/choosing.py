@@ -1,6 +1,7 @@
 """Some of the pictures of a split: without those that are missing, or divided into a training and an evaluation part."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 
 from mtrain.core.errors import DataError
@@ -14,10 +15,10 @@ def without_missing(annotations: Annotations) -> Annotations:
     Raises:
         DataError: none exists.
     """
-    here = [picture for picture in annotations.pictures if picture.path.is_file()]
+    here = [picture for picture in annotations.pictures if os.path.isfile(picture.path)]
     if len(here) == len(annotations.pictures):
         return annotations
-    missing = [picture.file_name for picture in annotations.pictures if not picture.path.is_file()]
+    missing = [picture.file_name for picture in annotations.pictures if not os.path.isfile(picture.path)]
     if not here:
         raise DataError(
             f"data.skip_missing: none of the {named(missing, 'annotated pictures')} exists; set data.images"
@@ -37,6 +38,24 @@ def need_sizes(annotations: Annotations) -> None:
         raise DataError(
             f"{len(lacking)} of {len(annotations.pictures)} pictures are missing; correct data.images, or leave them out "
             f"with data.skip_missing=true:\n{listed(lacking)}"
+        )
+
+
+def need_bounded_pictures(annotations: Annotations, *, max_pixels: int) -> None:
+    """Refuse pictures of more than ``max_pixels``, before anything is decoded.
+
+    Raises:
+        DataError: some are larger; they are named.
+    """
+    large = [
+        f"{picture.path}: {picture.width} x {picture.height}"
+        for picture in annotations.pictures
+        if picture.width * picture.height > max_pixels
+    ]
+    if large:
+        raise DataError(
+            f"{len(large)} of {len(annotations.pictures)} pictures have more pixels than data.max_pixels ({max_pixels}) allows; "
+            f"make them smaller, or raise it:\n{listed(large)}"
         )
 
 

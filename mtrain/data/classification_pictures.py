@@ -76,7 +76,12 @@ class ClassPictures:
             if draw:
                 caption = f"{classes[label]} {score:.0%}" if named else f"no class with a score >= {confidence:g}"
                 save_picture(
-                    grid([decode(Path(files[index]))], columns=1, captions=[caption]), out / f"{stems[index]}.jpg"
+                    grid(
+                        [decode(Path(files[index]), max_pixels=self._spec.data.max_pixels)],
+                        columns=1,
+                        captions=[caption],
+                    ),
+                    out / f"{stems[index]}.jpg",
                 )
         write_json(out / "predictions.json", rows)
 
@@ -90,7 +95,7 @@ def unlabelled(files: Sequence[Path], data: "DataSpec", *, class_names: Sequence
     files, pictures, problems = sorted(files), [], []
     for file in files:
         try:
-            pictures.append(fitted(decode(file), side=data.image_size, resize=data.resize))
+            pictures.append(fitted(decode(file, max_pixels=data.max_pixels), side=data.image_size, resize=data.resize))
         except DataError as error:
             problems.append(str(error))
     if problems:

@@ -199,6 +199,8 @@ def _entries(entries: Sequence[object], key: str, faults: Faults) -> Iterator[An
 def _in_words(message: str, entry: object) -> str:
     """msgspec says "Expected `float`, got `str` - at `$.bbox[2]`"; say the field first, and what it holds."""
     problem, _, path = message.partition(" - at `$.")
+    if problem.startswith("Object missing required field"):
+        return f"{problem.split('`')[1]}: missing"
     problem = problem.replace("`", "").replace("array", "list")
     problem = problem[:1].lower() + problem[1:]
     if isinstance(entry, Mapping) and problem.startswith(("expected float > -", "expected float < 1")):

@@ -4,8 +4,6 @@ JPEG goes through simplejpeg (libjpeg-turbo, accurate transforms, identical to O
 all else through Pillow. What a file is, its first bytes say; the suffix is not looked at.
 """
 
-import io
-import struct
 from pathlib import Path
 
 import cv2
@@ -15,10 +13,23 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from mtrain.core.errors import DataError
-from mtrain.data.header import JPEG, PNG, jpeg_ends, read_jpeg_header
+from mtrain.core.files import read_bytes
+from mtrain.data.header import (
+    JPEG,
+    MAX_BYTES,
+    MAX_PIXELS,
+    PNG,
+    jpeg_ends,
+    need_bounded,
+    open_picture,
+    read_jpeg_header,
+    reason_of,
+    stored_size,
+)
+from mtrain.data.sample import Sample
 
 
-def decode(path: Path, *, reduce: int = 1) -> NDArray[np.uint8]:
+def decode(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
     """The picture as it is displayed: uint8 (H, W, 3) RGB.
 
     EXIF orientation is applied, grey and palette pictures become RGB, transparency is laid on white, 16-bit values
@@ -26,28 +37,33 @@ def decode(path: Path, *, reduce: int = 1) -> NDArray[np.uint8]:
     decoded at that size, which is faster than decoding and shrinking.
 
     Raises:
-        DataError: the file is missing, unreadable, truncated or no picture; it is named.
+        DataError: the file is missing, unreadable, truncated, no picture, or one of more than ``max_pixels``; it is named.
 
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, limit=MAX_BYTES)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}; expected a picture") from error
     try:
+        need_bounded(path, stored_size(data), max_pixels=max_pixels)
+        if data[:2] == JPEG:  # two headers in one file may disagree: the decoder's own counts too
+            need_bounded(path, simplejpeg.decode_jpeg_header(data)[1::-1], max_pixels=max_pixels)
         return _decode(data, reduce)
-    except (
-        ValueError,
-        OSError,
-        SyntaxError,
-        struct.error,
-        IndexError,
-        cv2.error,
-        Image.DecompressionBombError,
-    ) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+    except DataError:
+        raise
+    except Exception as error:  # bytes that somebody else made end in any error of the library that reads them
         raise DataError(
-            f"{path}: not a readable picture ({reason}); replace the file or remove it from the data set"
+            f"{path}: not a readable picture ({reason_of(error)}); replace the file or remove it from the data set"
         ) from error
+
+
+def decode_annotated(sample: Sample) -> NDArray[np.uint8]:
+    """The picture of a sample, whose size has been compared with ``data.max_pixels`` before.
+
+    Raises:
+        DataError: as ``decode``.
+    """
+    return decode(sample.path, max_pixels=max(MAX_PIXELS, sample.width * sample.height))
 
 
 def _decode(data: bytes, reduce: int) -> NDArray[np.uint8]:
@@ -100,7 +116,7 @@ def _decode_opencv(data: bytes) -> NDArray[np.uint8]:
 
 
 def _decode_pillow(data: bytes) -> NDArray[np.uint8]:
-    with Image.open(io.BytesIO(data)) as file:
+    with open_picture(data) as file:
         picture: Image.Image = file
         picture.load()
         picture = ImageOps.exif_transpose(picture)

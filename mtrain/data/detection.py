@@ -27,11 +27,14 @@ class DetectionTask:
     @classmethod
     def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "DetectionPictures":
         """See ``TaskKind.pictures``; ``category_ids`` of ``labels`` are 1, 2, ... where they are not given."""
+        from mtrain.data.choosing import need_bounded_pictures
         from mtrain.data.detection_pictures import DetectionPictures, unannotated
 
         names = labels["class_names"]
         ids = labels.get("category_ids") or range(1, len(names) + 1)
-        return DetectionPictures(spec, unannotated(files, class_names=names, category_ids=list(ids)))
+        pictures = unannotated(files, class_names=names, category_ids=list(ids))
+        need_bounded_pictures(pictures, max_pixels=spec.data.max_pixels)
+        return DetectionPictures(spec, pictures)
 
     def task(self) -> Task:
         """What a model must know before it is built."""

@@ -9,7 +9,7 @@ import numpy as np
 from mtrain.core.errors import DataError
 from mtrain.core.interfaces import Task
 from mtrain.core.report import write_json
-from mtrain.data.decode import decode
+from mtrain.data.decode import decode_annotated
 from mtrain.data.draw import draw_boxes, save_picture
 from mtrain.data.evaluation import CocoEvaluator, Detections, results_json
 from mtrain.data.header import probe
@@ -79,7 +79,7 @@ class DetectionPictures:
         stems = unique_stems([sample.path for sample in samples])
         for index, boxes in found.items():
             labels = boxes[:, 5].astype(int)
-            drawn = draw_boxes(decode(samples[index].path), boxes[:, :4], labels, class_names, scores=boxes[:, 4])
+            drawn = draw_boxes(decode_annotated(samples[index]), boxes[:, :4], labels, class_names, scores=boxes[:, 4])
             save_picture(drawn, out / f"{stems[index]}.jpg")
 
 

@@ -14,7 +14,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from mtrain.core.errors import DataError
-from mtrain.data.decode import decode
+from mtrain.data.decode import decode_annotated
 from mtrain.data.sample import Annotations
 from mtrain.data.source import DetectionSource
 
@@ -96,7 +96,7 @@ def annotated(annotations: Annotations, index: int) -> Picture:
     """One picture of a split with its training boxes."""
     sample = annotations.samples[index]
     boxes, labels = sample.targets
-    return draw_boxes(decode(sample.path), boxes, labels, annotations.class_names)
+    return draw_boxes(decode_annotated(sample), boxes, labels, annotations.class_names)
 
 
 def annotations_grid(annotations: Annotations, *, limit: int = 16, columns: int = 4, cell_px: int = 320) -> Picture:
@@ -151,7 +151,7 @@ def comparison(
     for index in chosen:
         rows = found[index]
         rows = rows[rows[:, 4] >= threshold]
-        picture = decode(annotations.samples[index].path)
+        picture = decode_annotated(annotations.samples[index])
         order = np.argsort(rows[:, 4])  # the surest last, on top
         rows = rows[order]
         drawn = draw_boxes(picture, rows[:, :4], rows[:, 5].astype(int), annotations.class_names, scores=rows[:, 4])

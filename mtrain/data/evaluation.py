@@ -5,7 +5,6 @@ crowds match any number of predictions and count for neither side. A figure for 
 -1, as pycocotools has it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -14,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.core.errors import DataError
+from mtrain.core.files import parse_json, read_bytes
 from mtrain.core.interfaces import HostBatch
-from mtrain.data.coco_json import load_json
+from mtrain.data.coco_json import MAX_BYTES, load_json
 from mtrain.data.sample import Annotations
 
 Detections: TypeAlias = NDArray[np.float64]
@@ -114,10 +114,10 @@ def evaluate_files(annotations: Path, results: Path, *, iou_type: IouType = "bbo
     """
     truth = load_json(annotations)
     try:
-        found = json.loads(results.read_bytes())
+        found = parse_json(read_bytes(results, limit=MAX_BYTES))
     except (OSError, ValueError) as error:
         raise DataError(f"{results}: cannot be read ({error}); expected a COCO results file") from error
-    if not isinstance(found, list):
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
         raise DataError(f"{results}: expected a list of results, found {type(found).__name__}")
     known = {image["id"] for image in truth["images"]}
     unknown = sorted({str(entry.get("image_id")) for entry in found if entry.get("image_id") not in known})

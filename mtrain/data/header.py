@@ -6,11 +6,23 @@ What a file is, its first bytes say; the suffix is not looked at.
 import io
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mtrain.core.errors import DataError
+from mtrain.core.files import read_bytes
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".jpe", ".mpo", ".png", ".tif", ".tiff", ".webp"})
 """Lower-case suffixes by which the pictures of a folder are found."""
+
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
+"""The only decoders of Pillow that are asked. Others start programs (EPS: Ghostscript) or were written for trusted files."""
+MAX_BYTES = 2 << 30
+"""Largest picture file that is read."""
+MAX_PIXELS = 120_000_000
+"""Largest picture that is decoded where `data.max_pixels` says nothing else: 360 MB as RGB."""
 
 JPEG = b"\xff\xd8"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -78,15 +90,58 @@ def probe(path: Path) -> tuple[int, int]:
 
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, limit=MAX_BYTES)
         if not data:
             raise ValueError("empty file")
         return _probe(data)
-    except (ValueError, OSError, SyntaxError, struct.error, IndexError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
-        if "cannot identify image file" in reason:
-            reason = "not a picture"
-        raise DataError(f"{path}: {reason}") from error
+    except Exception as error:  # bytes that somebody else made end in any error of the library that reads them
+        raise DataError(f"{path}: {reason_of(error)}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """Why a picture cannot be read, in one line of bounded length."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
+    if "cannot identify image file" in reason:
+        return "not a picture in JPEG, PNG, BMP, WebP, TIFF or GIF form"
+    return reason[:300] or type(error).__name__
+
+
+def need_bounded(path: Path, size: tuple[int, int], *, max_pixels: int) -> None:
+    """Refuse a picture of more than ``max_pixels`` by its (width, height), before anything is decoded.
+
+    Raises:
+        DataError: it is larger.
+    """
+    width, height = size
+    if width * height > max_pixels:
+        raise DataError(
+            f"{path}: {width} x {height} pixels are {width * height / 1e6:.0f} million, more than the {max_pixels / 1e6:g} "
+            "million that are decoded; make the picture smaller, or raise data.max_pixels"
+        )
+
+
+def stored_size(data: bytes) -> tuple[int, int]:
+    """Width and height that the header gives, before any EXIF orientation; nothing else is looked at.
+
+    Raises:
+        Exception: of any kind; the header is damaged.
+    """
+    if data[:2] == JPEG:
+        return read_jpeg_header(data)[:2]
+    if data[:8] == PNG:
+        width, height = struct.unpack_from(">II", data, 16)
+        return width, height
+    with open_picture(data) as file:
+        return file.size
+
+
+def open_picture(data: bytes) -> "ImageFile":
+    """Pillow's view of a picture file in one of ``FORMATS``; only its header has been read."""
+    from PIL import Image  # not at the top: plans are printed without image libraries
+
+    # Pillow's own limit cannot be raised for one file. ``need_bounded`` is asked before every decoding instead.
+    Image.MAX_IMAGE_PIXELS = None
+    return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def _probe(data: bytes) -> tuple[int, int]:
@@ -101,9 +156,7 @@ def _probe(data: bytes) -> tuple[int, int]:
         if b"eXIf" not in data:
             width, height = struct.unpack_from(">II", data, 16)
             return width, height
-    from PIL import Image  # not at the top: plans are printed without image libraries
-
-    with Image.open(io.BytesIO(data)) as file:
+    with open_picture(data) as file:
         turned = file.getexif().get(_ORIENTATION, 1) >= 5
         width, height = file.size
         if file.format == "TIFF":  # newer Pillow gives the size as displayed, older the size as stored

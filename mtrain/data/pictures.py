@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from mtrain.core.errors import DataError, SpecError
 from mtrain.data.decode import decode
+from mtrain.data.header import MAX_PIXELS
 from mtrain.data.quick import decode_quickly
 from mtrain.data.ring import shared_bytes
 from mtrain.data.sample import Sample
@@ -196,7 +197,12 @@ class Pictures:
     def _read(self, index: int) -> NDArray[np.uint8]:
         sample, sizing, original = self._samples[index], self._sizing, self.original_size(index)
         reduce = sizing.reduction(original)
-        picture = decode(sample.path) if sizing.exact else decode_quickly(sample.path, reduce=reduce)
+        # The annotated size was compared with data.max_pixels when the data set was read.
+        allowed = max(MAX_PIXELS, sample.width * sample.height)
+        if sizing.exact:
+            picture = decode(sample.path, max_pixels=allowed)
+        else:
+            picture = decode_quickly(sample.path, reduce=reduce, max_pixels=allowed)
         found, expected = picture.shape[:2], (-(-sample.height // reduce), -(-sample.width // reduce))
         if found != expected:
             raise DataError(

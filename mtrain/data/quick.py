@@ -6,13 +6,14 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from mtrain.core.files import read_bytes
 from mtrain.data.decode import decode
-from mtrain.data.header import JPEG
+from mtrain.data.header import JPEG, MAX_BYTES, MAX_PIXELS
 
 _EXIF = b"Exif\x00\x00"
 
 
-def decode_quickly(path: Path, *, reduce: int = 1) -> NDArray[np.uint8]:
+def decode_quickly(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
     """``decode`` with libjpeg-turbo's fast transform and plain upsampling of colour, 15% cheaper; uint8 (H, W, 3) RGB.
 
     Only for ordinary upright JPEGs; all others, damaged ones too, go to ``decode``, which knows what to do.
@@ -22,10 +23,10 @@ def decode_quickly(path: Path, *, reduce: int = 1) -> NDArray[np.uint8]:
 
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, limit=MAX_BYTES)
         if data[:2] == JPEG and _EXIF not in data:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-            if colours in ("YCbCr", "Gray"):
+            if colours in ("YCbCr", "Gray") and height * width <= max_pixels:
                 least = {} if reduce == 1 else {"min_height": -(-height // reduce), "min_width": -(-width // reduce)}
                 picture: NDArray[np.uint8] = simplejpeg.decode_jpeg(
                     data, colorspace="RGB", fastdct=True, fastupsample=True, **least
@@ -33,4 +34,4 @@ def decode_quickly(path: Path, *, reduce: int = 1) -> NDArray[np.uint8]:
                 return picture
     except (OSError, ValueError):
         pass  # decode says what is wrong
-    return decode(path, reduce=reduce)
+    return decode(path, reduce=reduce, max_pixels=max_pixels)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from mtrain.core.errors import DataError
+from mtrain.core.files import read_text
 from mtrain.data.header import SUFFIXES, probe
 
 Split: TypeAlias = Literal["train", "val", "test", "all"]
@@ -18,6 +19,8 @@ FOLDERS_OF: Mapping[Split, Sequence[str]] = {
     "all": (),
 }
 """What folders and lists of a split are called, the usual name first."""
+MAX_LIST_BYTES = 1 << 30
+"""Largest list of pictures or names that is read."""
 LISTED = 20
 """As many problems are named one by one; the rest are counted."""
 
@@ -58,6 +61,7 @@ def first_existing(candidates: Sequence[Path], *, what: str, key: str, remedy: s
             return path
     tried = list(dict.fromkeys(candidates))
     if len(tried) > 2:
+        tried = [Path(os.path.abspath(path)) for path in tried]
         folder = Path(os.path.commonpath(tried))
         places = f"{', '.join(str(path.relative_to(folder)) for path in tried)} in {folder}"
     else:
@@ -73,10 +77,32 @@ def pictures_in(folder: Path) -> list[Path]:
 def walk(folder: Path) -> list[Path]:
     """All files below ``folder``, sorted, so that the order of a listing does not matter. Hidden ones are left out."""
     found: list[Path] = []
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith((".", "__MACOSX"))]
-        found += [Path(parent, name) for name in names if not name.startswith(".")]
+    waiting: list[tuple[Path, frozenset[str]]] = [(folder, frozenset())]
+    while waiting:
+        place, around = waiting.pop()
+        real = os.path.realpath(place)
+        if real in around:  # a link to a folder around it
+            continue
+        _, folders, names = next(os.walk(place), ("", [], []))
+        inner = [name for name in folders if not name.startswith((".", "__MACOSX"))]
+        waiting += [(place / name, around | {real}) for name in inner]
+        found += [place / name for name in names if not name.startswith(".")]
     return sorted(found)
+
+
+def lines_of(file: Path) -> list[str]:
+    """The lines of a list file without blanks around them; empty ones are left out.
+
+    Raises:
+        DataError: it cannot be read, is no text, or is larger than any list.
+    """
+    try:
+        text = read_text(file, limit=MAX_LIST_BYTES)
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}; expected a text file") from error
+    except ValueError as error:
+        raise DataError(f"{file}: {error}; expected a text file, saved as UTF-8") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def named(names: Sequence[str], what: str) -> str:
@@ -91,7 +117,7 @@ def size_of(picture: Path) -> tuple[int, int]:
         DataError: the file is no picture, or is cut short.
 
     """
-    return probe(picture) if picture.exists() else (0, 0)
+    return probe(picture) if os.path.exists(picture) else (0, 0)
 
 
 def unique_stems(files: Sequence[Path]) -> list[str]:

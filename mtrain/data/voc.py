@@ -4,6 +4,7 @@ Corners are taken as they stand: continuous pixel coordinates, no shift by one. 
 from 1; the tools that people label with today do not.)
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -108,7 +109,9 @@ def _unknown_classes(content: VocPicture, labels: Mapping[str, int], file: Path)
 def _picture(content: VocPicture, entry: Entry, labels: Mapping[str, int], options: Voc.Options) -> Picture:
     path = entry.picture
     beside = path.with_name(Path(content.file_name.replace("\\", "/")).name or path.name)
-    if not path.is_file() and beside.is_file():  # some tools number their XML files, and <filename> names the picture
+    if not os.path.isfile(path) and os.path.isfile(
+        beside
+    ):  # some tools number their XML files, and <filename> names the picture
         path = beside
     known = content.width > 0 and content.height > 0
     width, height = (content.width, content.height) if known else size_of(path)

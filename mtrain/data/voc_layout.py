@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mtrain.data.header import SUFFIXES
-from mtrain.data.reading import FOLDERS_OF, Split, first_existing, named, need_unique, pictures_in, walk
+from mtrain.data.reading import FOLDERS_OF, Split, first_existing, lines_of, named, need_unique, pictures_in, walk
 
 PICTURE_FOLDERS = ("JPEGImages", "images", "Images", "JPEGimages")
 """Where the pictures lie if neither ``data.images`` nor a place beside the XML file says so."""
@@ -79,12 +79,12 @@ def layout_of(root: Path, value: str | None, images: str | None, *, annotations:
 
 def _from_list(root: Path, file: Path, images: str | None, *, annotations: str) -> Layout:
     folder = first_existing([root / annotations], what="folder of XML files", key="data.options.annotations")
-    lines = [line.strip() for line in file.read_text("utf-8-sig").splitlines()]
+    lines = lines_of(file)
     xml_by_name = {path.stem: path for path in _xml_files(folder)}
     pictures = _picture_folder(root, images, folder)
     finder = PictureFinder(pictures)
     entries = []
-    for line in filter(None, lines):
+    for line in lines:
         picture_id = _picture_id(line, xml_by_name)
         stem = Path(picture_id).name
         xml = xml_by_name.get(stem, folder / f"{picture_id}.xml")

@@ -4,19 +4,23 @@ by its size.
 A line of a class and three or more points (a polygon) counts as the box around its points.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.errors import DataError
-from mtrain.data.reading import Split, listed, need_root, need_unique, order_names, pictures_in, size_of
+from mtrain.core.files import read_bytes, read_text
+from mtrain.core.yaml_lines import MAX_BYTES, parse
+from mtrain.data.reading import Split, lines_of, listed, need_root, need_unique, order_names, pictures_in, size_of
 from mtrain.data.sample import Annotations, Picture, assemble
 from mtrain.data.yolo_layout import DESCRIPTION, description_file, listed_names, places_of
 
+MAX_LABEL_BYTES = 64 << 20
+"""Largest label file of one picture."""
 _LARGEST = 2.0
 """A value beyond this is no rounding error but a pixel."""
 
@@ -60,7 +64,7 @@ class Yolo:
         """
         root = need_root(root, "yolo")
         file = description_file(root, self.options.description)
-        description = _load_yaml(file) if file.is_file() else {}
+        description = _load_yaml(file) if os.path.exists(file) else {}
         if description.get("names") is None and names is None:
             description = {**description, "names": listed_names(root)}
         class_names = _names(description, names, file=file)
@@ -80,26 +84,31 @@ class Yolo:
 
 def _load_yaml(file: Path) -> Mapping[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DataError(f"{file}: cannot be read ({' '.join(str(error).split())})") from error
-    if not isinstance(content, dict):
+        parsed = parse(read_text(file, limit=MAX_BYTES), name=str(file))
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise DataError(f"{file}: cannot be read ({error})") from error
+    if parsed.problems:
+        raise DataError(f"{file}: cannot be read:\n{listed(parsed.problems)}")
+    if not parsed.values:
         raise DataError(f"{file}: expected keys such as names, train and val")
-    return content
+    return parsed.values
 
 
 def _names(description: Mapping[str, Any], given: Sequence[str] | None, *, file: Path) -> tuple[str, ...]:
     found = description.get("names")
     if isinstance(found, dict):
-        if sorted(found) != list(range(len(found))):
-            raise DataError(
-                f"{file}: names has the keys {sorted(found, key=str)}; expected 0 to {len(found) - 1}, each once"
-            )
-        found = [found[i] for i in range(len(found))]
+        if set(found) != {str(number) for number in range(len(found))}:
+            keys = ", ".join(sorted(found)[:20])
+            raise DataError(f"{file}: names has the keys {keys}; expected 0 to {len(found) - 1}, each once")
+        found = [found[str(number)] for number in range(len(found))]
     if found is None:
         if given is None:
             raise DataError(f"data.names: not given, and {file} has no names; list the class names in label order")
         found = list(given)
+    if not isinstance(found, list) or not all(isinstance(name, str | int | float) for name in found):
+        raise DataError(f"{file}: names: given {str(found)[:100]!r}, expected a list of class names")
     names = [str(name) for name in found]
     if description.get("nc", len(names)) != len(names):
         raise DataError(f"{file}: nc is {description['nc']}, but {len(names)} names are given; correct one of them")
@@ -114,8 +123,7 @@ def _names(description: Mapping[str, Any], given: Sequence[str] | None, *, file:
 def _pictures(place: Path) -> list[Path]:
     if place.is_dir():
         return pictures_in(place)
-    lines = [line.strip() for line in place.read_text("utf-8-sig").splitlines()]
-    return [place.parent / line.replace("\\", "/") for line in lines if line]
+    return [place.parent / line.replace("\\", "/") for line in lines_of(place)]
 
 
 def label_file(picture: Path) -> Path:
@@ -129,7 +137,7 @@ def label_file(picture: Path) -> Path:
 
 def _notes(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
     labels = {label_file(path) for path in paths}
-    empty = sorted(path.name for path in paths if not label_file(path).is_file())
+    empty = sorted(path.name for path in paths if not os.path.isfile(label_file(path)))
     label_folders = {label_file(folder / "x.jpg").parent for folder in folders if folder.is_dir()}
     orphans = sorted(
         path.name
@@ -172,10 +180,15 @@ def _picture_id(path: Path, folders: Sequence[Path]) -> str:
 
 def _read_labels(file: Path, class_count: int, wrong: list[str]) -> list[tuple[float, ...]]:
     """(class, x centre, y centre, width, height) of every line; mistakes go to ``wrong``."""
-    if not file.is_file():
+    if not os.path.isfile(file):
+        return []
+    try:
+        text = read_bytes(file, limit=MAX_LABEL_BYTES).decode("utf-8-sig", errors="replace")
+    except OSError as error:
+        wrong.append(f"{file}: {error.strerror}")
         return []
     rows: list[tuple[float, ...]] = []
-    for number, line in enumerate(file.read_text("utf-8", errors="replace").splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
@@ -192,12 +205,13 @@ def _parse(fields: Sequence[str], class_count: int) -> tuple[float, ...]:
         values = []
     polygon = len(values) >= 7 and len(values) % 2 == 1
     if len(values) != 5 and not polygon:
-        raise ValueError(f"{' '.join(fields)!r}; expected a class and 4 numbers")
+        given = " ".join(fields[:8])[:60]
+        raise ValueError(f"{given!r}{', ...' if len(fields) > 8 else ''}; expected a class and 4 numbers")
     label, rest = values[0], values[1:]
     if not label.is_integer() or not 0 <= label < class_count:
-        raise ValueError(f"class {fields[0]}; there are {class_count} names: expected 0 to {class_count - 1}")
+        raise ValueError(f"class {fields[0][:20]}; there are {class_count} names: expected 0 to {class_count - 1}")
     if not all(abs(value) <= _LARGEST for value in rest):
-        raise ValueError(f"{' '.join(fields[1:5])} is not normalised; divide by the picture's width and height")
+        raise ValueError(f"{' '.join(fields[1:5])[:100]} is not normalised; divide by the picture's width and height")
     if polygon:
         x, y = rest[0::2], rest[1::2]
         return label, (min(x) + max(x)) / 2, (min(y) + max(y)) / 2, max(x) - min(x), max(y) - min(y)

@@ -1,12 +1,13 @@
 """Where the pictures and the description of a YOLO data set lie, also as exports from other machines write it."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mtrain.core.errors import DataError
-from mtrain.data.reading import FOLDERS_OF, Split, first_existing
+from mtrain.data.reading import FOLDERS_OF, Split, first_existing, lines_of
 
 DESCRIPTION = "data.yaml"
 CLASS_LISTS = ("classes.txt", "labels/classes.txt", "obj.names", "labels.txt")
@@ -17,7 +18,7 @@ _DRIVE = re.compile(r"^[A-Za-z]:")
 def description_file(root: Path, name: str) -> Path:
     """The YAML file ``name`` in ``root``; for the usual name also the only YAML file there."""
     file = root / name
-    if file.is_file() or name != DESCRIPTION:
+    if os.path.isfile(file) or name != DESCRIPTION:
         return file
     others = sorted(path for path in root.iterdir() if path.suffix.lower() in (".yaml", ".yml") and path.is_file())
     return others[0] if len(others) == 1 else file
@@ -27,8 +28,7 @@ def listed_names(root: Path) -> list[str] | None:
     """Class names from a text file beside the labels; None where there is none."""
     for name in CLASS_LISTS:
         if (root / name).is_file():
-            lines = (root / name).read_text("utf-8-sig", errors="replace").splitlines()
-            return [line.strip() for line in lines if line.strip()]
+            return lines_of(root / name)
     return None
 
 
@@ -66,7 +66,7 @@ def places_of(
 def _base(root: Path, description: Mapping[str, Any]) -> Path:
     """``path`` of the description, where that is a folder; data sets move, so it often is not."""
     base = root / str(description.get("path") or ".").replace("\\", "/")
-    return base if base.is_dir() else root
+    return base if os.path.isdir(base) else root
 
 
 def _existing(entry: str, base: Path, root: Path, split: Split) -> Path:

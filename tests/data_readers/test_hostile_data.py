@@ -1,0 +1,160 @@
+"""Every data set of the table is read or refused in words: no other error, no waiting, no enormous message."""
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mtrain.cli import main
+from mtrain.core.errors import DataError
+from mtrain.core.spec import DataSpec
+from mtrain.data import open_data
+from mtrain.data.check import verify_pictures
+from mtrain.data.decode import decode
+from tests.data_readers.hostile_sets import ANY, OTHER_IDS, Case, all_cases, coco_set, enormous_png, picture, yolo_set
+
+CASES = {case.name: case for case in all_cases()}
+SECONDS = 20
+"""Every case takes milliseconds; only one that waits or grows comes to this."""
+
+
+class Hang(BaseException):
+    """No part of the code under test may take this for an error of its own."""
+
+
+@contextlib.contextmanager
+def no_hang(name: str) -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise Hang(f"{name}: still at work after {SECONDS} seconds")
+
+    former = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def look(root: Path, form: str) -> str:
+    """Read and decode everything; the refusal, or nothing."""
+    try:
+        data = open_data(DataSpec(format=form, root=str(root)))
+        verify_pictures(*data.both())
+        for sample in data.train.samples:
+            decode(sample.path)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def check(case: Case, root: Path) -> None:
+    case.build(root)
+    with no_hang(case.name):
+        said = look(root, case.form)
+    assert len(said) < 20_000, said[:500]
+    assert said.count("\n") < 60
+    if case.says is None:
+        assert said == ""
+    elif case.says not in (ANY, OTHER_IDS):
+        assert re.search(case.says, said), said or "was read"
+
+
+def test_the_table_is_of_the_promised_size() -> None:
+    assert len(CASES) == len(all_cases()) >= 200
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hostile_data_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    check(CASES[name], tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "coco annotations.category_id: None",
+        "coco images.width: nan",
+        "coco file: brackets in a field",
+        "yolo data.yaml: names that are aliases without end",
+        "picture: EPS",
+        "images/train/a.jpg is a pipe",
+        "annotations/instances_train.json is a device",
+    ],
+)
+def test_the_command_line_refuses_it_with_2_and_no_traceback(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case, root = CASES[name], tmp_path / "set"
+    case.build(root)
+    with no_hang(name):
+        code = main(
+            ["data", "check", "-o", f"data.format={case.form}", "-o", f"data.root={root}", "--output", str(tmp_path)]
+        )
+    said = capsys.readouterr().err
+    assert (code, "Traceback" in said) == (2, False), said
+    assert said.startswith("error: ")
+
+
+def test_text_ids_of_categories_are_mapped_with_a_note(tmp_path: Path) -> None:
+    CASES["coco file: ids of categories: words"].build(tmp_path / "a")
+    CASES["coco file: ids of categories: numbers as text"].build(tmp_path / "b")
+    words, numbers = (open_data(DataSpec(format="coco", root=str(tmp_path / name))).train for name in "ab")
+    assert words.category_ids == (1, 2)
+    assert numbers.category_ids == (7, 9)
+    assert words.class_names == numbers.class_names == ("cat", "dog")
+    assert [sample.labels.tolist() for sample in words.samples] == [[0], [1]]
+    assert any("count as 1 to 2" in note for note in words.notes)
+    assert any("numbers they spell" in note for note in numbers.notes)
+
+
+def test_faults_of_every_kind_are_told_together_and_no_more_than_twenty(tmp_path: Path) -> None:
+    import json
+
+    from tests.data_readers.hostile_sets import coco_content
+
+    content = coco_content()
+    wrong = {"image_id": 1, "category_id": 1, "bbox": [1, 2, None, 4]}
+    content["annotations"] += [wrong | {"id": number} for number in range(100, 150)]
+    content["annotations"].append({"id": 900, "image_id": 77, "category_id": 1, "bbox": [1, 2, 3, 4]})
+    coco_set(tmp_path / "set", json.dumps(content).encode())
+    said = look(tmp_path / "set", "coco")
+    assert "51 wrong entries" in said
+    assert said.count("annotation 1") == 20
+    assert "... and 31 more" in said
+
+
+def test_max_pixels_can_be_raised_and_lowered(tmp_path: Path) -> None:
+    yolo_set(tmp_path / "set", b"")
+    low = DataSpec(format="yolo", root=str(tmp_path / "set"), max_pixels=3000)
+    with pytest.raises(DataError, match=r"data\.max_pixels"):
+        open_data(low).train  # noqa: B018
+    assert len(open_data(low.model_copy(update={"max_pixels": 64 * 48})).train) == 1
+    big = tmp_path / "big.png"
+    big.write_bytes(enormous_png(11_000, 11_000))
+    with pytest.raises(DataError, match="121 million, more than the 120 million"):
+        decode(big)
+
+
+def test_a_picture_that_waits_for_a_writer_is_refused_where_it_is_decoded(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jpg")
+    (tmp_path / "b.jpg").symlink_to("/dev/zero")
+    for name, kind in (("a.jpg", "named pipe"), ("b.jpg", "device")):
+        with no_hang(name), pytest.raises(DataError, match=kind):
+            decode(tmp_path / name)
+
+
+def test_no_program_is_started_for_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow starts Ghostscript for EPS; whatever the file is called, it is not asked."""
+    import subprocess
+
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+    (tmp_path / "a.jpg").write_bytes(
+        CASES["picture: EPS"].build and b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
+    )
+    with pytest.raises(DataError, match="not a picture"):
+        decode(tmp_path / "a.jpg")
+    assert picture()
