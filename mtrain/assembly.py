@@ -223,8 +223,16 @@ def task_kind(kind: str) -> TaskKind:
 
 
 def model_plugin(spec: Spec) -> Model:
-    """The model plugin of ``spec`` with its options checked."""
-    plugin: Model = _plugin(spec, "models", spec.model.name, spec.model.options, path="model.options")
+    """The model plugin of ``spec`` with its options checked.
+
+    A model that selects its predictions keeps at least as many of a picture as ``evaluate.max_detections`` asks for.
+    """
+    options, wanted = spec.model.options, spec.evaluate.max_detections
+    policy = plugins.read_policy(spec.plugins)
+    known = plugins.load("models", spec.model.name, policy=policy).Options.model_fields.get("max_detections")
+    if known is not None and "max_detections" not in options and known.default < wanted:
+        options = {**options, "max_detections": wanted}
+    plugin: Model = _plugin(spec, "models", spec.model.name, options, path="model.options")
     return plugin
 
 

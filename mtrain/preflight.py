@@ -73,7 +73,9 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     _check_port(spec)
     task = open_task(spec, training=training)
     task.verify()
-    _check_score(spec, task.evaluator())
+    scored = spec.evaluate.enabled or not training
+    if scored:
+        _check_score(spec, task.evaluator())
     model_plugin(spec).prepare_task(task.task(), {})
     classes = len(task.task().class_names)
     notes = []
@@ -88,7 +90,8 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
         total_updates(spec, order.updates_per_epoch)
         progress = Progress() if resumed is None else progress_of(resumed)
         check_continues(progress, updates_per_epoch=order.updates_per_epoch, global_batch=spec.train.batch_size)
-    return [*notes, *task.report()]
+    unscored = "nothing is evaluated (evaluate.enabled is false): the last checkpoint counts as best"
+    return [*notes, *task.report(), *([] if scored else [unscored])]
 
 
 def _check_room(spec: Spec, resumed: Path | None, *, classes: int) -> None:

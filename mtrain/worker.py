@@ -103,7 +103,7 @@ class Session:
         self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
         self.report, self.checkpoints = _writers(job, run_folder, result.progress)
         self._result = result
-        self._evaluations = job.evaluation_loader()
+        self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
         self._stop: Stop = lambda: False
         self.device = job.backend.device
         """Of all ranks in words, once ``announce`` has asked them."""
@@ -141,7 +141,7 @@ class Session:
                 report_every=spec.report.every_updates,
                 evaluations=cadence.evaluations(spec.evaluate),
                 saves=cadence.saves(spec.checkpoint),
-                evaluate_at_end=spec.evaluate.at_end,
+                evaluate_at_end=spec.evaluate.at_end and spec.evaluate.enabled,
                 patience=spec.train.patience,
                 max_nonfinite=spec.train.max_nonfinite,
             ),
@@ -210,6 +210,7 @@ class Session:
     def evaluate(self, progress: Progress) -> Mapping[str, float]:
         """Score the averaged weights; collective."""
         job, began = self.job, time.perf_counter()
+        assert self._evaluations is not None, "nothing is evaluated where that is not enabled"
         evaluator = job.data.evaluator()
         figures = evaluate(
             job.backend,
@@ -219,6 +220,10 @@ class Session:
             predictions=job.plugin.predictions,
             evaluator=evaluator,
         )
+        if not figures:
+            message = f"update {progress.update}: not scored: {'; '.join(evaluator.remarks())}"
+            self.report.event("warning", message=message)
+            return figures
         figures["score"] = _score(figures, job.spec.evaluate.score)
         best = self._result.take(figures, progress, evaluator)
         self._result.found = evaluator.partial()
@@ -253,7 +258,8 @@ class Session:
         """
         self.checkpoints.wait()
         self.loader.close()
-        self._evaluations.close()
+        if self._evaluations is not None:
+            self._evaluations.close()
         if reason == "interrupted":
             barrier(self.job.backend.collective)  # a rank that leaves early hurries the one that still writes
         result, job = self._result, self.job
@@ -282,7 +288,7 @@ class Session:
             summary |= {
                 "weights_sha256": digest(state.weights),
                 "ema_sha256": digest(state.ema),
-                "best_checkpoint": _text(self.checkpoints.best()),
+                "best_checkpoint": _text(self.checkpoints.best() or self.checkpoints.newest()),
                 "newest_checkpoint": _text(self.checkpoints.newest()),
                 "measured": job.backend.collective.all_gather({**job.backend.measure(), **self._shares.told()}),
             }

@@ -27,7 +27,9 @@ class Cadence:
 
 
 def evaluations(spec: EvaluateSpec) -> Cadence:
-    """Cadence of evaluation: ``every_updates`` stands in for ``every_epochs``."""
+    """Cadence of evaluation: ``every_updates`` stands in for ``every_epochs``; never where it is not enabled."""
+    if not spec.enabled:
+        return Cadence()
     if spec.every_updates is not None:
         return Cadence(every_updates=spec.every_updates)
     return Cadence(every_epochs=spec.every_epochs)

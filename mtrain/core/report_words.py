@@ -89,7 +89,9 @@ def evaluation_line(record: Record) -> str:
     """One evaluation as text; its epoch is the number of complete ones."""
     figures = "  ".join(f"{name} {value:.4f}" for name, value in headline_figures(record).items())
     best = "  best so far" if record.get("best") else ""
-    return f"epoch {record.get('epoch')}  update {record.get('update')}  evaluation: {figures}{best}"
+    return (
+        f"epoch {record.get('epoch')}  update {record.get('update')}  evaluation: {figures or 'nothing to score'}{best}"
+    )
 
 
 def event_line(record: Record) -> str:

@@ -451,6 +451,10 @@ class ClusterSpec(Section):
 class EvaluateSpec(Section):
     """When and how the evaluation split is scored."""
 
+    enabled: bool = Field(
+        default=True,
+        description="false: training needs no evaluation split, nothing is scored, and the last checkpoint counts as best",
+    )
     every_epochs: Positive | None = Field(default=1, description="null: only at the end")
     every_updates: Positive | None = Field(default=None, description="instead of every_epochs")
     batch_size: Positive | None = Field(
@@ -459,6 +463,11 @@ class EvaluateSpec(Section):
     at_end: bool = Field(default=True, description="score the last weights, whatever every_epochs says")
     score: str | None = Field(
         default=None, description="the figure to maximise, as evaluations name it; null: the task's own"
+    )
+    max_detections: int = Field(
+        default=100,
+        ge=100,
+        description="detection: the best predictions of a picture that AP counts; COCO's 100 is too few for crowded pictures",
     )
 
 

@@ -29,6 +29,7 @@ class ClassificationTask:
         self._spec = spec
         self._data = data
         self._training = training
+        self._scored = spec.evaluate.enabled or not training
 
     @classmethod
     def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "ClassPictures":
@@ -42,25 +43,27 @@ class ClassificationTask:
         return describe_task("classification", self._spec, self._data.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
-        """``train`` (augmented; left out where nothing is trained) and ``val``."""
+        """``train`` (augmented; left out where nothing is trained) and ``val`` (left out where nothing is scored)."""
         from mtrain.data.classification_source import ClassificationSource
 
         data, seed = self._spec.data, self._spec.train.seed
-        val = ClassificationSource(self._data.val, side=data.image_size, resize=data.resize)
-        if not self._training:
-            return {"val": val}
-        train = ClassificationSource(
-            self._data.train, side=data.image_size, resize=data.resize, augment=data.augment, seed=seed
-        )
-        return {"train": train, "val": val}
+        sources = {}
+        if self._training:
+            sources["train"] = ClassificationSource(
+                self._data.train, side=data.image_size, resize=data.resize, augment=data.augment, seed=seed
+            )
+        if self._scored:
+            sources["val"] = ClassificationSource(self._data.val, side=data.image_size, resize=data.resize)
+        return sources
 
     def verify(self) -> str:
         """Reading a split has looked at every picture already."""
         return f"{sum(map(len, self._splits().values()))} pictures, all read"
 
     def length(self, split: str) -> int:
-        """Samples of ``train`` or ``val``."""
-        return len(self._data.train if split == "train" else self._data.val)
+        """Samples of ``train`` or ``val``; 0 where a split is not used."""
+        splits = self._splits()
+        return len(splits[split]) if split in splits else 0
 
     def statistics(self) -> Mapping[str, Any]:
         """``class_count`` and ``pictures`` of the training split."""
@@ -115,6 +118,8 @@ class ClassificationTask:
     def _splits(self) -> dict[str, LabelledPictures]:
         if not self._training:
             return {"val": self._data.val}
+        if not self._scored:
+            return {"train": self._data.train}
         return dict(zip(("train", "val"), self._data.both(), strict=True))
 
 

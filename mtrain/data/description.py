@@ -3,14 +3,23 @@
 from collections.abc import Iterator, Mapping
 
 from mtrain.core.interfaces import Remark, Table
+from mtrain.data.evaluation import COCO_DETECTIONS, NO_BOXES, box_counts, crowded
 from mtrain.data.sample import Annotations
 from mtrain.data.statistics import class_histogram, picture_sizes, size_histogram
 
 
-def describe(splits: Mapping[str, Annotations]) -> list[Table | Remark]:
-    """Counts per split, histograms of classes and sizes, and what is wrong with the boxes."""
+def describe(splits: Mapping[str, Annotations], *, max_detections: int = COCO_DETECTIONS) -> list[Table | Remark]:
+    """Counts per split, histograms of classes and sizes, and what is wrong with the boxes.
+
+    ``max_detections``: as many predictions of a picture are scored.
+    """
     counts = {split: class_histogram(annotations) for split, annotations in splits.items()}
-    return [_totals(splits, counts), class_table(counts, unit="boxes"), *_remarks(splits)]
+    parts: list[Table | Remark] = [_totals(splits, counts), class_table(counts, unit="boxes"), *_remarks(splits)]
+    if "val" in splits:
+        sentence = crowded(splits["val"], max_detections)
+        parts += [] if sentence is None else [Remark(text=f"val: {sentence}", good=False)]
+        parts += [] if box_counts(splits["val"]).any() else [Remark(text=f"val: {NO_BOXES}", good=False)]
+    return parts
 
 
 def class_table(counts: Mapping[str, Mapping[str, int]], *, unit: str) -> Table:

@@ -23,6 +23,7 @@ class DetectionTask:
         self._spec = spec
         self._data = data
         self._training = training
+        self._scored = spec.evaluate.enabled or not training
 
     @classmethod
     def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "DetectionPictures":
@@ -41,25 +42,25 @@ class DetectionTask:
         return describe_task("detection", self._spec, self._data.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
-        """``train`` (augmented; left out where nothing is trained) and ``val``."""
+        """``train`` (augmented; left out where nothing is trained) and ``val`` (left out where nothing is scored)."""
         from mtrain.data.source import open_sources
 
         train = self._data.train if self._training else None
-        sources = open_sources(
-            self._spec.data, train, self._data.val, seed=self._spec.train.seed, epochs=self._epochs()
-        )
+        val = self._data.val if self._scored else None
+        epochs = self._epochs() if self._training else None
+        sources = open_sources(self._spec.data, train, val, seed=self._spec.train.seed, epochs=epochs)
         return {str(name): source for name, source in sources.items()}
 
     def verify(self) -> str:
         """See ``check.verify_pictures``."""
         from mtrain.data.check import verify_pictures
 
-        splits = self._data.both() if self._training else [self._data.val]
-        return f"{verify_pictures(*splits)} picture files, all whole"
+        return f"{verify_pictures(*self._splits().values())} picture files, all whole"
 
     def length(self, split: str) -> int:
-        """Samples of ``train`` or ``val``."""
-        return len(self._split(split))
+        """Samples of ``train`` or ``val``; 0 where a split is not used."""
+        splits = self._splits()
+        return len(splits[split]) if split in splits else 0
 
     def statistics(self) -> Mapping[str, Any]:
         """Of the training split: see ``mtrain.data.statistics.statistics``."""
@@ -72,29 +73,43 @@ class DetectionTask:
         """A fresh one over the evaluation split."""
         from mtrain.data.evaluation import CocoEvaluator
 
-        return CocoEvaluator(self._data.val)
+        return CocoEvaluator(self._data.val, max_detections=self._spec.evaluate.max_detections)
 
     def labels(self) -> dict[str, Any]:
         """What a checkpoint remembers of the classes: names, and ids as the annotation file has them."""
         return {"class_names": list(self._data.class_names), "category_ids": list(self._data.train.category_ids)}
 
     def report(self) -> list[str]:
-        """One sentence per kind of bad box of the training and the evaluation split."""
-        names = ("train", "val") if self._training else ("val",)
-        return [f"data.{split}: {line}" for split in names for line in self._split(split).report()]
+        """One sentence per kind of bad box of the splits, and what makes figures of the evaluation split misleading."""
+        lines = [f"data.{name}: {line}" for name, split in self._splits().items() for line in split.report()]
+        return lines + ([f"data.val: {line}" for line in self._doubts()] if self._scored else [])
+
+    def _doubts(self) -> Iterator[str]:
+        from mtrain.data.evaluation import NO_BOXES, box_counts, crowded
+
+        if not box_counts(self._data.val).any():
+            yield f"{NO_BOXES}, and the last checkpoint counts as best"
+        limit = self._spec.evaluate.max_detections
+        sentence = crowded(self._data.val, limit)
+        if sentence is not None:
+            yield sentence
+        kept = self._spec.model.options.get("max_detections", limit)
+        if kept < limit:
+            yield f"evaluate.max_detections is {limit}, but model.options.max_detections keeps {kept} boxes of a picture"
 
     def describe(self) -> list[Table | Remark]:
         """See ``description.describe``."""
         from mtrain.data.description import describe
 
-        return describe({"train": self._data.train, "val": self._data.val})
+        limit = self._spec.evaluate.max_detections
+        return describe(self._splits(), max_detections=limit)
 
     def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
         """Pictures of both splits with their boxes, and what becomes of training pictures."""
         from mtrain.data.draw import annotations_grid, inputs_grid
         from mtrain.data.source import open_sources
 
-        for split, annotations in (("train", self._data.train), ("val", self._data.val)):
+        for split, annotations in self._splits().items():
             yield split, f"{split} pictures with their boxes", annotations_grid(annotations, limit=limit)
         settings = self._spec.data.model_copy(update={"cache": "none"})
         source = open_sources(settings, self._data.train, None, seed=self._spec.train.seed)["train"]
@@ -107,9 +122,13 @@ class DetectionTask:
 
         save_picture(comparison(self._data.val, found), path)
 
-    def _split(self, split: str) -> Annotations:
-        annotations: Annotations = self._data.train if split == "train" else self._data.val
-        return annotations
+    def _splits(self) -> dict[str, Annotations]:
+        """The splits that this job uses, all of them read."""
+        if not self._scored:
+            return {"train": self._data.train}
+        if not self._training:
+            return {"val": self._data.val}
+        return dict(zip(("train", "val"), self._data.both(), strict=True))
 
     def _epochs(self) -> int:
         """Length of the job in epochs, the last one perhaps cut short."""

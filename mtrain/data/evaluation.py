@@ -27,14 +27,22 @@ FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "A
 objects; average recall with 1, 10, 100 predictions a picture, then by size."""
 
 
+COCO_DETECTIONS = 100
+"""The best predictions of a picture that COCO's figures count."""
+NO_BOXES = "no boxes in the evaluation split: there is nothing to score"
+
+
 class CocoEvaluator:
     """Implements :class:`mtrain.core.interfaces.Evaluator` for detection."""
 
     figures: ClassVar[Sequence[str]] = (*FIGURES, "score")
     headline: ClassVar[Sequence[str]] = ("AP", "AP50", "AP75", "AR100")
 
-    def __init__(self, annotations: Annotations) -> None:
+    def __init__(self, annotations: Annotations, *, max_detections: int = COCO_DETECTIONS) -> None:
+        """``max_detections``: the best predictions of a picture that average precision counts."""
         self._annotations = annotations
+        self._max_detections = max_detections
+        self._predicted = 0
         self._found: dict[int, Detections] = {}
         self._figures: dict[str, float] = {}
 
@@ -55,22 +63,49 @@ class CocoEvaluator:
         return self._found
 
     def result(self, partials: Sequence[Mapping[int, Detections]]) -> dict[str, float]:
-        """All of :data:`FIGURES`, ``AP/<class>`` and ``AP50/<class>`` of classes that occur, and ``score`` (= AP)."""
+        """All of :data:`FIGURES`, ``AP/<class>`` and ``AP50/<class>`` of classes that occur, and ``score`` (= AP).
+
+        Empty where the split has no boxes: there is nothing to score.
+        """
+        if not box_counts(self._annotations).any():
+            return {}
         results = results_json(self._annotations, merge(partials))
-        self._figures = _evaluate(dict(self._annotations.ground_truth), results, iou_type="bbox")
+        self._predicted = len(results)
+        truth = dict(self._annotations.ground_truth)
+        self._figures = _evaluate(truth, results, iou_type="bbox", max_detections=self._max_detections)
         return {"score": self._figures["AP"], **self._figures}
 
     def remarks(self) -> list[str]:
-        """AP by the size of objects."""
+        """AP by the size of objects, and why there may be none."""
         sizes = {"small": "APs", "medium": "APm", "large": "APl"}
         if not self._figures:
-            return []
-        return ["AP by size: " + "  ".join(f"{size} {_or_none(self._figures[name])}" for size, name in sizes.items())]
+            return [] if box_counts(self._annotations).any() else [NO_BOXES]
+        parts = [f"{size} {self._figures[name]:.4g}" for size, name in sizes.items() if self._figures[name] >= 0]
+        absent = [f"no {size} objects" for size, name in sizes.items() if self._figures[name] < 0]
+        lines = ["AP by size: " + "  ".join(parts + absent)]
+        if not self._predicted:
+            lines.append(
+                "no box was predicted in any picture: early in training that is usual; later, look at the rate, the labels "
+                "(`mtrain data check`) and where model.weights comes from"
+            )
+        return lines
 
 
-def _or_none(figure: float) -> str:
-    """COCO's -1 says that there is nothing of this size to find."""
-    return f"{figure:.4g}" if figure >= 0 else "none there"
+def box_counts(annotations: Annotations) -> NDArray[np.int64]:
+    """(N,) boxes to find in each picture; crowds do not count."""
+    return np.array([int((~sample.crowd).sum()) for sample in annotations.samples], dtype=np.int64)
+
+
+def crowded(annotations: Annotations, max_detections: int) -> str | None:
+    """A sentence for a split in which more boxes lie on some picture than ``max_detections`` predictions can find."""
+    counts = box_counts(annotations)
+    above = int((counts > max_detections).sum())
+    if not above:
+        return None
+    return (
+        f"{above} pictures have more than {max_detections} boxes (up to {counts.max()}), but AP counts the best "
+        f"{max_detections} predictions of a picture, so it cannot reach 1; raise evaluate.max_detections to {counts.max()}"
+    )
 
 
 def merge(partials: Sequence[Mapping[int, Detections]]) -> dict[int, Detections]:
@@ -126,7 +161,13 @@ def evaluate_files(annotations: Path, results: Path, *, iou_type: IouType = "bbo
     return _evaluate(truth, found, iou_type=iou_type)
 
 
-def _evaluate(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], *, iou_type: IouType) -> dict[str, float]:
+def _evaluate(
+    truth: Mapping[str, Any],
+    results: Sequence[Mapping[str, Any]],
+    *,
+    iou_type: IouType,
+    max_detections: int = COCO_DETECTIONS,
+) -> dict[str, float]:
     from faster_coco_eval import (  # not at the top: it takes a while, and training starts without it
         COCO,
         COCOeval_faster,
@@ -154,11 +195,33 @@ def _evaluate(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], *,
     evaluation = COCOeval_faster(
         reference, reference.loadRes(renumbered), iouType=iou_type, print_function=quiet, rle_iou_max_workers=1
     )
+    evaluation.params.maxDets = sorted({1, 10, COCO_DETECTIONS, max_detections})
     evaluation.evaluate()
     evaluation.accumulate()
-    evaluation.summarize()
-    figures = dict(zip(FIGURES, (float(value) for value in evaluation.stats[: len(FIGURES)]), strict=True))
-    return figures | _per_class(evaluation, dataset["categories"])
+    return _averages(evaluation) | _per_class(evaluation, dataset["categories"])
+
+
+def _averages(evaluation: Any) -> dict[str, float]:
+    """:data:`FIGURES`. AP and recall by size count as many predictions as are allowed, AR1 to AR100 as many as they say."""
+    precision = evaluation.eval["precision"]  # (IoU threshold, recall, class, area range, largest number)
+    recall = evaluation.eval["recall"]  # (IoU threshold, class, area range, largest number)
+    at = [round(100 * threshold) for threshold in evaluation.params.iouThrs]
+    most = list(evaluation.params.maxDets)
+    values = {
+        "AP": precision[:, :, :, 0, -1],
+        "AP50": precision[at.index(50), :, :, 0, -1],
+        "AP75": precision[at.index(75), :, :, 0, -1],
+        **{name: precision[:, :, :, area, -1] for area, name in enumerate(("APs", "APm", "APl"), start=1)},
+        **{f"AR{count}": recall[:, :, 0, most.index(count)] for count in (1, 10, COCO_DETECTIONS)},
+        **{name: recall[:, :, area, -1] for area, name in enumerate(("ARs", "ARm", "ARl"), start=1)},
+    }
+    return {name: _mean(values[name]) for name in FIGURES}
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    """Mean of what was measured; -1 where nothing was."""
+    measured = values[values > -1]
+    return float(measured.mean()) if measured.size else -1.0
 
 
 def _ignore(*_: object) -> None:

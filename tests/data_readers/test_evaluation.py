@@ -8,7 +8,7 @@ import pytest
 
 from mtrain.core.errors import DataError
 from mtrain.data.coco import Coco, read_content
-from mtrain.data.evaluation import FIGURES, CocoEvaluator, evaluate_files, merge, results_json, to_picture
+from mtrain.data.evaluation import FIGURES, CocoEvaluator, crowded, evaluate_files, merge, results_json, to_picture
 from mtrain.data.sample import Annotations
 
 DATA = Path(__file__).parents[1] / "data"
@@ -161,7 +161,11 @@ def test_what_is_remarked_is_ap_by_size_and_where_there_is_nothing_to_find(real:
     )
     evaluator = CocoEvaluator(large)
     evaluator.result([evaluator.partial()])
-    assert evaluator.remarks() == ["AP by size: small none there  medium none there  large 0"]
+    assert evaluator.remarks() == [
+        "AP by size: large 0  no small objects  no medium objects",
+        "no box was predicted in any picture: early in training that is usual; later, look at the rate, the labels "
+        "(`mtrain data check`) and where model.weights comes from",
+    ]
 
 
 def test_evaluation_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -173,3 +177,68 @@ def test_results_of_unknown_pictures_are_refused(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text('[{"image_id": -5, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}]')
     with pytest.raises(DataError, match=r"1 pictures are not in .*: -5"):
         evaluate_files(TRUTH, tmp_path / "r.json")
+
+
+def split_of(boxes: dict[int, list[list[float]]], *, crowd: bool = False) -> Annotations:
+    """Pictures of 1000 x 1000 px by id, in turned order of their ids, with boxes xywh of one class."""
+    names = {image: f"{place}.jpg" for place, image in enumerate(sorted(boxes, reverse=True))}
+    rows = [(image, box) for image, found in boxes.items() for box in found]
+    content = {
+        "images": [{"id": i, "file_name": names[i], "width": 1000, "height": 1000} for i in boxes],
+        "annotations": [
+            {"id": n, "image_id": i, "category_id": 1, "bbox": box, "area": box[2] * box[3], "iscrowd": int(crowd)}
+            for n, (i, box) in enumerate(rows, start=1)
+        ],
+        "categories": [{"id": 1, "name": "a"}],
+    }
+    return read_content(content, folder=Path("x"), file=Path("x.json"))
+
+
+def test_perfect_predictions_of_a_crowded_picture_score_one_where_enough_of_them_count() -> None:
+    annotations = split_of({1: [[30.0 * (i % 30), 30.0 * (i // 30), 20, 20] for i in range(250)]})
+    truth = annotations.samples[0].boxes
+    scores = np.linspace(0.9, 0.5, len(truth))[:, None]
+    perfect = {0: np.concatenate([truth, scores, np.zeros((len(truth), 1))], axis=1).astype(float)}
+    capped = CocoEvaluator(annotations).result([perfect])
+    assert 0.3 < capped["AP"] < 0.5
+    sentence = crowded(annotations, 100)
+    assert sentence is not None
+    assert sentence.startswith(
+        "1 pictures have more than 100 boxes (up to 250), but AP counts the best 100 predictions"
+    )
+    assert "raise evaluate.max_detections to 250" in sentence
+    assert crowded(annotations, 250) is None
+    whole = CocoEvaluator(annotations, max_detections=250).result([perfect])
+    assert whole["AP"] == pytest.approx(1.0)
+    for name, share in (("AR10", 0.04), ("AR100", 0.4)):
+        assert whole[name] == capped[name] == pytest.approx(share)
+
+
+def test_more_predictions_change_no_figure_of_pictures_that_are_not_crowded(real: Annotations) -> None:
+    found = {i: rows for i, (_, rows) in enumerate(published_batches(real, ratio=1.0, pad=0.0))}
+    assert CocoEvaluator(real, max_detections=300).result([found]) == CocoEvaluator(real).result([found])
+
+
+@pytest.mark.parametrize("crowd", [False, True])
+def test_a_split_without_boxes_is_not_scored_and_says_so(crowd: bool) -> None:
+    annotations = split_of({1: [[10, 10, 50, 50]] if crowd else [], 2: []}, crowd=crowd)
+    evaluator = CocoEvaluator(annotations)
+    assert evaluator.result([{0: np.array([[0, 0, 5, 5, 0.9, 0]])}]) == {}
+    assert evaluator.remarks() == ["no boxes in the evaluation split: there is nothing to score"]
+
+
+@pytest.mark.parametrize(("right", "expected"), [(7, 1.0), (12, 0.5)])
+def test_of_equal_scores_the_picture_with_the_lower_id_counts_first(right: int, expected: float) -> None:
+    """As pycocotools ranks them; the order of file names, which is the order of samples, is the other way round."""
+    annotations = split_of({7: [], 12: []} | {right: [[100, 100, 50, 50]]})
+    assert [sample.image_id for sample in annotations.samples] == [12, 7]
+    hit = np.array([[100, 100, 150, 150, 0.5, 0.0]])
+    assert CocoEvaluator(annotations).result([{0: hit}, {1: hit}])["AP"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("right_first", "expected"), [(True, 1.0), (False, 0.5)])
+def test_of_equal_scores_in_a_picture_the_first_one_counts_first(right_first: bool, expected: float) -> None:
+    annotations = split_of({1: [[100, 100, 50, 50]]})
+    rows = np.array([[100, 100, 150, 150, 0.5, 0.0], [700, 700, 750, 750, 0.5, 0.0]])
+    found = rows if right_first else rows[::-1]
+    assert CocoEvaluator(annotations).result([{0: found}])["AP"] == pytest.approx(expected)
