@@ -68,8 +68,28 @@ def explain(path: str, **params: Any) -> None:
         click.echo(f"  type     {describe(field.annotation, field.metadata)}")
         click.echo(f"  default  {_flow(lookup(Spec().model_dump(mode='json'), keys))}")
     click.echo(f"  from     {loaded.origin(path)}")
+    for line in _options_known(loaded, path):
+        click.echo(line)
     for value, origin in reversed(loaded.history.get(path, ())):
         click.echo(f"  over     {_flow(value)}  from {origin}")
+
+
+def _options_known(loaded: "Loaded", path: str) -> list[str]:
+    """For the options of a plugin: what the one that the spec asks for knows."""
+    from mtrain.core import plugins
+    from mtrain.core.errors import PluginError
+
+    sections = {"data": ("datasets", "format"), "model": ("models", "name"), "backend": ("backends", "name")}
+    section, _, rest = path.partition(".")
+    if rest != "options" or section not in sections:
+        return []
+    kind, key = sections[section]
+    name = loaded.values[section][key]
+    try:
+        lines = plugins.option_lines(kind, name, policy=loaded.policy)
+    except PluginError as error:
+        return [f"  known    {error}"]
+    return [f"  of       {section}.{key} {name}:", *(f"    {line}" for line in lines)]
 
 
 @config.command()

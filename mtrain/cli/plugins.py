@@ -1,4 +1,4 @@
-"""``mtrain plugins list`` and ``mtrain plugins test``."""
+"""``mtrain plugins list``, ``mtrain plugins show`` and ``mtrain plugins test``."""
 
 import os
 import sys
@@ -44,6 +44,38 @@ def list_plugins(kind: str | None, *, as_json: bool) -> None:
             last = entry.kind
         provider = f"{entry.distribution} {entry.version}".strip()
         click.echo(f"  {entry.name:<{width}}  {state(entry):<10}  {entry.summary or entry.target}  ({provider})")
+
+
+@plugins.command("show")
+@click.argument("name")
+@click.option("--kind", type=click.Choice(KIND_NAMES), help="Where several plugins have that name.")
+def show(name: str, *, kind: str | None) -> None:
+    """What plugin NAME does, and its options with their defaults."""
+    import inspect
+
+    from mtrain.core import plugins as known
+    from mtrain.core.errors import PluginError
+    from mtrain.core.suggest import hint
+
+    entries = [entry for each in ([kind] if kind else KIND_NAMES) for entry in known.names(each)]
+    found = [entry for entry in entries if entry.name == name]
+    if not found:
+        raise PluginError(
+            f"no plugin {name!r}{hint(name, [entry.name for entry in entries])}; see `mtrain plugins list`"
+        )
+    for entry in found:
+        click.echo(f"{entry.name}: one of the {entry.kind}, {state(entry)} ({entry.distribution} {entry.version})")
+        section = _OPTIONS_OF.get(entry.kind)
+        text = "" if section is None else inspect.cleandoc(known.load(entry.kind, name).__doc__ or "")
+        click.echo(text.replace("``", "`") or entry.summary or entry.target)
+        if section is not None:
+            click.echo(f"\n{section}:")
+            for line in known.option_lines(entry.kind, name):
+                click.echo(f"  {line}")
+
+
+_OPTIONS_OF = {"backends": "backend.options", "models": "model.options", "datasets": "data.options"}
+"""Where a spec holds the options of a kind of plugin."""
 
 
 def state(entry: "Entry") -> str:

@@ -29,9 +29,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mtrain.core import remedies
 from mtrain.core.errors import MtrainError, PluginError, SpecError
-from mtrain.core.schema import Problem, dotted, problems_of
+from mtrain.core.schema import Problem, describe, dotted, problems_of
 from mtrain.core.suggest import hint
-from mtrain.core.yaml_lines import read_text
+from mtrain.core.yaml_lines import flow, read_text
 
 KINDS = ("backends", "models", "datasets", "launchers")
 SINGULAR = {"backends": "backend", "models": "model", "datasets": "data set", "launchers": "launcher"}
@@ -217,6 +217,22 @@ def options(kind: str, name: str, given: Mapping[str, Any], *, path: str, policy
         found = problems_of(error, model, values)
         raise SpecError([f"{_join(path, dotted(problem.path))}: {problem.message}" for problem in found]) from None
     return validated
+
+
+def option_lines(kind: str, name: str, *, policy: Policy | None = None) -> list[str]:
+    """The options of a plugin, one line each: name, type, default and meaning.
+
+    Raises: ``PluginError`` as ``load``.
+    """
+    model = load(kind, name, policy=policy).Options
+    lines = []
+    for key, option in model.model_fields.items():
+        default = (
+            "required" if option.is_required() else f"default {flow(option.get_default(call_default_factory=True))}"
+        )
+        meaning = f": {option.description}" if option.description else ""
+        lines.append(f"{key} ({describe(option.annotation, option.metadata)}, {default}){meaning}")
+    return lines or ["none"]
 
 
 def _join(path: str, key: str) -> str:

@@ -149,7 +149,15 @@ class AugmentSpec(Section):
     sizes: list[Annotated[Side, AfterValidator(_fits_strides)]] | None = Field(
         default=None,
         min_length=1,
-        description="with `resize: stretch`: sides in pixels, one drawn for each update; null: image_size",
+        description="sides of the network input in pixels, one drawn for each update (multi-scale training); null: "
+        "image_size, or multi_scale around it",
+    )
+    multi_scale: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="with `resize: letterbox`: sides are all multiples of 32 from image_size * (1 - this) to image_size * "
+        "(1 + this), one drawn for each update; YOLOv5's --multi-scale is 0.5; 0: off",
     )
     interpolations: list[Literal["nearest", "linear", "area", "cubic", "lanczos4"]] = Field(
         default=["linear"], min_length=1, description="with `resize: stretch`: one drawn for each update"
@@ -160,10 +168,10 @@ class AugmentSpec(Section):
 
 
 _LETTERBOX_ONLY: dict[str, Any] = dict.fromkeys(
-    ("mosaic", "mosaic9", "mixup", "degrees", "translate", "scale", "shear", "perspective"), 0.0
+    ("mosaic", "mosaic9", "mixup", "degrees", "translate", "scale", "shear", "perspective", "multi_scale"), 0.0
 )
 """Keys of `augment` that lay pictures out on a letterboxed canvas, and how each is off."""
-_STRETCH_ONLY: dict[str, Any] = dict.fromkeys(("distort", "expand", "crop", "sizes")) | {"interpolations": ["linear"]}
+_STRETCH_ONLY: dict[str, Any] = dict.fromkeys(("distort", "expand", "crop")) | {"interpolations": ["linear"]}
 """Keys of `augment` for stretched pictures, and how each is off."""
 
 
@@ -225,6 +233,8 @@ class DataSpec(Section):
         active = [f"augment.{name}" for name, off in idle.items() if getattr(self.augment, name) != off]
         if active:
             raise ValueError(f"resize is {self.resize}, which does not go with {', '.join(active)}; {remedy}")
+        if self.augment.multi_scale and self.augment.sizes is not None:
+            raise ValueError("augment.sizes and augment.multi_scale both say the sides of the input; keep one of them")
         return self
 
 
@@ -467,7 +477,7 @@ class EvaluateSpec(Section):
     max_detections: int = Field(
         default=100,
         ge=100,
-        description="detection: the best predictions of a picture that AP counts; COCO's 100 is too few for crowded pictures",
+        description="the best predictions of one picture that are scored; raise it where pictures hold more objects",
     )
 
 

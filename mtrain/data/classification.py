@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from mtrain.data.classification_pictures import ClassPictures
     from mtrain.data.loading import PooledSource
 
-_NOT_DONE: Mapping[str, Any] = {"mosaic": 0.0, "mixup": 0.0} | dict.fromkeys(("distort", "expand", "crop", "sizes"))
+_NOT_DONE: Mapping[str, Any] = {"mosaic": 0.0, "mixup": 0.0, "multi_scale": 0.0} | dict.fromkeys(
+    ("distort", "expand", "crop", "sizes")
+)
 """Keys of ``data.augment`` that only make sense with boxes or that no one needs here yet, and how each is off."""
 
 

@@ -6,13 +6,14 @@ are fewest pixels, and not those of the fill.
 Positions are in pixels of the file's picture unless a name says otherwise. Letters of shapes: A attempts, N boxes.
 """
 
+import math
 from dataclasses import dataclass
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.core.spec import AugmentSpec, CropSpec, ExpandSpec
+from mtrain.core.spec import STRIDE, AugmentSpec, CropSpec, ExpandSpec
 from mtrain.data.colour import distort, random_distortion
 from mtrain.data.finish import finish
 from mtrain.data.geometry import survives
@@ -46,9 +47,20 @@ class Window:
         return np.array([self.left, self.top, self.left + self.width, self.top + self.height], dtype=np.float64)
 
 
+def sides_of(spec: AugmentSpec, *, image_size: int) -> list[int]:
+    """The sides in pixels from which that of an update is drawn."""
+    if spec.sizes is not None:
+        return spec.sizes
+    if not spec.multi_scale:
+        return [image_size]
+    first = max(math.ceil(image_size * (1 - spec.multi_scale) / STRIDE), 1)
+    last = max(math.floor(image_size * (1 + spec.multi_scale) / STRIDE), first)
+    return [STRIDE * count for count in range(first, last + 1)]
+
+
 def shared_by_update(spec: AugmentSpec, *, image_size: int, key: tuple[int, int, int]) -> tuple[int, int]:
     """Side in pixels and OpenCV's interpolation of all samples of an update; ``key``: (seed, epoch, update)."""
-    sides = spec.sizes or [image_size]
+    sides = sides_of(spec, image_size=image_size)
     if len(sides) == len(spec.interpolations) == 1:
         return sides[0], METHODS[spec.interpolations[0]]
     rng = np.random.Generator(np.random.PCG64([*key, SHARED]))

@@ -13,7 +13,7 @@ from mtrain.data.geometry import FILL, margin, targets
 from mtrain.data.pictures import Pictures
 from mtrain.data.sample import Sample
 from mtrain.data.sizing import AtLeast, AtMost, Fitted, Stretched
-from mtrain.data.stretch import Stretcher, shared_by_update
+from mtrain.data.stretch import Stretcher, shared_by_update, sides_of
 
 ScalePad = tuple[float, float, float, float]
 """ratio_w, ratio_h, pad_w, pad_h: a position in the original picture x ratio + pad is one in the network's input."""
@@ -47,21 +47,24 @@ class View(Protocol):
 
 
 class LetterboxTraining:
-    """Mosaics and letterboxed pictures, augmented; randomness is keyed by (seed, epoch, index)."""
+    """Mosaics and letterboxed pictures, augmented; the side is keyed by (seed, epoch, update), all else by (seed, epoch,
+    index)."""
 
     def __init__(
         self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int, epochs: int | None
     ) -> None:
         """``epochs``: length of the job, so that ``close_mosaic_epochs`` knows which are the last; None: no end."""
-        self.pictures = Pictures(samples, AtMost(side))
-        self.largest = side
+        self.largest = max(sides_of(spec, image_size=side))
+        self.pictures = Pictures(samples, AtMost(self.largest))
+        self._spec = spec
+        self._image_size = side
         self._seed = seed
         self._last_mosaic = np.inf if epochs is None else epochs - spec.close_mosaic_epochs
-        self._augmenter = Augmenter(self.pictures, spec, side=side)
+        self._augmenter = Augmenter(self.pictures, spec)
 
     def side(self, epoch: int, update: int) -> int:
-        """Always the same."""
-        return self.largest
+        """As drawn for the update; always the same without multi-scale training."""
+        return shared_by_update(self._spec, image_size=self._image_size, key=(self._seed, epoch, update))[0]
 
     def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
         """See ``View.draw``."""
@@ -75,7 +78,7 @@ class StretchTraining:
     epoch, index)."""
 
     def __init__(self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int) -> None:
-        self.largest = max(spec.sizes or [side])
+        self.largest = max(sides_of(spec, image_size=side))
         self.pictures = Pictures(samples, AtLeast(round(self.largest / max(_narrowest(spec), 0.1))))
         self._spec = spec
         self._image_size = side

@@ -4,6 +4,7 @@ What is measured is the sample as the network is given it. All options but one a
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import cv2
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mtrain.core.spec import AugmentSpec
+from mtrain.core.spec import AugmentSpec, DataSpec
+from mtrain.data.loading import WorkerPool
 from mtrain.data.sample import Annotations, Picture, assemble
 from mtrain.data.source import DetectionSource
 
@@ -213,3 +215,63 @@ def test_mixup_blends_about_halves(tmp_path: Path) -> None:
     assert len(greys) > 40
     assert abs(np.mean(greys) - 0.5) < 0.05
     assert 0.04 < np.std(greys) < 0.085
+
+
+# ---------------------------------------------------------------------------------------------------------- multi-scale
+def test_multi_scale_draws_one_side_for_each_update_from_all_multiples_of_32_in_its_range(
+    annotations: Annotations,
+) -> None:
+    spec = AugmentSpec(multi_scale=0.5)
+    source = DetectionSource(annotations, image_size=128, augment=spec, seed=5)
+    sides = np.array([[source.shape(epoch, update)[0] for update in range(100)] for epoch in range(10)])
+    assert sorted(set(sides.ravel().tolist())) == [64, 96, 128, 160, 192]
+    assert stats.chisquare(np.unique(sides, return_counts=True)[1]).pvalue > 1e-4
+    assert (sides[0] != sides[1]).any()  # another epoch draws others
+    assert source.array.shape == (192, 192, 3)
+    again = DetectionSource(annotations, image_size=128, augment=spec, seed=5)
+    other = DetectionSource(annotations, image_size=128, augment=spec, seed=6)
+    assert [again.shape(3, update)[0] for update in range(100)] == sides[3].tolist()
+    assert [other.shape(3, update)[0] for update in range(100)] != sides[3].tolist()
+    plain = DetectionSource(annotations, image_size=128, augment=AugmentSpec(), seed=5)
+    assert {plain.shape(epoch, update)[0] for epoch in range(3) for update in range(20)} == {128}
+
+
+@pytest.mark.parametrize("options", [{"mosaic": 1.0, "mixup": 0.5}, {"mosaic": 0.0}, {"mosaic9": 1.0, "degrees": 10.0}])
+def test_a_sample_of_another_side_shows_the_same_in_other_pixels(annotations: Annotations, options: dict) -> None:
+    """What is drawn depends on (seed, epoch, index) alone; the side of the update only says at which size."""
+    spec = AugmentSpec(**{**OFF, **options, "translate": 0.1, "scale": 0.2}, sizes=[96, 192])
+    source = DetectionSource(annotations, image_size=128, augment=spec, seed=5)
+    sides = [source.shape(0, update)[0] for update in range(40)]
+    small, large = sides.index(96), sides.index(192)
+    differences = []
+    for index in range(len(source)):
+        one, other = (source.sample(0, index, update=update) for update in (small, large))
+        assert one.image is not None
+        assert other.image is not None
+        assert (len(one.image), len(other.image)) == (96, 192)
+        halved = cv2.resize(other.image, (96, 96), interpolation=cv2.INTER_AREA)
+        differences.append(np.abs(one.image.astype(int) - halved).mean())
+        if len(one.targets) == len(other.targets):  # boxes near the smallest size may be kept at one side alone
+            np.testing.assert_allclose(one.targets, other.targets, atol=0.03)
+    assert np.median(differences) < 12
+
+
+def test_every_rank_and_every_split_into_micro_batches_gets_the_side_of_the_update(annotations: Annotations) -> None:
+    spec = AugmentSpec(multi_scale=0.5)
+    source = DetectionSource(annotations, image_size=64, augment=spec, seed=5)
+    with closing(WorkerPool({"train": source}, workers=2)) as pool:
+        seen = {}
+        for rank in (0, 1):
+            loader = pool.loader(
+                "train", lambda epoch, update, rank=rank: [np.array([2 * rank, 2 * rank + 1])],
+                micro_batch=2, updates_per_epoch=8, epochs=1,
+            )  # fmt: skip
+            seen[rank] = [batch["images"].shape for batch in loader.micro_batches(0)]
+            loader.close()
+    assert seen[0] == seen[1] == [(2, *source.shape(0, update)) for update in range(8)]
+    assert len(set(seen[0])) > 1
+
+
+def test_sides_and_their_range_are_not_given_together() -> None:
+    with pytest.raises(ValueError, match=r"augment\.sizes and augment\.multi_scale both say the sides"):
+        DataSpec(augment=AugmentSpec(sizes=[64], multi_scale=0.5))

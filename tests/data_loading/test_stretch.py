@@ -391,8 +391,8 @@ def test_a_large_jpeg_keeps_its_boxes_when_it_is_decoded_smaller(tmp_path: Path)
             r"resize is stretch.*augment\.mosaic, augment\.translate, augment\.scale; set them to 0",
         ),
         (
-            {"augment": {"sizes": [320]}},
-            r"resize is letterbox.*augment\.sizes; leave them out, or take resize: stretch",
+            {"augment": {"distort": {}}},
+            r"resize is letterbox.*augment\.distort; leave them out, or take resize: stretch",
         ),
         ({"augment": {"crop": {}, "interpolations": ["cubic"]}}, r"augment\.crop, augment\.interpolations"),
         ({"augment": {"sizes": [320, 330]}}, "given 330, expected a multiple of 32; use 320"),
