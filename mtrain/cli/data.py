@@ -75,36 +75,34 @@ def print_part(console: "Console", part: "Table | Remark") -> None:
     console.print(table)
 
 
-@data.command()
+@data.command(cls=JobCommand)
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--to", "form", required=True, type=click.Choice(["coco", "voc", "yolo"]), help="Format to write.")
-@click.option("-c", "--config", help="A spec that says what to read, as `mtrain train -c` takes it.")
-@click.option("-o", "--override", "overrides", multiple=True, metavar="PATH=VALUE", help="Set a value of the spec.")
 @click.option("--format", "given", metavar="FORMAT", help="Format to read: data.format.")
 @click.option("--root", metavar="FOLDER", help="Data set to read: data.root.")
 @click.option(
     "--pictures", type=click.Choice(["link", "copy"]), default="link", show_default=True, help="Hard links, or copies."
 )
-def convert(folder: Path, *, form: str, config: str | None, overrides: tuple[str, ...], **params: Any) -> None:
+@spec_options
+def convert(folder: Path, *, form: str, pictures: str, **params: Any) -> None:
     """Write a data set to FOLDER in another format, its pictures linked or copied.
 
     For example: mtrain data convert cells-yolo --to yolo --format voc --root cells
     """
-    from mtrain.core.config import Given, load
     from mtrain.data import open_data
     from mtrain.data.convert import check_kind
     from mtrain.data.convert import convert as write
 
-    typed = {"data.format": ("--format", params["given"]), "data.root": ("--root", params["root"])}
-    flags = {path: Given(value, f"{flag} {value}") for path, (flag, value) in typed.items() if value is not None}
-    loaded = load(config, overrides=list(overrides), flags=flags)
+    typed = {"data.format": params.pop("given"), "data.root": params.pop("root")}
+    values = [f"{path}={value}" for path, value in typed.items() if value is not None]
+    loaded = load_job({**params, "overrides": (*(params["overrides"] or ()), *values)})
     for note in loaded.notes:
         click.echo(note)
     opened = open_data(loaded.spec.data, policy=loaded.policy)
     check_kind(opened.kind, loaded.spec.data.format)
     names = ("train", "val") if loaded.spec.evaluate.enabled else ("train",)
     splits = dict(zip(names, opened.both() if len(names) == 2 else [opened.train], strict=True))
-    for line in write(splits, folder, form, pictures=params["pictures"]):  # type: ignore[arg-type]
+    for line in write(splits, folder, form, pictures=pictures):  # type: ignore[arg-type]
         click.echo(f"note: {line}")
     counts = ", ".join(f"{len(split)} {name}" for name, split in splits.items())
     click.echo(
