@@ -1,4 +1,4 @@
-"""The port at which Paddle's store waits for ranks: closed once all of them have come. Seen with Paddle 2.6 and 3.3."""
+"""The port at which Paddle's store waits for ranks: closed once all of them have come. Seen with Paddle 3.3."""
 
 import os
 import socket
