@@ -28,9 +28,7 @@ CASES: Mapping[str, tuple[str, int]] = {
     "ppyoloe_s at 640": ("ppyoloe_s", 640),
     "vit at 8": ("vit", 8),
 }
-MISSED = pytest.mark.xfail(
-    reason="4.1e-5 under torch, 3.0e-5 in contiguous layout: rounding of float32, not the layout", strict=False
-)
+MISSED = pytest.mark.xfail(reason="4.1e-5 under torch, 3.0e-5 in contiguous layout; why is not known", strict=False)
 MARKS = {"yolov5n at 640": (pytest.mark.slow, MISSED)}
 CLASSES = ("Platelets", "RBC", "WBC")
 
