@@ -75,6 +75,7 @@ def _yolov5_options() -> list[Option]:
         click.option("--optimizer", type=click.Choice(["SGD", "Adam", "AdamW"], case_sensitive=False), help="Rule of the optimizer."),
         click.option("--project", metavar="FOLDER", help="Where run folders are made."),
         click.option("--noplots", is_flag=True, help="Draw no curves and pictures."),
+        click.option("--multi-scale", is_flag=True, help="Another input size for each update: 0.5 to 1.5 of it."),
     ]  # fmt: skip
 
 
@@ -140,6 +141,7 @@ _SWITCHES: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "noval": ({"evaluate.every_epochs": None, "evaluate.every_updates": None}, "--noval"),
     "cos_lr": ({"schedule.name": "cosine"}, "--cos-lr"),
     "noplots": ({"report.plots": False}, "--noplots"),
+    "multi_scale": ({"data.augment.multi_scale": 0.5}, "--multi-scale"),
 }
 """Parameter -> (values of the spec, flag)."""
 

@@ -33,6 +33,7 @@ VALUES = {
     "--label-smoothing 0.1": {"model.options.label_smoothing": 0.1},
     "--label_smoothing=0.1": {"model.options.label_smoothing": 0.1},
     "--cos-lr": {"schedule.name": "cosine"},
+    "--multi-scale": {"data.augment.multi_scale": 0.5},
     "--cos_lr": {"schedule.name": "cosine"},
     "--optimizer AdamW": {"optimizer.rule": "adamw"},
     "--project 'my runs'": {"report.dir": "my runs"},

@@ -72,12 +72,12 @@ class _Normalize(torch.autograd.Function):
             sums_2C = ctx.collective.all_reduce(sums_2C, "sum")
         mean_dy_C, mean_dy_xhat_C = (sums_2C / total).unbind(0)
         # dx = (dy - mean(dy) - xhat * mean(dy * xhat)) * weight / sqrt(var + eps), with what is known per channel put together.
-        of_dy_C = weight_C.to(mean_C.dtype) * inverse_C
-        of_x_C = -of_dy_C * inverse_C * mean_dy_xhat_C
-        rest_C = -of_dy_C * mean_dy_C - of_x_C * mean_C
+        of_dy_C = weight_C * inverse_C
+        of_x_C = of_dy_C * inverse_C * mean_dy_xhat_C
+        rest_C = of_x_C * mean_C - of_dy_C * mean_dy_C
         kept = torch.promote_types(x_BCHW.dtype, torch.float32)
-        of_dy, of_x, rest = (each_C.to(kept).view(1, -1, 1, 1) for each_C in (of_dy_C, of_x_C, rest_C))
-        dx_BCHW = torch.addcmul(rest, x_BCHW, of_x).addcmul_(dy_BCHW, of_dy)
+        of_dy, of_x, rest = torch.stack([of_dy_C, of_x_C, rest_C]).to(kept).view(3, 1, -1, 1, 1).unbind(0)
+        dx_BCHW = torch.addcmul(rest, x_BCHW, of_x, value=-1).addcmul_(dy_BCHW, of_dy)
         return dx_BCHW.to(x_BCHW.dtype), grad_weight, grad_bias, None, None
 
 
