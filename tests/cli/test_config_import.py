@@ -170,6 +170,13 @@ def test_plain_sgd_has_no_momentum(kind, momentum):
     assert (found.rule, found.momentum) == ("sgd", momentum)
 
 
+def test_adam_decays_by_the_regularizer_and_no_batchnorm_and_only_adamw_has_a_decay_of_its_own():
+    text = f"_BASE_: ['{ppyoloe('m')}']\nOptimizerBuilder:\n  optimizer: {{type: Adam}}\n  regularizer: {{type: L2, factor: 0.0003}}\n"
+    found = load(convert([write("adam.yml", text)]).text).spec.optimizer
+    assert (found.rule, found.weight_decay) == ("adam", 0.0003)
+    assert [(group.match, group.weight_decay) for group in found.groups] == [(r"\.bn\.(weight|bias)$", 0.0), ("", None)]
+
+
 def test_other_optimizers_schedules_and_averages(tmp_path):
     file = write(
         "other.yml",

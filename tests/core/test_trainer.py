@@ -294,6 +294,12 @@ def test_a_gradient_that_is_not_finite_is_reported_and_passed_over() -> None:
     assert math.isfinite(bench.model.weight)
 
 
+def test_an_update_that_is_skipped_is_reported_however_rare_reports_are() -> None:
+    bench = Bench(updates=8, poison=[2, 3], max_nonfinite=3, report_every=5)
+    bench.trainer.run(Progress())
+    assert [record["update"] for record in bench.records] == [0, 2, 3, 5]
+
+
 def test_too_many_of_them_in_a_row_end_the_job() -> None:
     bench = Bench(updates=10, poison=[1, 3, 4, 5], max_nonfinite=3)
     with pytest.raises(NonFiniteError, match="3 updates in a row, the last is update 5 of epoch 1"):

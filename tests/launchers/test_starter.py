@@ -64,9 +64,10 @@ def test_a_crash_in_native_code_names_the_signal_and_shows_the_log(run_behaviour
     assert told.rstrip().endswith("error: rank 0 was ended by signal 11 (SIGSEGV): a crash in native code")
 
 
-def test_an_expected_error_is_told_without_a_traceback_and_gives_its_own_exit_code(run_behaviour):
-    result = run_behaviour("refuse")
+def test_an_expected_error_gives_its_own_exit_code_without_a_traceback_or_a_second_try(run_behaviour):
+    result = run_behaviour("refuse", max_restarts=1)
     assert result.code == 2
+    assert "starting again" not in result.shown.getvalue()
     assert result.told.getvalue().splitlines()[-1] == "error: train: 3 pictures cannot be read"
     assert "Traceback" not in result.told.getvalue()
 

@@ -1,9 +1,11 @@
 """Suppression keeps what the plain greedy rule keeps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from mtrain.models.nms import Selection, detections, suppress
+from mtrain.models.nms import Selection, detections, detections_by_class, suppress
 from mtrain.models.yolov5 import YOLOv5n, YOLOv5Options
 from tests.selection import under_torch
 
@@ -95,6 +97,19 @@ def test_only_the_best_candidates_and_detections_are_kept():
     )
     scores = np.sort((decoded[:, 4:5] * decoded[:, 5:]).reshape(-1))[::-1]
     np.testing.assert_allclose(detections(decoded.astype(np.float32), few)[:, 4], scores[:7], rtol=1e-5)
+
+
+def test_candidates_that_are_equal_to_the_last_one_within_the_limit_count_too():
+    """Many objects may have one score, as from a network that was trained in half precision; none may be lost for that."""
+    decoded = np.asarray(
+        [row(50, 1.0, 0.9), *(row(x, 1.0, 0.5) for x in (150, 250, 350)), row(450, 1.0, 0.3)], np.float32
+    )
+    found = detections(decoded, replace(ALL, max_candidates=2))
+    np.testing.assert_allclose(found[:, 4], [0.9, 0.5, 0.5, 0.5])
+    boxes, scores = detections(decoded, ALL)[:, :4], decoded[:, 5:]
+    limits = {"confidence": 0.1, "iou_threshold": 0.6, "max_detections": 9}
+    by_class = detections_by_class(boxes, scores, max_candidates=2, **limits)
+    np.testing.assert_allclose(by_class[:, 4], [0.9, 0.5, 0.5, 0.5])
 
 
 def test_one_table_per_picture():
