@@ -8,6 +8,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses as ModulePatch
 
 
 @contextmanager
@@ -16,6 +17,7 @@ def engines_in_float64() -> Iterator[None]:
     _let_float64_be_reduced()
     master = ZeROOptimizer._configure_master_weights
     init, wrapper = DeepSpeedEngine.__init__, DeepSpeedEngine._do_optimizer_sanity_check
+    set_dtype = ModulePatch._set_dtype
 
     def float64_messages(engine: Any, *args: Any, **kwargs: Any) -> None:
         init(engine, *args, **kwargs)
@@ -29,6 +31,11 @@ def engines_in_float64() -> Iterator[None]:
         master(zero, **kwargs)
         return torch.float64
 
+    def known_type(patch: Any, ds_config: Any, dtype: torch.dtype | None) -> None:
+        # Stage 3 refuses float64 on processors that have float16, and ignores the type on others. It is that of modules built
+        # later; those that are cut here keep their own.
+        set_dtype(patch, ds_config, torch.float32 if dtype == torch.float64 else dtype)
+
     replaced = {
         "get_data_types": lambda engine: (torch.float64, torch.float64),
         "communication_data_type": property(lambda engine: torch.float64),
@@ -39,10 +46,12 @@ def engines_in_float64() -> Iterator[None]:
     for name, value in replaced.items():
         setattr(DeepSpeedEngine, name, value)
     ZeROOptimizer._configure_master_weights = master_weights
+    ModulePatch._set_dtype = known_type
     try:
         yield
     finally:
         ZeROOptimizer._configure_master_weights = master
+        ModulePatch._set_dtype = set_dtype
         for name, value in kept.items():
             setattr(DeepSpeedEngine, name, value)
 
