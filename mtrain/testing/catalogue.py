@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mtrain.testing import collectives, exchanges, learning, states
+from mtrain.testing import accuracy, collectives, exchanges, learning, states
 from mtrain.testing.finding import Check, Measure
 from mtrain.testing.site import Site
 
@@ -137,6 +137,12 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
         means="accumulation learns the same and sends as many times as much as an update has micro batches.",
         look="Optimizer.micro_batch(last=...): what is exchanged before the last micro batch",
     ): exchanges.exchanges_once,
+    Check(
+        id="accuracy.first_update",
+        claim="Loss and gradient norm of the first update in float32 are those of float64, on pictures of the size that jobs train on.",
+        means="training loses digits, and backends drift apart for a reason that no spec explains.",
+        look="what is summed over pixels: BatchNorm in channels-last layout; TensorFloat-32 on a GPU; docs/accuracy.md",
+    ): accuracy.near_float64,
     Check(
         id="clip.norm",
         claim="The norm that step returns is that before clipping; longer gradients are cut to the limit, others left alone.",

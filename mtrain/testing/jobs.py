@@ -165,10 +165,12 @@ def _load(backend: str, ranks: int, overrides: Sequence[str]) -> Loaded:
     }
     flags |= {path: Given(value, f"{path} {value}") for path, value in own.items() if path not in given}
     loaded = config.load(SPEC, overrides=overrides, flags=flags)
-    device = f"{OWN_OPTIONS}.device"
-    if device in given or "device" not in plugins.load("backends", backend, policy=loaded.policy).Options.model_fields:
-        return loaded
-    flags[device] = Given("cpu", "the kit runs on the CPU")
+    known = plugins.load("backends", backend, policy=loaded.policy).Options.model_fields
+    settled = {"device": ("cpu", "the kit runs on the CPU"), "tf32": (False, "the kit compares float32 with float64")}
+    for name, (value, why) in settled.items():
+        path = f"{OWN_OPTIONS}.{name}"
+        if name in known and path not in given:
+            flags[path] = Given(value, why)
     return config.load(SPEC, overrides=overrides, flags=flags)
 
 

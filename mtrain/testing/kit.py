@@ -29,7 +29,7 @@ SIZES = (1, 2, 3, 4, 6)
 RANKS = 2
 END_S = 60.0
 """From the death of a rank to the end of the job."""
-COMPARED = ("learns.", "clip.", "state.from_solo", "evaluation.", "plugin.leaves", "size.")
+COMPARED = ("learns.", "accuracy.", "clip.", "state.from_solo", "evaluation.", "plugin.leaves", "size.")
 """What ids of checks begin with that ask what solo has learnt."""
 TASK_UPDATES = 4
 TASK_BOUNDS = {"fp64": 1e-9, "fp32": 1e-3}

@@ -33,6 +33,21 @@ class ConvNet(nn.Module):
         return {"total": 5 * entropy, "entropy": ops.detach(entropy)}
 
 
+class Stem(nn.Module):
+    """One convolution with BatchNorm at the full size of the pictures, and a value for each pixel."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv: Any = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+        self.head: Any = nn.Conv2d(width, 1, 1)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``images`` (B, 3, H, W) in; ``total``, the mean square of the values, out."""
+        x = ops.astype(batch["images"], ops.dtype(self.conv.weight))
+        return {"total": ops.mean(ops.square(self.head(ops.silu(self.bn(self.conv(x))))))}
+
+
 class Wide(nn.Module):
     """Two linear layers, whose gradients are many more bytes than what ranks say to each other besides."""
 

@@ -25,11 +25,21 @@ from mtrain.core.errors import PluginError
 from mtrain.core.interfaces import Backend, Progress
 from mtrain.core.runfolder import RunFolder
 from mtrain.core.spec import Spec
-from mtrain.testing import learning, leaving, states, training
+from mtrain.testing import accuracy, learning, leaving, states, training
 from mtrain.testing.catalogue import ENTERS, LEAVES, LIGHT, ON_RANKS, ONE
 from mtrain.testing.diary import Diary, tell
 from mtrain.testing.finding import none_of
-from mtrain.testing.site import CLIPPED, LOGITS, Reference, Site, Surroundings, listening_ports, own_id, processes_of
+from mtrain.testing.site import (
+    CLIPPED,
+    FIRST_UPDATE,
+    LOGITS,
+    Reference,
+    Site,
+    Surroundings,
+    listening_ports,
+    own_id,
+    processes_of,
+)
 from mtrain.testing.training import BOUNDS
 
 FRAMEWORKS = ("torch", "paddle", "tensorflow", "jax", "horovod", "deepspeed")
@@ -162,6 +172,8 @@ def write_reference(given: argparse.Namespace, leave: rank.Leaving) -> None:
             collected, _, _ = states.evaluated(backend, precision, reference.checkpoints())
             logits = np.array([collected.found[i][0] for i in range(states.PICTURES)])
             np.savez(reference.file(LOGITS), logits=logits)
+        exact = Reference(folder=given.references, precision="fp64")
+        np.savez(exact.file(FIRST_UPDATE), **accuracy.first_update(backend, "fp64"))  # type: ignore[arg-type]
     threads = dict(Surroundings.now(given.job).threads)
     (given.references / THREADS_FILE).write_text(json.dumps(threads))
 

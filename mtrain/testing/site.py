@@ -19,6 +19,7 @@ from mtrain.testing.training import BOUNDS, Case
 CHECKPOINTS = "checkpoints"
 LOGITS = "logits"
 CLIPPED = "clipped"
+FIRST_UPDATE = "first-update"
 THREADS = "threads"
 JOB = "MTRAIN_CONFORMANCE_JOB"
 """Variable that marks all processes of one job."""

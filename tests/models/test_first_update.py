@@ -28,8 +28,9 @@ CASES: Mapping[str, tuple[str, int]] = {
     "ppyoloe_s at 640": ("ppyoloe_s", 640),
     "vit at 8": ("vit", 8),
 }
-MISSED = pytest.mark.xfail(reason="4.1e-5 under torch, 3.0e-5 in contiguous layout; why is not known", strict=False)
-MARKS = {"yolov5n at 640": (pytest.mark.slow, MISSED)}
+MISSED = {"yolov5n at 640": 6e-5}
+"""Cases that miss ``EXACT``, and what they are held to. torch is 4.1e-5 off, in contiguous layout 3.0e-5; why is not known."""
+MARKS = {"yolov5n at 640": pytest.mark.slow}
 CLASSES = ("Platelets", "RBC", "WBC")
 
 
@@ -99,7 +100,7 @@ def test_loss_and_gradient_norm_of_the_first_update_are_those_of_float64(
     found = first_update(framework, case, "fp32")
     off = {name: abs(found[name] / exact[case][name] - 1) for name in ("loss", "norm")}
     print(f"{framework.name}, {case}: " + ", ".join(f"{name} {size:.1e}" for name, size in off.items()))
-    assert max(off.values()) <= EXACT, off
+    assert max(off.values()) <= MISSED.get(case, EXACT), off
 
 
 @pytest.mark.slow

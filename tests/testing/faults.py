@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,17 @@ class Unchecked(Faulty):
         model.module.head.bias.copy_(torch.from_numpy(np.array(mine)))
 
 
+class Inexact(Faulty):
+    """torch's own BatchNorm, which is inexact in channels-last layout, takes the place of mtrain's."""
+
+    def prepare(self, build: Any, recipe: Recipe) -> tuple[Any, Any]:
+        model, optimizer = super().prepare(build, recipe)
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.forward = partial(torch.nn.BatchNorm2d.forward, module)
+        return model, optimizer
+
+
 class Views(Faulty):
     def state(self, model: Any, optimizer: Any) -> State:
         found = super().state(model, optimizer)
@@ -264,6 +276,7 @@ FAULTS: dict[str, tuple[type[Faulty], str]] = {
     "adamw for adam": (recipe(rule="adamw"), "learns.adam"),
     "no average": (recipe(ema_decay=0.0), "learns.sgd"),
     "gradients travel in every micro batch": (optimizer(exchanges_each), "traffic.once"),
+    "an inexact BatchNorm": (Inexact, "accuracy.first_update"),
     "the norm behind clipping": (optimizer(clipped_norm), "clip.norm"),
     "nothing is clipped": (recipe(clip_norm=math.inf), "clip.norm"),
     "everything is clipped": (recipe(clip_norm=0.5), "clip.norm"),
