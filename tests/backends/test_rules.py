@@ -266,6 +266,17 @@ def test_dropout_behind_a_skipped_update_is_not_that_of_the_skipped_one(backend:
     assert not np.array_equal(drawn(skipped=False), drawn(skipped=True))
 
 
+def test_each_rank_draws_its_own_dropout(backend: Any, framework: Framework, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(rank: int) -> np.ndarray:
+        monkeypatch.setattr(type(backend.collective), "rank", rank)
+        native = __import__(framework.name).nn.Dropout
+        model, _ = backend.prepare(lambda: build(native(0.5)), recipe())
+        return np.array(framework.ops.to_numpy(model.drop(framework.tensor(np.ones(200, np.float32)))))
+
+    assert np.array_equal(drawn(0), drawn(0))
+    assert not np.array_equal(drawn(0), drawn(1))
+
+
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
 def test_a_job_goes_on_from_its_state_bit_for_bit(backend: Any, rule: str) -> None:
     def run(*, cut: bool) -> State:

@@ -486,3 +486,24 @@ def test_an_evaluation_that_is_repeated_behind_the_same_update_does_not_use_up_p
     assert first.epochs_without_gain == 1
     assert scored(first, 0.4).epochs_without_gain == 1
     assert scored(replace(first, update=8), 0.4).epochs_without_gain == 2
+
+
+def test_the_first_of_equal_scores_stays_the_best_of_the_summary() -> None:
+    from mtrain.worker import _Result
+
+    result, evaluator = _Result(progress=Progress()), Figures()
+    told = [
+        result.take({"score": score}, Progress(update=update), evaluator)
+        for update, score in ((1, 0.2), (2, 0.5), (3, 0.5))
+    ]
+    assert told == [True, True, False]
+    assert (result.best["update"], result.last["update"]) == (2, 3)
+
+
+class Figures:
+    """As much of an evaluator as the summary asks for."""
+
+    headline = ("score",)
+
+    def remarks(self) -> list[str]:
+        return []

@@ -1,14 +1,17 @@
 """The outside plugin of the docs: a distribution of its own, installed, found by name, and put to the conformance kit."""
 
 import ast
+import importlib
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from mtrain.core.interfaces import State
 from tests.testing.conftest import ROOT, mtrain
 
 EXAMPLE = ROOT / "examples" / "mtrain-fsdp"
@@ -48,6 +51,16 @@ def test_it_uses_nothing_of_mtrain_but_what_the_docs_declare_public() -> None:
     public = (ROOT / "docs" / "writing-a-backend.md").read_text()
     assert used
     assert [name for name in used if "._" in name or f"`{name}`" not in public] == []
+
+
+def test_averages_that_a_checkpoint_lacks_begin_at_the_restored_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was written without an average, by a job that has one now."""
+    monkeypatch.syspath_prepend(str(EXAMPLE / "src"))
+    engine = importlib.import_module("mtrain_fsdp.engine").FsdpEngine
+    began: list[str] = []
+    optimizer = SimpleNamespace(ema=dict, restart_ema=lambda: began.append("again"))
+    engine.restore(engine.__new__(engine), None, optimizer, State())
+    assert began == ["again"]
 
 
 @pytest.mark.slow
