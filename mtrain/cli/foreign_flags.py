@@ -3,6 +3,7 @@
 Each of them becomes values of the spec, with the flag as their origin, or is answered with what takes its place here.
 """
 
+import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -126,6 +127,29 @@ def foreign_values(params: Mapping[str, Any]) -> Values:
     if params.get("noval") and params.get("eval_too"):
         raise click.UsageError("--eval and --noval are both given; keep one")
     return found
+
+
+def config_of(params: Mapping[str, Any]) -> str | None:
+    """The spec to read: the one of ``-c``, else the shipped one that ``--cfg`` names.
+
+    Raises: ``click.UsageError`` where ``--data`` or ``--cfg`` would be laid over the embedded demo, whose recipe is made for digits.
+    """
+    from mtrain.core import config
+
+    given: str | None = params.get("config")
+    if given is not None or os.path.exists(config.HERE):
+        return given
+    if cfg := params.get("cfg"):
+        name = Path(cfg).stem if cfg.endswith((".yaml", ".yml")) else cfg
+        if name in config.shipped_names():
+            return name
+    typed = next((flag for flag in ("data", "cfg") if params.get(flag)), None)
+    if typed is not None:
+        raise click.UsageError(
+            f"--{typed} {shlex.quote(params[typed])}: no spec is given, and the embedded demo's recipe is for digits alone; "
+            "say the recipe too, for example -c yolov5s (or --cfg yolov5s.yaml)"
+        )
+    return None
 
 
 _PLAIN = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mtrain.cli.completing import complete_backend, complete_config, complete_launcher, complete_override
-from mtrain.cli.foreign_flags import LISTS, Option, foreign_options, foreign_values
+from mtrain.cli.foreign_flags import LISTS, Option, config_of, foreign_options, foreign_values
 
 if TYPE_CHECKING:
     from mtrain.core.config import Loaded
@@ -162,9 +162,9 @@ def load_job(params: Mapping[str, Any]) -> "Loaded":
     from mtrain.core import config
 
     def load(flags: Mapping[str, Any]) -> "Loaded":
-        return config.load(params.get("config"), overrides=params.get("overrides") or (), flags=flags)
+        return config.load(chosen, overrides=params.get("overrides") or (), flags=flags)
 
-    flags = spec_flags(params)
+    chosen, flags = config_of(params), spec_flags(params)
     loaded = load(flags)
     evaluate = loaded.spec.evaluate
     if params.get("eval_too") and evaluate.every_epochs is None and evaluate.every_updates is None:

@@ -52,9 +52,8 @@ def predict(context: click.Context, /, **params: Any) -> None:
     run = Path(params["run"] or "runs/latest")
     weights = Path(params["file"] or params["checkpoint"] or starting.best_of(run) or run)
     if not weights.exists() or weights == run:
-        raise CheckpointError(
-            f"predict: no intact checkpoint in {run}; give --run FOLDER, --checkpoint PATH or --weights FILE"
-        )
+        absent = "no intact checkpoint in" if run.is_dir() else "no such run folder:"
+        raise CheckpointError(f"predict: {absent} {run}; give --run FOLDER, --checkpoint PATH or --weights FILE")
     if params["config"] is None:
         params["config"] = starting.resumed_config(None, params["run"] if params["file"] else str(weights))
     alone = _on_one_rank(params, framework=_framework(load_job(params)))

@@ -17,6 +17,7 @@ from mtrain.core.errors import PluginError, SpecError
 from mtrain.core.interfaces import Command, Host, Launcher, Recipe
 from mtrain.core.optimizer import make_recipe, scaling
 from mtrain.core.placement import LOOPBACK
+from mtrain.core.schedule import total_updates
 from mtrain.core.spec import ClusterSpec, Spec
 
 SEVERAL_HOSTS_PORT = 29500
@@ -153,6 +154,8 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     ranks = max(host.slots for host in hosts)
     size = sum(host.slots for host in hosts)
     recipe = make_recipe(spec, size=size)
+    if mode == "train":
+        total_updates(spec, 1)  # only asks whether a length is given
     check_recipe(described, recipe, size=size, on_cpu=devices.on_cpu)
     launcher = launcher_class(_launch_options(launcher_class, spec, machine, ranks=ranks, devices=devices.visible))
     resumed = ["--resume", str(resume)] if resume else []

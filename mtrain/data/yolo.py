@@ -17,7 +17,7 @@ from mtrain.core.files import read_bytes, read_text
 from mtrain.core.yaml_lines import MAX_BYTES, parse
 from mtrain.data.reading import Split, lines_of, listed, need_root, need_unique, order_names, pictures_in, size_of
 from mtrain.data.sample import Annotations, Picture, assemble
-from mtrain.data.yolo_layout import DESCRIPTION, description_file, listed_names, places_of
+from mtrain.data.yolo_layout import DESCRIPTION, description_file, listed_names, no_names, places_of
 
 MAX_LABEL_BYTES = 64 << 20
 """Largest label file of one picture."""
@@ -105,7 +105,7 @@ def _names(description: Mapping[str, Any], given: Sequence[str] | None, *, file:
         found = [found[str(number)] for number in range(len(found))]
     if found is None:
         if given is None:
-            raise DataError(f"data.names: not given, and {file} has no names; list the class names in label order")
+            raise DataError(no_names(file.parent, file))
         found = list(given)
     if not isinstance(found, list) or not all(isinstance(name, str | int | float) for name in found):
         raise DataError(f"{file}: names: given {str(found)[:100]!r}, expected a list of class names")

@@ -1,5 +1,6 @@
 """Where the pictures and the description of a YOLO data set lie, also as exports from other machines write it."""
 
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -25,11 +26,22 @@ def description_file(root: Path, name: str) -> Path:
 
 
 def listed_names(root: Path) -> list[str] | None:
-    """Class names from a text file beside the labels; None where there is none."""
-    for name in CLASS_LISTS:
-        if (root / name).is_file():
-            return lines_of(root / name)
-    return None
+    """Class names from a text file of the data set, or of its training split; None where there is none."""
+    places = [root, *(root / word for word in FOLDERS_OF["train"])]
+    found = (place / name for place in places for name in CLASS_LISTS)
+    return next((lines_of(file) for file in found if file.is_file()), None)
+
+
+def no_names(root: Path, file: Path) -> str:
+    """The message for a data set that says its classes nowhere."""
+    where = f"{file} has no names" if file.is_file() else f"there is neither {DESCRIPTION} nor classes.txt in {root}"
+    with os.scandir(root) as entries:
+        suffixes = {Path(entry.name).suffix.lower() for entry in itertools.islice(entries, 1000)}
+    other = {".xml": "voc", ".json": "coco"}
+    looks = [
+        f"; it holds {suffix} files: is it data.format {other[suffix]}?" for suffix in sorted(suffixes & set(other))
+    ]
+    return f"data.names: not given, and {where}{''.join(looks[:1])}; list the class names in label order"
 
 
 def places_of(

@@ -70,6 +70,25 @@ def test_a_data_yaml_replaces_the_data_of_the_spec(here):  # noqa: F811
     assert (data.train, data.val, data.images, data.names) == (None, None, None, None)
 
 
+def test_without_c_the_recipe_is_the_shipped_one_that_cfg_names_and_never_the_demos(here, capsys):  # noqa: F811
+    from mtrain.cli.options import load_job
+
+    (here / "cells.yaml").write_text("path: .\ntrain: images\nval: images\nnames: [a]\n")
+    loaded = load_job(parse("--data", "cells.yaml", "--cfg", "models/yolov5n.yaml"))
+    assert loaded.name == "yolov5n"
+    assert loaded.spec.model.name == "yolov5n"
+    assert loaded.spec.optimizer == load_job(parse("-c", "yolov5n")).spec.optimizer
+    assert main(["train", "--data", "cells.yaml"]) == 2
+    assert "--data cells.yaml: no spec is given" in capsys.readouterr().err
+    (here / "mtrain.yml").write_text("_BASE_: yolov5s\n")
+    assert load_job(parse("--data", "cells.yaml")).spec.model.name == "yolov5s"
+
+
+def test_a_job_without_a_length_is_refused_by_its_plan(here, capsys):  # noqa: F811
+    assert main(["plan", "-c", "yolov5n", "-o", "train.epochs=null"]) == 2
+    assert "neither `epochs` nor `updates` is given" in capsys.readouterr().err
+
+
 ANSWERED = {
     "--hyp 'my hyp.yaml'": "--hyp 'my hyp.yaml': hyper-parameters are part of the spec: mtrain config import 'my hyp.yaml' ",
     "--slim_config prune.yml": "--slim-config prune.yml: mtrain has no pruning, quantisation or distillation",

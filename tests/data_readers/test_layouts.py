@@ -190,6 +190,20 @@ def test_yolo_needs_no_yaml_where_classes_are_listed(tmp_path: Path, label: str,
     assert_boxes_of_bccd(read(tmp_path, "yolo"), places_px=4e-4)
 
 
+def test_yolo_names_are_found_beside_the_labels_of_the_training_split(tmp_path: Path) -> None:
+    labels_and_pictures(tmp_path, label="{split}/{id}.txt", picture="{split}/{id}.jpg")
+    (tmp_path / "train" / "classes.txt").write_text("\n".join(NAMES) + "\n")  # where LabelImg saves it
+    assert_boxes_of_bccd(read(tmp_path, "yolo"), places_px=4e-4)
+
+
+def test_a_data_set_of_another_format_is_recognised_where_yolo_finds_no_names(tmp_path: Path) -> None:
+    xml_and_pictures(tmp_path, xml="{id}.xml", picture="{id}.jpg")
+    with pytest.raises(
+        DataError, match=r"neither data\.yaml nor classes\.txt in .*; it holds \.xml files: is it data\.format voc\?"
+    ):
+        read(tmp_path, "yolo")
+
+
 # ----------------------------------------------------------------------------------------------------------------- COCO
 @pytest.mark.parametrize(
     ("file", "picture"),
