@@ -156,8 +156,8 @@ class AugmentSpec(Section):
         default=0.0,
         ge=0,
         lt=1,
-        description="with `resize: letterbox`: sides are all multiples of 32 from image_size * (1 - this) to image_size * "
-        "(1 + this), one drawn for each update; YOLOv5's --multi-scale is 0.5; 0: off",
+        description="x: each update draws its input size from the multiples of 32 between image_size * (1 - x) and "
+        "image_size * (1 + x); needs `resize: letterbox`; YOLOv5's --multi-scale is 0.5; 0: off",
     )
     interpolations: list[Literal["nearest", "linear", "area", "cubic", "lanczos4"]] = Field(
         default=["linear"], min_length=1, description="with `resize: stretch`: one drawn for each update"
