@@ -14,7 +14,7 @@ import mtrain
 from mtrain.core import placement, processes
 from mtrain.core.errors import LaunchError
 from mtrain.hosts import unreachable
-from mtrain.hosts.channel import CLOSED, Channel, Lost, Message
+from mtrain.hosts.channel import Channel, Lost, Message
 from mtrain.hosts.findings import Finding
 from mtrain.hosts.members import Member
 
@@ -56,10 +56,11 @@ class Line:
 
         What is left of the process then, and of its children, is killed: of an agent on this machine that is stuck.
         """
-        lost = self.channel.lost not in (None, CLOSED)
+        # An agent that was told to end may close its end before this one does: that is no reason to kill it.
+        silent = (self.channel.lost or "").startswith("silent")
         self.channel.close()
         try:
-            self.process.wait(0.2 if lost else wait_s)
+            self.process.wait(0.2 if silent else wait_s)
         except subprocess.TimeoutExpired:
             processes.end_tree(self.process.pid)
             self.process.wait()

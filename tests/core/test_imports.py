@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "comparing": {"core"},
     "hosts": {"core", "top"},
     "importing": {"core"},
-    "testing": {"core", "top"},
+    "testing": {"comparing", "core", "top"},
     "weights": {"core"},
     "top": {"core", "data", "cli", "weights"},
 }

@@ -318,7 +318,7 @@ def test_a_host_that_is_lost_after_it_has_ended_well_is_brought_back_for_the_nex
 def test_agents_are_given_the_time_to_end_by_themselves(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, os, pathlib, time\n"
-        f"atexit.register(lambda: (time.sleep(1), (pathlib.Path({str(tmp_path)!r}) / f'ended-{{os.getpid()}}').touch()))\n"
+        f"atexit.register(lambda: (time.sleep(0.5), (pathlib.Path({str(tmp_path)!r}) / f'ended-{{os.getpid()}}').touch()))\n"
     )
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = {**caller(), "PYTHONPATH": os.pathsep.join(paths)}
