@@ -18,7 +18,7 @@ from mtrain.core.spec import Spec
 from mtrain.core.suggest import hint
 from mtrain.weights.models import check_start
 from mtrain.weights.names import COUNTER
-from mtrain.weights.outline import Question, outlines
+from mtrain.weights.outline import SpecOutline
 from mtrain.weights.resuming import check_resume, checkpoint_bytes
 
 
@@ -37,21 +37,11 @@ def _check_score(spec: Spec, evaluator: Evaluator) -> None:
         )
 
 
-def _check_freeze(spec: Spec, *, classes: int) -> None:
+def _check_freeze(spec: Spec, outline: SpecOutline) -> None:
     """Refuse patterns of ``train.freeze`` that freeze nothing, or everything, before ranks build the network to find out."""
-    if not spec.train.freeze:
+    if not spec.train.freeze or outline.state is None:  # a model that cannot be outlined: its ranks will say
         return
-    question = Question(
-        model=spec.model.name,
-        classes=classes,
-        image_size=spec.data.image_size,
-        options=spec.model.options,
-        policy=spec.plugins,
-    )
-    state = outlines([question])[0]
-    if state is None:  # a model that cannot be outlined: its ranks will say
-        return
-    names = [name for name in state if name.rpartition(".")[2] not in ("running_mean", "running_var", COUNTER)]
+    names = [name for name in outline.state if name.rpartition(".")[2] not in ("running_mean", "running_var", COUNTER)]
     check_frozen(names, spec.train.freeze)
     if all(is_frozen(name, spec.train.freeze) for name in names):
         raise SpecError(f"train.freeze: {spec.train.freeze} leaves no parameter to train; freeze fewer")
@@ -78,14 +68,15 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
         _check_score(spec, task.evaluator())
     model_plugin(spec).prepare_task(task.task(), {})
     classes = len(task.task().class_names)
+    outline = SpecOutline(spec, classes=classes)
     notes = []
     if resumed is not None:
-        notes = check_resume(spec, resumed, classes=classes, training=training)
+        notes = check_resume(spec, resumed, outline, classes=classes, training=training)
     elif spec.model.weights is not None:
-        check_start(spec, classes=classes, training=training)
+        check_start(spec, outline, training=training)
     if training:
-        _check_room(spec, resumed, classes=classes)
-        _check_freeze(spec, classes=classes)
+        _check_room(spec, resumed, outline)
+        _check_freeze(spec, outline)
         order = Shuffled(task.length("train"), global_batch=spec.train.batch_size, seed=spec.train.seed)
         total_updates(spec, order.updates_per_epoch)
         progress = Progress() if resumed is None else progress_of(resumed)
@@ -94,7 +85,7 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     return [*notes, *task.report(), *([] if scored else [unscored])]
 
 
-def _check_room(spec: Spec, resumed: Path | None, *, classes: int) -> None:
+def _check_room(spec: Spec, resumed: Path | None, outline: SpecOutline) -> None:
     """Whether the checkpoints of the job fit on the disk.
 
     Raises:
@@ -107,6 +98,6 @@ def _check_room(spec: Spec, resumed: Path | None, *, classes: int) -> None:
     folder = Path(spec.report.dir)
     if disk.free_bytes(folder) >= disk.AMPLE_BYTES:
         return
-    each = checkpoint_bytes(spec, classes=classes)
+    each = checkpoint_bytes(spec, outline)
     if each is not None:
         disk.check_room(folder, spec.checkpoint, each=each, held=0)

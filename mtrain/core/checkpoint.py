@@ -10,7 +10,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,7 +72,7 @@ class CheckpointStore(Protocol):
         ...
 
     def best(self) -> Path | None:
-        """The intact one with the highest score."""
+        """The intact one with the highest score; of equal ones the first of the training."""
         ...
 
 
@@ -199,10 +199,7 @@ class Checkpoints:
         """Drop what no rule keeps. ``written`` has just been flushed, so one intact checkpoint always stays."""
         complete = [path for path in listed(self.folder) if looks_whole(path)]
         keep = {written, *complete[-self._keep_last :]}
-        scored = sorted(
-            (path for path in complete if score_of(path) > -math.inf), key=lambda p: (score_of(p), _serial(p))
-        )
-        keep.update(scored[max(0, len(scored) - self._keep_best) :])
+        keep.update(_by_score(complete)[: self._keep_best])
         for path in complete:
             if path not in keep:
                 doomed = path.with_name(f"{TEMPORARY}{path.name}@{socket.gethostname()}@{os.getpid()}.old")
@@ -228,9 +225,18 @@ def newest(folder: Path) -> Path | None:
 
 
 def best(folder: Path) -> Path | None:
-    """The intact checkpoint of ``folder`` with the highest score; None: none was scored."""
-    scored = sorted(((score_of(path), _serial(path), path) for path in listed(folder)), reverse=True)
-    return next((path for score, _, path in scored if score > -math.inf and not verify(path)), None)
+    """The intact checkpoint of ``folder`` with the highest score, of equal ones the first; None: none was scored."""
+    return next((path for path in _by_score(listed(folder)) if not verify(path)), None)
+
+
+def _by_score(paths: Iterable[Path]) -> list[Path]:
+    """Those with a score, the highest first.
+
+    Of equal scores the earlier update counts as better, as in ``cadence.scored``: the summary and the best checkpoint
+    name the same update.
+    """
+    scored = [path for path in paths if score_of(path) > -math.inf]
+    return sorted(scored, key=lambda path: (-score_of(path), _update(path)))
 
 
 def _order(path: Path) -> tuple[int, int]:
@@ -262,6 +268,11 @@ def score_of(path: Path) -> float:
 def _serial(path: Path) -> int:
     serial = files.manifest_of(path).get("serial", 0)
     return serial if isinstance(serial, int) else 0
+
+
+def _update(path: Path) -> int:
+    update = files.manifest_of(path).get("update", 0)
+    return update if isinstance(update, int) else 0
 
 
 def _clean(folder: Path) -> None:

@@ -490,7 +490,9 @@ class CheckpointSpec(Section):
         default=None, description="one when this many minutes have passed"
     )
     keep_last: Positive = Field(default=2, description="newest ones kept")
-    keep_best: int = Field(default=1, ge=0, description="best ones kept besides, by evaluate.score")
+    keep_best: int = Field(
+        default=1, ge=0, description="best ones kept besides, by evaluate.score; of equal ones the first"
+    )
     asynchronous: bool = Field(default=True, description="write beside the training loop")
 
 

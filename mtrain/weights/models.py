@@ -11,7 +11,7 @@ from mtrain.core.interfaces import Published
 from mtrain.core.spec import Spec
 from mtrain.weights.matching import Match, Wanted, match, refuse_folded, refuse_nothing
 from mtrain.weights.names import neutral_names, published_of
-from mtrain.weights.outline import Question, classes_in, outlines
+from mtrain.weights.outline import Question, SpecOutline, classes_in, outlines
 from mtrain.weights.reading import Weights, read
 
 _ENOUGH = 0.5
@@ -78,12 +78,12 @@ def closest(file: Weights, *, besides: str, share: float) -> str | None:
     return best[1] or None
 
 
-def check_start(spec: Spec, *, classes: int, training: bool) -> None:
+def check_start(spec: Spec, outline: SpecOutline, *, training: bool) -> None:
     """Whether ``model.weights`` can be read and is of this model: asked by the starter, before any rank runs.
 
     Args:
         spec: names model, options and file.
-        classes: of the data.
+        outline: the model of ``spec``.
         training: where nothing is trained, every entry must come from the file.
 
     Raises:
@@ -95,17 +95,9 @@ def check_start(spec: Spec, *, classes: int, training: bool) -> None:
     except CheckpointError as error:
         raise CheckpointError(f"model.weights: {error}") from error
     published = published_of(plugins.load("models", spec.model.name, policy=plugins.read_policy(spec.plugins)))
-    question = Question(
-        model=spec.model.name,
-        classes=classes,
-        image_size=spec.data.image_size,
-        options=spec.model.options,
-        policy=spec.plugins,
-    )
-    state = outlines([question])[0]
-    if state is None:  # a model that cannot be outlined: its ranks will say
+    if outline.state is None:  # a model that cannot be outlined: its ranks will say
         return
-    found = match(file, state, published)
+    found = match(file, outline.state, published)
     try:
         refuse_folded(found)
     except CheckpointError as error:

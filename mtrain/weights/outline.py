@@ -10,12 +10,16 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtrain.core.errors import UnboundError
 from mtrain.core.interfaces import Task
 from mtrain.weights.matching import Wanted
+
+if TYPE_CHECKING:
+    from mtrain.core.spec import Spec
 
 _TIMEOUT_S = 120
 
@@ -31,6 +35,25 @@ class Question:
     options: Mapping[str, Any] = field(default_factory=dict)
     policy: str | None = None
     """The ``plugins.toml`` of the spec."""
+
+
+class SpecOutline:
+    """The model of a spec, outlined when its state is first read and then kept: each outline starts a process."""
+
+    def __init__(self, spec: "Spec", *, classes: int) -> None:
+        """``classes``: number of classes of the job's data."""
+        self._question = Question(
+            model=spec.model.name,
+            classes=classes,
+            image_size=spec.data.image_size,
+            options=spec.model.options,
+            policy=spec.plugins,
+        )
+
+    @cached_property
+    def state(self) -> Mapping[str, Wanted] | None:
+        """Name -> shape and type; None: the model cannot be outlined without its framework."""
+        return outlines([self._question])[0]
 
 
 def outlines(questions: Sequence[Question]) -> list[dict[str, Wanted] | None]:

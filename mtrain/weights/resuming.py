@@ -11,8 +11,7 @@ import numpy as np
 from mtrain.core.checkpoint_files import described, shapes_of
 from mtrain.core.errors import CheckpointError
 from mtrain.core.spec import Spec
-from mtrain.weights.matching import Wanted
-from mtrain.weights.outline import Question, outlines
+from mtrain.weights.outline import SpecOutline
 
 _SHOWN = 3
 _MOMENTS = {"sgd": ("momentum",), "adam": ("mean", "square"), "adamw": ("mean", "square")}
@@ -20,12 +19,13 @@ _MOMENTS = {"sgd": ("momentum",), "adam": ("mean", "square"), "adamw": ("mean", 
 Shape = tuple[int, ...]
 
 
-def check_resume(spec: Spec, folder: Path, *, classes: int, training: bool) -> list[str]:
+def check_resume(spec: Spec, folder: Path, outline: SpecOutline, *, classes: int, training: bool) -> list[str]:
     """Compare the model and the optimizer of ``spec`` with those that the checkpoint ``folder`` was written by.
 
     Args:
         spec: of the job that is to start from the checkpoint.
         folder: an intact checkpoint.
+        outline: the model of ``spec``.
         classes: number of classes of the job's data.
         training: whether the optimizer goes on too.
 
@@ -40,7 +40,7 @@ def check_resume(spec: Spec, folder: Path, *, classes: int, training: bool) -> l
     changes = _changes(spec, saved, names=(body.get("extra") or {}).get("class_names"), classes=classes)
     weights = shapes_of(folder, "weights")
     if changes or not saved:
-        unfit = _unfit(_expected(spec, classes), weights)
+        unfit = _unfit(_expected(outline), weights)
         if unfit:
             raise CheckpointError(
                 f"{folder} does not fit this job: {'; '.join([*changes, unfit])}. Give the model, options and data that it "
@@ -78,31 +78,18 @@ def _said(options: Mapping[str, Any], name: str) -> str:
     return str(options[name]) if name in options else "nothing"
 
 
-def checkpoint_bytes(spec: Spec, *, classes: int) -> int | None:
+def checkpoint_bytes(spec: Spec, outline: SpecOutline) -> int | None:
     """About the size of a checkpoint of ``spec``; None: the model cannot be outlined without its framework."""
-    state = _outline(spec, classes)
-    if state is None:
+    if outline.state is None:
         return None
     wide = 2 if spec.train.precision == "fp64" else 1
-    weights = sum(math.prod(entry.shape) * np.dtype(entry.dtype).itemsize for entry in state.values())
+    weights = sum(math.prod(entry.shape) * np.dtype(entry.dtype).itemsize for entry in outline.state.values())
     return weights * wide * (1 + (spec.train.ema is not None) + len(_MOMENTS[spec.optimizer.rule]))
 
 
-def _expected(spec: Spec, classes: int) -> Mapping[str, Shape] | None:
-    """Names and shapes of the model of ``spec``; None: it cannot be outlined, and its ranks will compare."""
-    state = _outline(spec, classes)
-    return None if state is None else {name: entry.shape for name, entry in state.items()}
-
-
-def _outline(spec: Spec, classes: int) -> Mapping[str, Wanted] | None:
-    question = Question(
-        model=spec.model.name,
-        classes=classes,
-        image_size=spec.data.image_size,
-        options=spec.model.options,
-        policy=spec.plugins,
-    )
-    return outlines([question])[0]
+def _expected(outline: SpecOutline) -> Mapping[str, Shape] | None:
+    """Names and shapes of a model; None: it cannot be outlined, and its ranks will compare."""
+    return None if outline.state is None else {name: entry.shape for name, entry in outline.state.items()}
 
 
 def _unfit(expected: Mapping[str, Shape] | None, held: Mapping[str, Shape]) -> str:

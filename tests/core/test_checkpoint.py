@@ -9,12 +9,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mtrain.core import checkpoint, checkpoint_files
+from mtrain.core.cadence import scored
 from mtrain.core.checkpoint import Checkpoints, NoCheckpoints
 from mtrain.core.errors import CheckpointError, TrainingError
 from mtrain.core.interfaces import Progress, State
@@ -186,11 +188,47 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert checkpoints.best() == tmp_path / "step-00000001"
 
 
-def test_of_equal_scores_the_one_written_last_is_the_best(tmp_path):
-    checkpoints = store(tmp_path, keep_last=3, keep_best=1)
-    for update in (1, 2, 3):
+def test_of_equal_scores_the_first_is_the_best_and_is_kept(tmp_path):
+    checkpoints = store(tmp_path, keep_last=1, keep_best=1)
+    for update in (1, 2, 3, 4):
+        save(checkpoints, update, score=0.5 if update > 1 else 0.1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
+    assert checkpoints.best() == tmp_path / "step-00000002"
+
+
+def test_a_best_checkpoint_that_is_written_again_stays_the_first_of_its_ties(tmp_path):
+    """A job that goes on from an older checkpoint writes the same updates once more."""
+    checkpoints = store(tmp_path, keep_last=9, keep_best=1)
+    for update in (2, 3, 2):
         save(checkpoints, update, score=0.5)
-    assert checkpoints.best() == tmp_path / "step-00000003"
+    assert checkpoints.best() == tmp_path / "step-00000002"
+
+
+def test_summary_and_best_checkpoint_name_the_same_update_of_equal_scores(tmp_path):
+    from mtrain.worker import _Result
+
+    scores = {1: 0.2, 2: 0.5, 3: 0.5, 4: 0.4, 5: 0.5}
+    checkpoints, result = store(tmp_path, keep_last=1, keep_best=1), _Result(progress=Progress())
+    for update, score in scores.items():
+        if update == 4:  # a job that is resumed knows the figures of its checkpoint alone
+            saved = checkpoint.load(checkpoints.newest())
+            checkpoints, result = store(tmp_path, keep_last=1, keep_best=1), _Result.of(saved)
+        progress = scored(replace(result.progress, update=update), score)
+        result.take({"score": score}, progress, Figures())
+        result.progress = progress
+        extra = {"results": result.figures()}
+        checkpoints.save(make_state(), progress, score=score, spec=SPEC, extra=extra)
+    assert result.best["update"] == 2
+    assert checkpoints.best() == tmp_path / "step-00000002"
+
+
+class Figures:
+    """The part of an evaluator that the summary reads."""
+
+    headline = ("score",)
+
+    def remarks(self) -> list[str]:
+        return []
 
 
 def test_retention_counts_no_damaged_checkpoint_and_keeps_an_intact_one(tmp_path):

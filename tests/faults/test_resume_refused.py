@@ -3,10 +3,13 @@
 import pytest
 import yaml
 
+from mtrain import preflight
 from mtrain.cli import main
 from mtrain.core import config
 from mtrain.core.checkpoint import newest
 from mtrain.core.checkpoint_files import size_of
+from mtrain.weights import outline
+from mtrain.weights.outline import SpecOutline
 from mtrain.weights.resuming import checkpoint_bytes
 from tests.faults.conftest import Runner
 
@@ -30,7 +33,21 @@ def test_the_room_that_a_checkpoint_needs_is_known_before_the_model_is_built(sto
     runner, _ = stopped
     spec = config.read(runner.run_folder("first") / "spec.json")
     real = size_of(newest(runner.run_folder("first") / "checkpoints"))
-    assert checkpoint_bytes(spec, classes=10) == pytest.approx(real, rel=0.05)
+    assert checkpoint_bytes(spec, SpecOutline(spec, classes=10)) == pytest.approx(real, rel=0.05)
+
+
+def test_all_that_is_checked_of_a_model_before_it_is_built_needs_one_outline(stopped, monkeypatch):
+    """Start weights, the room on a small disk and ``train.freeze`` each ask for the shapes; each outline is a process."""
+    runner, _ = stopped
+    spec = config.read(runner.run_folder("first") / "spec.json")
+    weights = newest(runner.run_folder("first") / "checkpoints")
+    model = spec.model.model_copy(update={"weights": str(weights)})
+    spec = spec.model_copy(update={"model": model, "train": spec.train.model_copy(update={"freeze": ["model.0"]})})
+    monkeypatch.setattr(preflight.disk, "AMPLE_BYTES", 1 << 62)
+    outlined, real = [], outline.outlines
+    monkeypatch.setattr(outline, "outlines", lambda questions: outlined.append(questions) or real(questions))
+    preflight.check(spec, size=1)
+    assert [question.model for questions in outlined for question in questions] == ["yolov5n"]
 
 
 def test_a_job_that_patience_has_ended_says_so_and_what_resume_would_do(stopped):
