@@ -7,20 +7,26 @@ from typing import Any
 
 from mtrain.assembly import Assembly, assembled, given_weights, model_plugin, task_kind
 from mtrain.core import checkpoint
-from mtrain.core.errors import CheckpointError
+from mtrain.core.errors import CheckpointError, DataError
 from mtrain.core.evaluate import outputs
 from mtrain.core.interfaces import State
+from mtrain.core.report import write_json
 from mtrain.core.spec import Spec
 
 REQUEST = "predict.json"
+SKIPPED = "skipped.json"
+"""In the folder of results, where pictures were skipped: ``file_name`` and ``reason`` of each."""
 
 
 def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[BaseException], None]) -> None:
     """Do what ``predict.json`` of ``folder`` says: ``pictures`` (path -> its name in the list of predictions), ``out``,
-    ``confidence``, ``draw``, ``class_names``.
+    ``confidence``, ``draw``, ``class_names``, ``strict`` (a picture that cannot be read is an error and is not skipped).
 
-    Writes to ``out`` what ``PictureData.write`` of the model's kind of task says.
-    The averaged weights of the checkpoint ``weights`` are used, or the arrays of a file of weights.
+    Writes to ``out`` what ``PictureData.write`` of the model's kind of task says, and
+    ``skipped.json``. The averaged weights of the checkpoint ``weights`` are used, or the arrays of a file of weights.
+
+    Raises:
+        DataError: no picture can be read, or with ``strict`` one cannot.
     """
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     if weights is None:
@@ -28,6 +34,8 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
     saved = checkpoint.load(weights) if weights.is_dir() else None
     extra: Mapping[str, Any] = {} if saved is None else saved.meta["extra"]
     names = {Path(file): str(name) for file, name in request["pictures"].items()}
+    if not request["strict"]:
+        names = _readable(names, Path(request["out"]), max_pixels=spec.data.max_pixels)
     labels = extra if extra.get("class_names") else {"class_names": request["class_names"]}
     pictures = task_kind(model_plugin(spec).kind).pictures(spec, list(names), labels)
     with assembled(spec, pictures, leave=leave, details=extra.get("details") or {}) as job:
@@ -45,6 +53,24 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
             draw=request["draw"],
             names=names,
         )
+
+
+def _readable(names: Mapping[Path, str], out: Path, *, max_pixels: int) -> dict[Path, str]:
+    """``names`` without the pictures that cannot be decoded; those are listed in ``skipped.json``.
+
+    Raises:
+        DataError: none can.
+    """
+    from mtrain.data.readable import unreadable
+    from mtrain.data.reading import listed
+
+    reasons = unreadable(list(names), max_pixels=max_pixels)
+    if len(reasons) == len(names):
+        problems = listed([f"{names[file]}: {reason}" for file, reason in reasons.items()])
+        raise DataError(f"predict: none of {len(names)} pictures can be read:\n{problems}")
+    if reasons:
+        write_json(out / SKIPPED, [{"file_name": names[file], "reason": reason} for file, reason in reasons.items()])
+    return {file: name for file, name in names.items() if file not in reasons}
 
 
 def _whole(path: Path, job: Assembly) -> State:

@@ -40,6 +40,7 @@ RUN = ".run"
     help="Lowest score kept.",
 )
 @click.option("--draw/--no-draw", default=True, help="Also write the pictures with what was found.")
+@click.option("--strict", is_flag=True, help="Stop at a picture that cannot be read. Default: skip it with a warning.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
 @click.pass_context
 def predict(context: click.Context, /, **params: Any) -> None:
@@ -47,6 +48,7 @@ def predict(context: click.Context, /, **params: Any) -> None:
     from mtrain.cli import starting
     from mtrain.core.errors import CheckpointError, MtrainError
     from mtrain.core.report import write_json
+    from mtrain.predicting import SKIPPED
 
     files = pictures(params["sources"])
     run = Path(params["run"] or "runs/latest")
@@ -64,6 +66,7 @@ def predict(context: click.Context, /, **params: Any) -> None:
         )
     out = Path(params["out"])
     folder = _fresh(out / RUN)
+    (out / SKIPPED).unlink(missing_ok=True)  # an earlier prediction's
     names = loaded.spec.data.names or []
     request = {
         "pictures": {str(file): name for file, name in files.items()},
@@ -71,6 +74,7 @@ def predict(context: click.Context, /, **params: Any) -> None:
         "confidence": params["confidence"],
         "draw": params["draw"],
         "class_names": names,
+        "strict": params["strict"],
     }
     write_json(folder / "predict.json", request)
     where = starting.Where(run_dir=folder, checkpoint=weights)
@@ -81,8 +85,13 @@ def predict(context: click.Context, /, **params: Any) -> None:
         raise
     if code == 0:
         shutil.rmtree(folder)  # after a failure the message names its logs; the next prediction clears it
-        click.echo(f"{len(files)} pictures: {_found(out)} predictions with a score >= {params['confidence']:g}")
+        skipped = _tell_skipped(out / SKIPPED)
+        left_out = f" ({skipped} of {len(files)} skipped)" if skipped else ""
+        shown = f"{_found(out)} predictions with a score >= {params['confidence']:g}"
+        click.echo(f"{len(files) - skipped} pictures{left_out}: {shown}")
         click.echo(f"found:     {out / 'predictions.json'}")
+        if skipped:
+            click.echo(f"skipped:   {out / SKIPPED}")
         if params["draw"]:
             click.echo(f"pictures:  {out}")
     context.exit(code)
@@ -165,6 +174,22 @@ def _selecting(loaded: "Loaded", params: dict[str, Any]) -> "Loaded":
     if "confidence" not in plugins.load("models", loaded.spec.model.name, policy=loaded.policy).Options.model_fields:
         return loaded
     return load_job({**params, "overrides": (*params["overrides"], f"model.options.confidence={params['confidence']}")})
+
+
+def _tell_skipped(file: Path) -> int:
+    """Warn of every picture that could not be read; returns how many there were."""
+    import json
+
+    from mtrain.data.reading import listed
+
+    if not file.exists():
+        return 0
+    skipped = json.loads(file.read_text(encoding="utf-8"))
+    problems = listed([f"{entry['file_name']}: {entry['reason']}" for entry in skipped])
+    click.echo(
+        f"warning: skipped {len(skipped)} pictures that cannot be read (--strict stops there):\n{problems}", err=True
+    )
+    return len(skipped)
 
 
 def _found(out: Path) -> int:

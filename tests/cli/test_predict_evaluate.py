@@ -9,6 +9,8 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
 HERE = Path(__file__).parent.parent
@@ -139,6 +141,56 @@ def test_a_class_id_of_predict_is_the_annotation_files_own(trained):
     )
     rows = json.loads((trained / "predictions/predictions.json").read_text())
     assert {row["category_id"] for row in rows} <= set(range(40, 51))
+
+
+def damaged(trained: Path, folder: str) -> list[str]:
+    """Make ``folder`` with two pictures that can be read and three that cannot; the names of the latter.
+
+    One is cut short, one is text, and one is damaged where only decoding notices it.
+    """
+    (trained / folder).mkdir()
+    good = sorted((trained / "digits/images").iterdir())[:2]
+    for file in good:
+        shutil.copy(file, trained / folder)
+    content = good[0].read_bytes()
+    (trained / folder / "cut.jpg").write_bytes(content[: len(content) // 2])
+    (trained / folder / "text.jpg").write_text("no picture")
+    picture = np.zeros((16, 16, 3), np.uint8)
+    png = bytearray(cv2.imencode(".png", picture)[1].tobytes())
+    png[png.index(b"IDAT") + 6] ^= 0xFF
+    (trained / folder / "wrong.png").write_bytes(png)
+    return ["cut.jpg", "text.jpg", "wrong.png"]
+
+
+def test_predict_skips_pictures_that_cannot_be_read_and_names_them(trained):
+    bad = damaged(trained, "mixed")
+    given = ["predict", "--run", "runs/small", "--confidence", "0", "--out", "mixed-out"]
+    done = mtrain(*given, "mixed", cwd=trained)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning: skipped 3 pictures that cannot be read" in done.stderr
+    assert [line.split(": ")[0].strip() for line in done.stderr.splitlines() if line.startswith("  ")] == bad
+    assert "2 pictures (3 of 5 skipped): " in done.stdout
+    skipped = json.loads((trained / "mixed-out/skipped.json").read_text())
+    assert [row["file_name"] for row in skipped] == bad
+    assert all(row["reason"] for row in skipped)
+    rows = json.loads((trained / "mixed-out/predictions.json").read_text())
+    assert len({row["file_name"] for row in rows} - set(bad)) == 2
+    assert len(list((trained / "mixed-out").glob("*.jpg"))) == 2
+    assert mtrain(*given, "digits/images", cwd=trained).returncode == 0
+    assert not (trained / "mixed-out/skipped.json").exists(), "it told of an earlier prediction"
+
+
+def test_predict_stops_where_nothing_can_be_read_and_with_strict_at_the_first_picture(trained):
+    bad = damaged(trained, "bad")
+    given = ["predict", "--run", "runs/small", "--no-draw", "--out", "bad-out"]
+    strict = mtrain(*given, "--strict", "bad", cwd=trained)
+    nothing = mtrain(*given, *(f"bad/{name}" for name in bad), cwd=trained)
+    for done, told in ((strict, "2 of 5 pictures cannot be read"), (nothing, "none of 3 pictures can be read")):
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert told in done.stderr
+        assert "bad/text.jpg" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (trained / "bad-out/predictions.json").exists()
 
 
 def test_evaluation_without_a_run_says_what_to_evaluate(tmp_path):

@@ -1,0 +1,34 @@
+"""Which of many pictures can be decoded, found out before a job relies on them."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from mtrain.core.errors import DataError
+from mtrain.data.decode import decode
+from mtrain.data.header import MAX_PIXELS, probe
+
+_REDUCE = 8
+"""JPEGs are decoded at an eighth: all of their data is read, most of the transform is left out."""
+_MAX_THREADS = 4
+"""Each holds a decoded picture; decoders release the interpreter lock."""
+
+
+def unreadable(files: Sequence[Path], *, max_pixels: int = MAX_PIXELS) -> dict[Path, str]:
+    """The reason of each file that cannot be decoded, in the order of ``files``; the others are left out."""
+    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(threads) as pool:
+        reasons = pool.map(lambda file: _reason(file, max_pixels=max_pixels), files)
+        return {file: reason for file, reason in zip(files, reasons, strict=True) if reason is not None}
+
+
+def _reason(file: Path, *, max_pixels: int) -> str | None:
+    try:
+        width, height = probe(file)
+        rows, columns = decode(file, reduce=_REDUCE, max_pixels=max_pixels).shape[:2]
+    except DataError as error:
+        return str(error).removeprefix(f"{file}: ")
+    if (rows, columns) != (-(-height // _REDUCE), -(-width // _REDUCE)):
+        return f"its header says {width} x {height} pixels, its data do not have that size"
+    return None
