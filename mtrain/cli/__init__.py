@@ -4,6 +4,7 @@ Commands are imported when they run, so that ``--help`` costs nothing and no com
 """
 
 import importlib
+import os
 import shlex
 import sys
 import traceback
@@ -34,6 +35,8 @@ COMMANDS = {
 }
 """Where each command is defined, and its line in ``mtrain --help``."""
 DEFAULT = "train"
+COMPLETE = "_MTRAIN_COMPLETE"
+"""The variable in which a shell says what it wants completed."""
 INTERRUPTED = 130
 
 
@@ -96,6 +99,10 @@ def front() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong use or spec, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if COMPLETE in os.environ:  # a shell asks; only then is its side loaded
+        from mtrain.cli import completing_bash
+
+        completing_bash.register()
     try:
         result = front.main(arguments, prog_name="mtrain", standalone_mode=False)
     except MtrainError as error:

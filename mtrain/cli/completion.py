@@ -16,9 +16,10 @@ def completion(shell: str) -> None:
     zsh:   mtrain completion zsh >> ~/.zshrc
     fish:  mtrain completion fish > ~/.config/fish/completions/mtrain.fish
     """
-    from mtrain.cli import front
+    from mtrain.cli import COMPLETE, completing_bash, front
 
+    completing_bash.register()
     found = get_completion_class(shell)
     if found is None:
         raise click.UsageError(f"no completion for {shell!r}; known: {', '.join(SHELLS)}")
-    click.echo(found(front, {}, "mtrain", "_MTRAIN_COMPLETE").source())
+    click.echo(found(front, {}, "mtrain", COMPLETE).source())

@@ -1,6 +1,10 @@
 """What is typed becomes a spec or a clear refusal."""
 
+import contextlib
 import os
+import pty
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mtrain.cli import COMMANDS, Front, front, main
+from mtrain.cli import COMMANDS, COMPLETE, Front, completing_bash, front, main
 from mtrain.cli.options import JobCommand, job_options, load_job, spread_overrides
 from mtrain.core.errors import SpecError
 
@@ -252,15 +256,68 @@ def test_completion_scripts_are_printed(shell, capsys):
     assert "_MTRAIN_COMPLETE" in capsys.readouterr().out
 
 
+def completed(line: str, *, replaced: str = "") -> list[str]:
+    """What mtrain answers to bash's question about ``line``, of which bash would replace ``replaced``."""
+    completing_bash.register()
+    environment = {COMPLETE: "bash_complete", "COMP_HEAD": line, "COMP_REPLACED": replaced}
+    result = CliRunner(env=environment).invoke(front, [], prog_name="mtrain", complete_var=COMPLETE)
+    return result.output.split()
+
+
 def test_paths_of_a_spec_complete():
-    shown = CliRunner(
-        env={"_MTRAIN_COMPLETE": "bash_complete", "COMP_WORDS": "mtrain config show -o train.ba", "COMP_CWORD": "4"}
+    assert completed("mtrain config show -o train.ba", replaced="train.ba") == ["plain,train.batch_size="]
+    assert completed("mtrain config explain train.ba", replaced="train.ba") == ["plain,train.batch_size"]
+
+
+def test_only_the_piece_that_bash_replaces_is_answered():
+    assert completed("mtrain train -o backend.name=so", replaced="so") == ["plain,solo"]
+    assert completed("mtrain train -o backend.name=so", replaced="backend.name=so") == ["plain,backend.name=solo"]
+    assert completed("mtrain train --backend=so", replaced="so") == ["plain,solo"]
+
+
+@pytest.fixture
+def bash(tmp_path):
+    """Types a line into a real bash that has read ``mtrain completion bash``; returns the words it ends up with, and the screen."""
+    (tmp_path / "mtrain").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m mtrain "$@"\n')
+    (tmp_path / "mtrain").chmod(0o700)
+    script = CliRunner().invoke(front, ["completion", "bash"], prog_name="mtrain").output
+    (tmp_path / "bashrc").write_text(f"bind 'set enable-bracketed-paste off'\nbind 'set bell-style none'\n{script}")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TERM": "dumb", "INPUTRC": "/dev/null"}
+
+    def typed(line: str) -> tuple[list[str], str]:
+        ours, its = pty.openpty()
+        command = ["bash", "--noprofile", "--rcfile", str(tmp_path / "bashrc"), "-i"]
+        process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True)
+        os.close(its)
+        # Ctrl-A and a command before the line: bash prints the words that completion has left.
+        os.write(ours, f"{line}\x01printf '<%s>\\n' \rexit\r".encode())
+        screen = bytearray()
+        with contextlib.suppress(OSError):  # a terminal whose last process has ended
+            while part := os.read(ours, 4096):
+                screen += part
+        os.close(ours)
+        process.wait()
+        shown = screen.decode()
+        return re.findall(r"^<(.*)>\r$", shown, flags=re.MULTILINE), shown
+
+    return typed
+
+
+def test_a_real_bash_completes_what_follows_an_equals_sign(bash):
+    words, _ = bash("mtrain train -o backend.name=so\t")
+    assert words == ["mtrain", "train", "-o", "backend.name=solo"]
+    words, _ = bash("mtrain train --backend=dd\t")
+    assert words == ["mtrain", "train", "--backend=ddp"]
+    words, _ = bash("mtrain train -o backend.na\tdd\t -o data.form\tvo\t")
+    assert words == ["mtrain", "train", "-o", "backend.name=ddp", "-o", "data.format=voc"], (
+        "the value follows without a blank"
     )
-    result = shown.invoke(front, [], prog_name="mtrain", complete_var="_MTRAIN_COMPLETE")
-    assert result.output.strip() == "plain,train.batch_size="
-    words = {"COMP_WORDS": "mtrain config explain train.ba", "COMP_CWORD": "3"}
-    result = shown.invoke(front, [], prog_name="mtrain", complete_var="_MTRAIN_COMPLETE", env=words)
-    assert result.output.strip() == "plain,train.batch_size"
+    words, _ = bash("mtrain train -o 'backend.name=so\t")
+    assert words == ["mtrain", "train", "-o", "backend.name=solo"], "within quotes bash cuts nothing"
+    words, shown = bash("mtrain train -o backend.name=\t\t")
+    assert words == ["mtrain", "train", "-o", "backend.name="]
+    assert "deepspeed" in shown.split()
+    assert "horovod" in shown.split()
 
 
 def test_help_lists_every_command_and_imports_nothing_that_takes_long():
