@@ -32,10 +32,10 @@ from mtrain.core.optimizer import check_frozen, make_recipe
 from mtrain.core.sampler import Padded, Shuffled, rank_share
 from mtrain.core.schedule import total_updates
 from mtrain.core.spec import Spec
-from mtrain.data import open_data
 from mtrain.data.classification import ClassificationTask
 from mtrain.data.detection import DetectionTask
 from mtrain.data.loading import WorkerPool
+from mtrain.data.opening import open_data
 from mtrain.weights.matching import Match, match, refuse_nothing, wanted_of
 from mtrain.weights.names import published_of
 from mtrain.weights.reading import read

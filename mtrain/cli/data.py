@@ -39,7 +39,7 @@ def check(*, spec: str | None, pictures: int, out: Path, **params: Any) -> None:
     from rich.console import Console
 
     from mtrain.assembly import open_data_of
-    from mtrain.data.draw import save_picture
+    from mtrain.data.drawing import save_picture
 
     if spec is not None and params["config"] is not None:
         raise click.UsageError(f"{spec} and -c {params['config']} are both given; keep one")
@@ -89,9 +89,9 @@ def convert(folder: Path, *, form: str, pictures: str, **params: Any) -> None:
 
     For example: mtrain data convert cells-yolo --to yolo --format voc --root cells
     """
-    from mtrain.data import open_data
     from mtrain.data.convert import check_kind
     from mtrain.data.convert import convert as write
+    from mtrain.data.opening import open_data
 
     typed = {"data.format": params.pop("given"), "data.root": params.pop("root")}
     values = [f"{path}={value}" for path, value in typed.items() if value is not None]

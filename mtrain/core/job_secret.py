@@ -2,10 +2,10 @@
 
 import secrets
 
-VARIABLE = "MTRAIN_JOB_SECRET"
-"""Where ranks are told it. It is in no plan, no file and no log: the starter draws it when it starts a job."""
-CLUSTER_VARIABLE = "MTRAIN_CLUSTER_SECRET"
-"""Where a person says what hosts that are started by hand know of each other. Ranks are not told it."""
+from mtrain.core.sources import CLUSTER_SECRET as CLUSTER_VARIABLE
+from mtrain.core.sources import JOB_SECRET as VARIABLE
+
+__all__ = ["CLUSTER_VARIABLE", "VARIABLE", "drawn"]
 
 
 def drawn() -> dict[str, str]:

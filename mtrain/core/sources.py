@@ -10,7 +10,6 @@ from importlib import resources
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
-from mtrain.core import job_secret
 from mtrain.core.layers import Layers, Misplaced, Origin
 from mtrain.core.schema import field_at, walk
 from mtrain.core.spec import Spec
@@ -18,7 +17,11 @@ from mtrain.core.suggest import closest, hint
 from mtrain.core.yaml_lines import Parsed, Path, parse, parse_value, read_text
 
 PREFIX = "MTRAIN_"
-RESERVED = frozenset({"MTRAIN_HOME", "MTRAIN_DEBUG", "MTRAIN_CACHE", job_secret.VARIABLE, job_secret.CLUSTER_VARIABLE})
+JOB_SECRET = "MTRAIN_JOB_SECRET"  # noqa: S105
+"""Environment variable with which the starter tells the ranks their secret. It is in no plan, no file and no log."""
+CLUSTER_SECRET = "MTRAIN_CLUSTER_SECRET"  # noqa: S105
+"""Environment variable with the secret that hosts share which people start by hand. Ranks are not told it."""
+RESERVED = frozenset({"MTRAIN_HOME", "MTRAIN_DEBUG", "MTRAIN_CACHE", JOB_SECRET, CLUSTER_SECRET})
 """Variables that are no values of a spec."""
 FOREIGN = {"FLAGS_START_PORT": "cluster.start_port"}
 """Variables of other programs that users set for the same purpose."""

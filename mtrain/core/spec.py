@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from mtrain.core.errors import UsageError
-from mtrain.core.quoting import checked_host, checked_user
+from mtrain.core.hostnames import checked_host, checked_user
 
 
 def _compiles(pattern: str) -> str:

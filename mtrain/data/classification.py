@@ -11,10 +11,10 @@ from mtrain.data.task import describe_task
 
 if TYPE_CHECKING:
     from mtrain.core.spec import AugmentSpec, Spec
-    from mtrain.data import OpenData
     from mtrain.data.classification_evaluation import ClassEvaluator
     from mtrain.data.classification_pictures import ClassPictures
     from mtrain.data.loading import PooledSource
+    from mtrain.data.opening import OpenData
 
 _NOT_DONE: Mapping[str, Any] = {"mosaic": 0.0, "mixup": 0.0, "multi_scale": 0.0} | dict.fromkeys(
     ("distort", "expand", "crop", "sizes")
@@ -87,7 +87,7 @@ class ClassificationTask:
 
     def describe(self) -> list[Table | Remark]:
         """Pictures per split and class."""
-        from mtrain.data.description import class_table
+        from mtrain.data.tables import class_table
 
         splits, side = self._splits(), self._spec.data.image_size
         totals = Table(columns=("", *splits), rows=[("pictures", *(str(len(split)) for split in splits.values()))])
@@ -113,7 +113,7 @@ class ClassificationTask:
     def draw(self, found: Mapping[int, Any], path: Path) -> None:
         """Pictures with the class that was given and the one that was predicted, mistakes first."""
         from mtrain.data.classification_draw import comparison
-        from mtrain.data.draw import save_picture
+        from mtrain.data.drawing import save_picture
 
         save_picture(comparison(self._data.val, found), path)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Source
-from mtrain.data.draw import Picture, grid
+from mtrain.data.drawing import Picture, grid
 from mtrain.data.labelled import LabelledPictures
 
 _CELL_PX = 120

@@ -13,7 +13,7 @@ from mtrain.core.report import write_json
 from mtrain.data.classification_evaluation import ClassEvaluator
 from mtrain.data.classification_source import ClassificationSource, fitted
 from mtrain.data.decode import decode
-from mtrain.data.draw import grid, save_picture
+from mtrain.data.drawing import grid, save_picture
 from mtrain.data.labelled import LabelledPictures
 from mtrain.data.reading import listed, unique_stems
 from mtrain.data.task import describe_task

@@ -26,7 +26,6 @@ from mtrain.data.header import (
     reason_of,
     stored_size,
 )
-from mtrain.data.sample import Sample
 
 
 def decode(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
@@ -55,15 +54,6 @@ def decode(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS) -> NDAr
         raise DataError(
             f"{path}: not a readable picture ({reason_of(error)}); replace the file or remove it from the data set"
         ) from error
-
-
-def decode_annotated(sample: Sample) -> NDArray[np.uint8]:
-    """The picture of a sample, whose size has been compared with ``data.max_pixels`` before.
-
-    Raises:
-        DataError: as ``decode``.
-    """
-    return decode(sample.path, max_pixels=max(MAX_PIXELS, sample.width * sample.height))
 
 
 def _decode(data: bytes, reduce: int) -> NDArray[np.uint8]:

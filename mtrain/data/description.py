@@ -6,6 +6,7 @@ from mtrain.core.interfaces import Remark, Table
 from mtrain.data.evaluation import COCO_DETECTIONS, NO_BOXES, box_counts, crowded
 from mtrain.data.sample import Annotations
 from mtrain.data.statistics import class_histogram, picture_sizes, size_histogram
+from mtrain.data.tables import class_table
 
 
 def describe(splits: Mapping[str, Annotations], *, max_detections: int = COCO_DETECTIONS) -> list[Table | Remark]:
@@ -20,17 +21,6 @@ def describe(splits: Mapping[str, Annotations], *, max_detections: int = COCO_DE
         parts += [] if sentence is None else [Remark(text=f"val: {sentence}", good=False)]
         parts += [] if box_counts(splits["val"]).any() else [Remark(text=f"val: {NO_BOXES}", good=False)]
     return parts
-
-
-def class_table(counts: Mapping[str, Mapping[str, int]], *, unit: str) -> Table:
-    """How often each class occurs in each split, ``counts[split][class]``, with a bar for the first split."""
-    first = next(iter(counts.values()))
-    largest = max([*first.values(), 1])
-    rows = [
-        (str(label), name, *(str(split[name]) for split in counts.values()), "█" * round(30 * first[name] / largest))
-        for label, name in enumerate(first)
-    ]
-    return Table(columns=("label", "class", *(f"{split} {unit}" for split in counts), ""), rows=rows)
 
 
 def _totals(splits: Mapping[str, Annotations], counts: Mapping[str, Mapping[str, int]]) -> Table:

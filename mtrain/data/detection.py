@@ -10,10 +10,10 @@ from mtrain.data.task import describe_task
 
 if TYPE_CHECKING:
     from mtrain.core.spec import Spec
-    from mtrain.data import OpenData
     from mtrain.data.detection_pictures import DetectionPictures
     from mtrain.data.evaluation import CocoEvaluator
     from mtrain.data.loading import PooledSource
+    from mtrain.data.opening import OpenData
 
 
 class DetectionTask:
@@ -118,7 +118,8 @@ class DetectionTask:
 
     def draw(self, found: Mapping[int, Any], path: Path) -> None:
         """Ground truth beside predictions for some pictures of ``found`` (boxes in pixels by sample index)."""
-        from mtrain.data.draw import comparison, save_picture
+        from mtrain.data.draw import comparison
+        from mtrain.data.drawing import save_picture
 
         save_picture(comparison(self._data.val, found), path)
 

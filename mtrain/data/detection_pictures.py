@@ -9,10 +9,11 @@ import numpy as np
 from mtrain.core.errors import DataError
 from mtrain.core.interfaces import Task
 from mtrain.core.report import write_json
-from mtrain.data.decode import decode_annotated
-from mtrain.data.draw import draw_boxes, save_picture
+from mtrain.data.draw import draw_boxes
+from mtrain.data.drawing import save_picture
 from mtrain.data.evaluation import CocoEvaluator, Detections, results_json
 from mtrain.data.header import probe
+from mtrain.data.pictures import decode_annotated
 from mtrain.data.reading import listed, unique_stems
 from mtrain.data.sample import Annotations, Picture, assemble
 from mtrain.data.source import open_sources

@@ -126,7 +126,7 @@ def _move(building: Path, directory: Path, options: DigitsOptions) -> None:
 
 def _write(folder: Path, options: DigitsOptions) -> None:
     from mtrain.data.canvas import canvas  # not at the top: plans are printed without image libraries
-    from mtrain.data.draw import save_picture
+    from mtrain.data.drawing import save_picture
 
     (folder / "annotations").mkdir()
     (folder / "images").mkdir()

@@ -29,6 +29,15 @@ RAM_SHARE = 0.8
 """Largest part of the memory now available that the RAM cache may plan to take."""
 
 
+def decode_annotated(sample: Sample) -> NDArray[np.uint8]:
+    """The picture of a sample, whose size has been compared with ``data.max_pixels`` before.
+
+    Raises:
+        DataError: as ``decode``.
+    """
+    return decode(sample.path, max_pixels=max(MAX_PIXELS, sample.width * sample.height))
+
+
 class Cache(Protocol):
     """Decoded pictures by sample index."""
 

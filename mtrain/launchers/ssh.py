@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mtrain.core.hostnames import checked_host, checked_user
 from mtrain.core.placement import CarryOptions
-from mtrain.core.quoting import checked_host, checked_user, remote_command
+from mtrain.core.quoting import remote_command
 
 ALIVE_S = 15
 """Between two questions of ssh to a server that says nothing. Our own heartbeat is what counts."""

@@ -13,7 +13,7 @@ import pytest
 
 from mtrain.data.classification_digits import DigitsClasses
 from mtrain.data.decode import decode
-from mtrain.data.draw import save_picture
+from mtrain.data.drawing import save_picture
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 QUICK = ["data.workers=1", "train.batch_size=96", "optimizer.rate=0.004", "report.tensorboard=false"]

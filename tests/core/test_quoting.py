@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mtrain.core.errors import UsageError
-from mtrain.core.quoting import LONGEST_BYTES, checked_host, checked_user, remote_command
+from mtrain.core.hostnames import checked_host, checked_user
+from mtrain.core.quoting import LONGEST_BYTES, remote_command
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "ksh", "fish") if shutil.which(shell)]
 HOSTILE = [

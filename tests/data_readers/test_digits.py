@@ -12,12 +12,13 @@ from click.testing import CliRunner
 from mtrain.cli.data import data
 from mtrain.core.errors import DataError, PluginError, SpecError
 from mtrain.core.spec import DataSpec
-from mtrain.data import open_data
 from mtrain.data.canvas import _strokes, canvas
 from mtrain.data.check import verify_pictures
 from mtrain.data.decode import decode
 from mtrain.data.digits import Digits, DigitsOptions, default_folder, make_digits
-from mtrain.data.draw import annotations_grid, comparison, draw_boxes, save_picture
+from mtrain.data.draw import annotations_grid, comparison, draw_boxes
+from mtrain.data.drawing import save_picture
+from mtrain.data.opening import open_data
 from mtrain.data.statistics import class_histogram, picture_sizes, size_histogram, statistics
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"

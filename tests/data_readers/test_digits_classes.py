@@ -9,7 +9,6 @@ from click.testing import CliRunner
 from mtrain.cli.data import data
 from mtrain.core.errors import DataError, SpecError
 from mtrain.core.spec import AugmentSpec, DataSpec, Spec
-from mtrain.data import OpenData
 from mtrain.data.classification import ClassificationTask
 from mtrain.data.classification_digits import DigitsClasses, DigitsClassesOptions
 from mtrain.data.classification_draw import comparison
@@ -17,9 +16,10 @@ from mtrain.data.classification_evaluation import ClassEvaluator
 from mtrain.data.classification_pictures import ClassPictures, unlabelled
 from mtrain.data.classification_source import ClassificationSource, fitted
 from mtrain.data.decode import decode
-from mtrain.data.draw import save_picture
+from mtrain.data.drawing import save_picture
 from mtrain.data.labelled import LabelledPictures
 from mtrain.data.loading import WorkerPool
+from mtrain.data.opening import OpenData
 
 OFF = {"mosaic": 0.0, "translate": 0.0, "scale": 0.0, "hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0, "flip_lr": 0.0}
 

@@ -9,8 +9,8 @@ import pytest
 
 from mtrain.core.errors import DataError
 from mtrain.core.spec import DataSpec
-from mtrain.data import open_data
 from mtrain.data.coco import Coco, read_content
+from mtrain.data.opening import open_data
 from mtrain.data.sample import Annotations
 from mtrain.data.voc import Voc
 from mtrain.data.yolo import Yolo, label_file

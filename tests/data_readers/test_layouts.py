@@ -13,7 +13,7 @@ import pytest
 
 from mtrain.core.errors import DataError, SpecError
 from mtrain.core.spec import DataSpec
-from mtrain.data import open_data
+from mtrain.data.opening import open_data
 from mtrain.data.sample import Annotations
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
