@@ -87,7 +87,7 @@ check: $(VENV)/.installed-dev  ## linters, types, import graph
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m pytest -q -p no:cacheprovider tests/core/test_imports.py
+	$(PY) -m pytest -q -p no:cacheprovider tests/test_imports.py
 
 fmt: $(VENV)/.installed-dev  ## format the code
 	$(PY) -m ruff check --fix .

@@ -60,7 +60,7 @@ def row(model: str, times: dict[tuple[str, str], list[float]]) -> dict:
 
 def measured(framework: str, model: str, options: argparse.Namespace) -> float:
     """Milliseconds per update in a process of its own."""
-    from mtrain.core.placement import LaunchOptions, rank_environment
+    from mtrain.system.placement import LaunchOptions, rank_environment
 
     env = {**os.environ, **rank_environment(LaunchOptions(python=sys.executable, threads=options.threads))}
     with tempfile.TemporaryDirectory() as folder:

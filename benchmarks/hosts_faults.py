@@ -1,6 +1,6 @@
 """What a fault does to a job on three hosts: seconds to its end, exit code, processes left; beside the native starters.
 
-Needs the hosts of ``tests/hosts/hosts.sh``. Prints a Markdown table; a cell is "seconds (exit code)", with what was left behind.
+Needs the hosts of ``tests/cluster/hosts.sh``. Prints a Markdown table; a cell is "seconds (exit code)", with what was left behind.
 """
 
 import argparse
@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.hosts import faults
-from tests.hosts.faults import FAILURE_TIMEOUT_S
-from tests.hosts.jobs import ENDLESS, Job, Jobs, prepare
-from tests.hosts.lab import Lab, wait_for
+from tests.cluster import faults
+from tests.cluster.faults import FAILURE_TIMEOUT_S
+from tests.cluster.jobs import ENDLESS, Job, Jobs, prepare
+from tests.cluster.lab import Lab, wait_for
 
 NATIVE = ("torchrun", "horovodrun", "deepspeed", "paddle.distributed.launch")
 BACKENDS = ("ddp", "horovod", "deepspeed", "fleet")

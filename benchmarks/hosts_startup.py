@@ -1,7 +1,7 @@
 """Seconds from the command to the first update on three hosts: ours over ssh, checks included, and the native starter.
 
 The native one is started on all three hosts at once without ssh, as a person with three terminals would if he had three hands
-(horovodrun: over its own ssh), and runs the same ranks. In turn, medians. Needs the hosts of ``tests/hosts/hosts.sh``.
+(horovodrun: over its own ssh), and runs the same ranks. In turn, medians. Needs the hosts of ``tests/cluster/hosts.sh``.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.hosts.jobs import Jobs, prepare
-from tests.hosts.lab import Lab, address
+from tests.cluster.jobs import Jobs, prepare
+from tests.cluster.lab import Lab, address
 
 HOSTS = 3
 PORT = 31500
@@ -40,7 +40,7 @@ def native(lab: Lab, backend: str, like: Path) -> float:
     run = like.with_name(f"{like.name}-native")
     (run / "logs").mkdir(parents=True)
     shutil.copy(like / "spec.json", run)
-    worker = ["-m", "mtrain.worker", "--run-dir", str(run)]
+    worker = ["-m", "mtrain.rank.worker", "--run-dir", str(run)]
     pinned = ["env", "GLOO_SOCKET_IFNAME=eth0", "HOROVOD_GLOO_IFACE=eth0"]
     began = time.time()
     started = [lab.start(node, [*pinned, *argv, *worker]) for node, argv in commands(backend).items()]

@@ -22,7 +22,7 @@ def bind(framework: str = "torch") -> None:
 
 def plugin_of(model: str = "yolov5n") -> Any:
     """The model plugin, anchors as they are."""
-    from mtrain.core import plugins
+    from mtrain.spec import plugins
 
     options = {"anchors": None, "autoanchor": False} if model.startswith("yolov5") else {"static_assigner_epoch": 0}
     loaded = plugins.load("models", model)

@@ -22,11 +22,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mtrain.core.spec import AugmentSpec, DataSpec
-from mtrain.data.coco import Coco
-from mtrain.data.loading import ShardedLoader, WorkerPool
-from mtrain.data.sample import Annotations, Picture, assemble
-from mtrain.data.source import DetectionSource
+from mtrain.data.loader.pool import ShardedLoader, WorkerPool
+from mtrain.spec.model import AugmentSpec, DataSpec
+from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.readers.coco import Coco
+from mtrain.tasks.detection.source import DetectionSource
 
 BCCD = Path(__file__).parents[2] / "shared" / "data" / "bccd"
 SIDE, BATCH, BATCHES = 640, 16, 6

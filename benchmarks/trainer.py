@@ -89,10 +89,10 @@ def main() -> int:
 def started(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     """Two ranks by mtrain's own plan; the rows that rank 0 wrote."""
     from benchmarks.turns import RANKS
-    from mtrain.core import plugins
     from mtrain.core.interfaces import Host
-    from mtrain.core.placement import free_port
-    from mtrain.launchers.environment import caller, cleaned
+    from mtrain.spec import plugins
+    from mtrain.system.environment import caller, cleaned
+    from mtrain.system.placement import free_port
 
     rendezvous = plugins.load("backends", CASES[name].backend).rendezvous
     starter = {"torch": "torchrun", "horovod": "horovodrun", "paddle": "fleetrun"}[rendezvous]
@@ -112,7 +112,7 @@ def started(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
 def run(case: Case, given: argparse.Namespace) -> int:
     """One rank: both loops in turns."""
     from benchmarks import job, turns
-    from mtrain.core import plugins
+    from mtrain.spec import plugins
 
     loaded = plugins.load("backends", case.backend)
     with loaded(loaded.Options(device="cpu", **case.options)) as backend:

@@ -12,8 +12,8 @@ import cv2
 import numpy as np
 import torch
 
-from mtrain.core.spec import AugmentSpec
-from mtrain.data.sample import Sample
+from mtrain.spec.model import AugmentSpec
+from mtrain.tasks.detection.annotations import Sample
 
 
 class MosaicDataset(torch.utils.data.Dataset):

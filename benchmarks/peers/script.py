@@ -67,7 +67,7 @@ def main():
     given = parser.parse_args()
     torch.manual_seed(0)
     binding.bind(nn, ops)
-    from mtrain.models.yolov5 import YOLOv5n
+    from mtrain.models.yolov5.model import YOLOv5n
 
     data = Pictures(given.root, given.side)
     task = Task(

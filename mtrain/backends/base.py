@@ -8,9 +8,9 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core import remedies
-from mtrain.core.errors import LaunchError
 from mtrain.core.interfaces import Array, Batch, Collective, HostBatch, Module, Optimizer, Recipe, State
+from mtrain.errors import LaunchError
+from mtrain.spec import remedies
 
 EXTRAS = {"torch": "ddp", "paddle": "fleet-cpu"}
 """The extra of mtrain that installs a framework."""

@@ -12,14 +12,14 @@ from pydantic import Field
 
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
 from mtrain.backends.waiting import Waits
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Module, Optimizer, Recipe
+from mtrain.errors import SpecError
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from mtrain.backends._torch.deterministic_buckets import RehearsedDDP
     from mtrain.backends._torch.optimizer import Exchange
-    from mtrain.backends._torch.rehearsed import RehearsedDDP
 
 
 class DDP(TorchBackend):
@@ -93,7 +93,7 @@ class DDP(TorchBackend):
         return self.engine.prepare(build, recipe, self._wrap)
 
     def _wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
-        from mtrain.backends._torch.rehearsed import RehearsedDDP
+        from mtrain.backends._torch.deterministic_buckets import RehearsedDDP
 
         wanted = self.options.static_graph
         wrapped = RehearsedDDP(

@@ -9,8 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from mtrain.backends._deepspeed.settings import Sharding, check_extra
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Recipe
+from mtrain.errors import SpecError
 
 if TYPE_CHECKING:
     from mtrain.backends._deepspeed.engine import ZeroEngine

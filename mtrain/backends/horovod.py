@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field
 
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Module, Optimizer, Recipe
+from mtrain.errors import SpecError
 
 if TYPE_CHECKING:
     from torch import nn

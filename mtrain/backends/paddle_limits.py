@@ -1,7 +1,7 @@
 """What no backend on Paddle can do, known without importing Paddle."""
 
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Recipe
+from mtrain.errors import SpecError
 
 
 def check(recipe: Recipe, *, on_cpu: bool) -> None:

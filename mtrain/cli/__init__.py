@@ -14,8 +14,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from mtrain import __version__
-from mtrain.core.errors import MtrainError, SpecError
-from mtrain.core.suggest import closest
+from mtrain.errors import MtrainError, SpecError
+from mtrain.spec.suggest import closest
 
 __all__ = ["Front", "front", "main"]
 
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(error: MtrainError) -> int:
     """One ``error:`` line per mistake; the traceback too where ``MTRAIN_DEBUG`` asks for it."""
-    from mtrain.core import config
+    from mtrain.spec import config
 
     if config.debug():
         traceback.print_exception(error)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from mtrain.core.checkpoint import Saved
+    from mtrain.core.checkpoint.store import Saved
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -21,8 +21,8 @@ def checkpoint() -> None:
 @click.argument("folder", type=FOLDER)
 def list_(folder: Path) -> None:
     """List the checkpoints of a run in the order of writing. Reads no array."""
-    from mtrain.core import checkpoint as store
-    from mtrain.core.checkpoint_files import manifest_of
+    from mtrain.core.checkpoint import store
+    from mtrain.core.checkpoint.format import manifest_of
 
     found = checkpoints_of(folder)
     click.echo(f"{'checkpoint':<20}{'update':>10}{'score':>10}{'size':>12}  state")
@@ -40,7 +40,7 @@ def list_(folder: Path) -> None:
 @click.pass_context
 def verify(context: click.Context, folder: Path) -> None:
     """Read every byte of one checkpoint, or of all of a run, and compare. Exit code 1: damaged."""
-    from mtrain.core import checkpoint as store
+    from mtrain.core.checkpoint import store
 
     damaged = False
     for path in checkpoints_of(folder):
@@ -55,7 +55,7 @@ def verify(context: click.Context, folder: Path) -> None:
 @click.option("--arrays", is_flag=True, help="Name every array with its shape.")
 def show(folder: Path, *, arrays: bool) -> None:
     """Show what one checkpoint holds; of a run, its newest intact one."""
-    from mtrain.core import checkpoint as store
+    from mtrain.core.checkpoint import store
 
     single = (folder / "MANIFEST.json").is_file() or folder.name.startswith(store.PREFIX)
     path = folder if single else newest_of(folder)
@@ -69,8 +69,8 @@ def checkpoints_of(folder: Path) -> list[Path]:
     Raises:
         CheckpointError: there is none.
     """
-    from mtrain.core import checkpoint as store
-    from mtrain.core.errors import CheckpointError
+    from mtrain.core.checkpoint import store
+    from mtrain.errors import CheckpointError
 
     if folder.name.startswith(store.PREFIX):
         return [folder]
@@ -88,8 +88,8 @@ def newest_of(folder: Path) -> Path:
     Raises:
         CheckpointError: none is intact.
     """
-    from mtrain.core import checkpoint as store
-    from mtrain.core.errors import CheckpointError
+    from mtrain.core.checkpoint import store
+    from mtrain.errors import CheckpointError
 
     found = store.newest(checkpoints_of(folder)[0].parent)
     if found is None:

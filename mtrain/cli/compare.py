@@ -52,14 +52,14 @@ def compare(context: click.Context, /, **params: Any) -> None:
 
     Exit code: 0 all agree, 1 they do not or one did not run, 2 wrong use.
     """
-    from mtrain.cli import compare_jobs
+    from mtrain.comparing import jobs
     from mtrain.comparing.page import page
     from mtrain.comparing.profiles import PROFILES as KNOWN
-    from mtrain.core import runfolder
-    from mtrain.core.report import write_json
+    from mtrain.report.reporter import write_json
+    from mtrain.system import runfolder
 
-    variants = compare_jobs.parse_variants(params["backends"])
-    order = compare_jobs.Order(
+    variants = jobs.parse_variants(params["backends"])
+    order = jobs.Order(
         config=params["config"],
         overrides=params["overrides"],
         variants=variants,
@@ -70,7 +70,7 @@ def compare(context: click.Context, /, **params: Any) -> None:
         out=params["out"] or runfolder.next_name(Path("runs"), "compare"),
         tell=lambda text: click.echo(text, err=True),
     )
-    result = compare_jobs.compare(order)
+    result = jobs.compare(order)
     write_json(order.out / JSON, result.as_json())
     (order.out / HTML).write_text(page(result), encoding="utf-8")
     show(result)
@@ -84,7 +84,7 @@ def show(result: "Comparison") -> None:
     from rich.table import Table
 
     from mtrain.comparing.tables import agreement, speeds
-    from mtrain.comparing.words import headline, summary
+    from mtrain.comparing.wording import headline, summary
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     for title, (columns, rows), words_in in (("agreement", agreement(result), 3), ("speed", speeds(result), 1)):

@@ -15,7 +15,7 @@ def complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: st
 
     One item of click's type "file" makes bash forget every other one, so files are listed here.
     """
-    from mtrain.core.sources import shipped_names
+    from mtrain.spec.sources import shipped_names
 
     found = [name for name in shipped_names() if name.startswith(incomplete)] + _files(incomplete)
     return [CompletionItem(name) for name in found] or [CompletionItem(incomplete, type="file")]
@@ -40,9 +40,9 @@ def complete_override(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 def _values(path: str) -> list[str]:
-    from mtrain.core import plugins
-    from mtrain.core.schema import choices
-    from mtrain.core.spec import Spec
+    from mtrain.spec import plugins
+    from mtrain.spec.model import Spec
+    from mtrain.spec.schema import choices
 
     if path in NAMED:
         return [entry.name for entry in plugins.names(NAMED[path]) if entry.enabled]
@@ -51,8 +51,8 @@ def _values(path: str) -> list[str]:
 
 def complete_path(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The values of a spec whose path begins so."""
-    from mtrain.core.schema import dotted, model_of, walk
-    from mtrain.core.spec import Spec
+    from mtrain.spec.model import Spec
+    from mtrain.spec.schema import dotted, model_of, walk
 
     paths = [(dotted(path), field) for path, field in walk(Spec) if model_of(field.annotation) is None]
     return [CompletionItem(path, help=field.description) for path, field in paths if path.startswith(incomplete)]
@@ -74,7 +74,7 @@ def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str
 
 
 def _plugins(kind: str, incomplete: str) -> list[CompletionItem]:
-    from mtrain.core import plugins
+    from mtrain.spec import plugins
 
     entries = [entry for entry in plugins.names(kind) if entry.enabled]
     return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(incomplete)]

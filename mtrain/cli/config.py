@@ -10,7 +10,7 @@ from mtrain.cli.config_import import import_
 from mtrain.cli.options import JobCommand, load_job, quiet_job_options
 
 if TYPE_CHECKING:
-    from mtrain.core.config import Loaded
+    from mtrain.spec.config import Loaded
 
 
 @click.group()
@@ -30,7 +30,7 @@ def show(*, origins: bool, as_json: bool, **params: Any) -> None:
 
     Every flag of `mtrain train` is taken too, and becomes part of the spec.
     """
-    from mtrain.core.config import resolved_json
+    from mtrain.spec.config import resolved_json
 
     loaded = load_job(params)
     if as_json:
@@ -49,10 +49,10 @@ def explain(path: str, **params: Any) -> None:
 
     Every flag of `mtrain train` is taken too, and becomes part of the spec.
     """
-    from mtrain.core.layers import lookup
-    from mtrain.core.schema import describe, dotted, field_at, walk
-    from mtrain.core.spec import Spec
-    from mtrain.core.suggest import hint
+    from mtrain.spec.model import Spec
+    from mtrain.spec.provenance import lookup
+    from mtrain.spec.schema import describe, dotted, field_at, walk
+    from mtrain.spec.suggest import hint
 
     loaded = load_job(params)
     keys = tuple(int(part) if part.isdigit() else part for part in path.split("."))
@@ -76,8 +76,8 @@ def explain(path: str, **params: Any) -> None:
 
 def _options_known(loaded: "Loaded", path: str) -> list[str]:
     """For the options of a plugin: what the one that the spec asks for knows."""
-    from mtrain.core import plugins
-    from mtrain.core.errors import PluginError
+    from mtrain.errors import PluginError
+    from mtrain.spec import plugins
 
     sections = {"data": ("datasets", "format"), "model": ("models", "name"), "backend": ("backends", "name")}
     section, _, rest = path.partition(".")
@@ -98,7 +98,7 @@ def schema(*, markdown: bool) -> None:
     """Print what a spec may hold."""
     import json
 
-    from mtrain.core.spec import Spec
+    from mtrain.spec.model import Spec
 
     if not markdown:
         click.echo(json.dumps(Spec.model_json_schema(), indent=2))
@@ -111,8 +111,8 @@ def schema(*, markdown: bool) -> None:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 def validate(files: tuple[str, ...]) -> None:
     """Check specs and print every mistake of all of them."""
-    from mtrain.core import config as configuration
-    from mtrain.core.errors import SpecError
+    from mtrain.errors import SpecError
+    from mtrain.spec import config as configuration
 
     problems: list[str] = []
     for file in files:
@@ -128,9 +128,9 @@ def validate(files: tuple[str, ...]) -> None:
 
 def _reference() -> list[str]:
     """Every value of a spec as markdown tables, one per section."""
-    from mtrain.core.layers import lookup
-    from mtrain.core.schema import describe, dotted, model_of, walk
-    from mtrain.core.spec import Spec
+    from mtrain.spec.model import Spec
+    from mtrain.spec.provenance import lookup
+    from mtrain.spec.schema import describe, dotted, model_of, walk
 
     defaults = Spec().model_dump(mode="json")
     lines = [
@@ -183,6 +183,6 @@ def _comment(loaded: "Loaded | None", path: str) -> str:
 
 def _flow(value: Any) -> str:
     """A value as one line of YAML that reads back as itself."""
-    from mtrain.core.yaml_lines import flow
+    from mtrain.spec.yaml_reader import flow
 
     return flow(value)

@@ -8,7 +8,7 @@ import click
 from mtrain.cli.options import JobCommand
 
 if TYPE_CHECKING:
-    from mtrain.importing.conversion import Imported
+    from mtrain.importers.conversion import Imported
 
 
 @click.command("import", cls=JobCommand)
@@ -34,8 +34,8 @@ def import_(
 
     The spec goes to --to, or is printed; what became of every key of FILE is told beside it.
     """
-    from mtrain.core.errors import UsageError
-    from mtrain.importing.conversion import convert
+    from mtrain.errors import UsageError
+    from mtrain.importers.conversion import convert
 
     if to is not None:
         _check_target(to, force=force)
@@ -53,7 +53,7 @@ def import_(
 
 
 def _check_target(to: Path, *, force: bool) -> None:
-    from mtrain.core.errors import UsageError
+    from mtrain.errors import UsageError
 
     try:
         exists, folder = to.exists(), to.parent.is_dir()
@@ -67,7 +67,7 @@ def _check_target(to: Path, *, force: bool) -> None:
 
 def report(imported: "Imported") -> list[str]:
     """What became of every key, in lines for people."""
-    from mtrain.importing.book import shown
+    from mtrain.importers.key_report import shown
 
     assumed = [f"{path}: {shown(given.value)} - {given.source}" for path, given in imported.assumed.items()]
     parts = (

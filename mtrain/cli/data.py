@@ -38,8 +38,8 @@ def check(*, spec: str | None, pictures: int, out: Path, **params: Any) -> None:
     """Print counts, histograms and what is wrong with the data set of SPEC, and save pictures with their labels, also augmented."""
     from rich.console import Console
 
-    from mtrain.assembly import open_data_of
-    from mtrain.data.drawing import save_picture
+    from mtrain.data.images.drawing import save_picture
+    from mtrain.rank.assembly import open_data_of
 
     if spec is not None and params["config"] is not None:
         raise click.UsageError(f"{spec} and -c {params['config']} are both given; keep one")
@@ -89,9 +89,9 @@ def convert(folder: Path, *, form: str, pictures: str, **params: Any) -> None:
 
     For example: mtrain data convert cells-yolo --to yolo --format voc --root cells
     """
-    from mtrain.data.convert import check_kind
-    from mtrain.data.convert import convert as write
-    from mtrain.data.opening import open_data
+    from mtrain.tasks.datasets import open_data
+    from mtrain.tasks.detection.convert import check_kind
+    from mtrain.tasks.detection.convert import convert as write
 
     typed = {"data.format": params.pop("given"), "data.root": params.pop("root")}
     values = [f"{path}={value}" for path, value in typed.items() if value is not None]
@@ -125,7 +125,7 @@ def make() -> None:
 @click.option("--png", is_flag=True, help="Write PNG instead of JPEG.")
 def digits(directory: Path, *, train: int, val: int, size: int, seed: int, png: bool) -> None:
     """Write handwritten digits on canvases to DIRECTORY, in COCO form."""
-    from mtrain.data.digits import DigitsOptions, make_digits
+    from mtrain.tasks.detection.readers.digits import DigitsOptions, make_digits
 
     options = DigitsOptions(train=train, val=val, size=size, seed=seed, suffix="png" if png else "jpg")
     make_digits(directory, options)

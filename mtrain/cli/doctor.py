@@ -14,10 +14,10 @@ import click
 from mtrain.cli.options import JobCommand, host_options, load_job
 
 if TYPE_CHECKING:
-    from mtrain.cli.several import Brief
-    from mtrain.core.config import Loaded
-    from mtrain.core.plugins import Entry
-    from mtrain.hosts.findings import Finding
+    from mtrain.cluster.many_hosts import Brief
+    from mtrain.cluster.preflight.findings import Finding
+    from mtrain.spec.config import Loaded
+    from mtrain.spec.plugins import Entry
 
 RANKS = 2
 """Of an all-reduce on this host, unless it has another number of GPUs or --nproc-per-node says so."""
@@ -61,16 +61,16 @@ class Doctor:
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         """``params``: of the command."""
-        from mtrain.cli import several
+        from mtrain.cluster import many_hosts
 
         self._params = params
         self._loaded = load_job(params)
         cluster = self._loaded.spec.cluster
-        if several.is_several(self._loaded) and not cluster.ips:
+        if many_hosts.is_several(self._loaded) and not cluster.ips:
             raise click.UsageError(
                 f"--launcher {cluster.launcher}: no host is named; give them with --ips A,B or --hostfile"
             )
-        self._hosts = cluster.ips if several.is_several(self._loaded) else []
+        self._hosts = cluster.ips if many_hosts.is_several(self._loaded) else []
         self._found: list[Finding] = []
         self._stream = sys.stdout
 
@@ -87,7 +87,7 @@ class Doctor:
 
     def _tell(self, findings: Sequence["Finding"], *, every: str = "here") -> None:
         """Show them at once, unless one document is wanted at the end."""
-        from mtrain.hosts.findings import show
+        from mtrain.cluster.preflight.findings import show
 
         self._found += findings
         if not self._params["as_json"]:
@@ -98,7 +98,7 @@ class Doctor:
 
     def _close(self, code: int) -> int:
         from mtrain import __version__
-        from mtrain.hosts.findings import bad, worst
+        from mtrain.cluster.preflight.findings import bad, worst
 
         state = worst(self._found)
         if self._params["as_json"]:
@@ -112,10 +112,10 @@ class Doctor:
     # ------------------------------------------------------------------------------------------------------- this host
     def _look_here(self) -> None:
         """This machine, its libraries, and what the spec asks of it."""
-        from mtrain.core import config
-        from mtrain.hosts.findings import Finding
-        from mtrain.hosts.libraries import libraries, this_host
-        from mtrain.launchers import environment
+        from mtrain.cluster.preflight.findings import Finding
+        from mtrain.cluster.preflight.libraries import libraries, this_host
+        from mtrain.spec import config
+        from mtrain.system import environment
 
         spec, environ = self._loaded.spec, environment.caller()
         self._tell(this_host(environ))
@@ -135,20 +135,20 @@ class Doctor:
 
     def _backends(self) -> list["Entry"]:
         """All that may train, or the one of -b."""
-        from mtrain.core import plugins
+        from mtrain.spec import plugins
 
         entries = plugins.names("backends", policy=self._loaded.policy)
         return [entry for entry in entries if entry.enabled and self._params["backend"] in (None, entry.name)]
 
     def _spec(self) -> list["Finding"]:
         """What keeps the spec from training here, as ``mtrain train`` would say it."""
-        from mtrain import preflight
-        from mtrain.cli import starting
-        from mtrain.core.errors import UsageError
-        from mtrain.hosts.findings import Finding
+        from mtrain.cluster import start
+        from mtrain.cluster.preflight.findings import Finding
+        from mtrain.errors import UsageError
+        from mtrain.jobs import preflight
 
         try:
-            plan = starting.planned(self._loaded, starting.locate(self._loaded, resume=None))
+            plan = start.planned(self._loaded, start.locate(self._loaded, resume=None))
             notes = preflight.check(self._loaded.spec, size=plan.size)
         except UsageError as error:
             return [Finding(check="spec", state="bad", text=line) for line in str(error).splitlines()]
@@ -159,15 +159,15 @@ class Doctor:
     # ------------------------------------------------------------------------------------------------------- all hosts
     def _look_at_hosts(self) -> int:
         """Preflight. Returns the exit code: on a host that another one leads, that one's."""
-        from mtrain.cli import several
-        from mtrain.core.errors import UsageError
-        from mtrain.hosts.findings import worst
-        from mtrain.hosts.leader import LOOK
+        from mtrain.cluster import many_hosts
+        from mtrain.cluster.leader import LOOK
+        from mtrain.cluster.preflight.findings import worst
+        from mtrain.errors import UsageError
 
         loaded = self._loaded if self._params["config"] is not None else self._job(self._loaded.spec.backend.name)
         try:
             with contextlib.redirect_stdout(sys.stderr):  # notes: who is waited for
-                result = several.run(self._brief(loaded, LOOK, "preflight"), tell=self._tell_of_hosts)
+                result = many_hosts.run(self._brief(loaded, LOOK, "preflight"), tell=self._tell_of_hosts)
         except UsageError:
             if worst(self._found) != "bad":
                 raise
@@ -175,11 +175,11 @@ class Doctor:
         return result if isinstance(result, int) else result.code
 
     def _brief(self, loaded: "Loaded", mode: str, name: str) -> "Brief":
-        from mtrain.cli import several, starting
+        from mtrain.cluster import many_hosts, start
 
-        by_hand = several.carried(loaded) is None
-        machine = starting.here(loaded)
-        return several.Brief(loaded=loaded, mode=mode, name=name, machine=machine, by_hand=by_hand, latest=False)
+        by_hand = many_hosts.carried(loaded) is None
+        machine = start.here(loaded)
+        return many_hosts.Brief(loaded=loaded, mode=mode, name=name, machine=machine, by_hand=by_hand, latest=False)
 
     # ------------------------------------------------------------------------------------------------------ all-reduces
     def _entries(self) -> Iterator["Entry"]:
@@ -191,14 +191,14 @@ class Doctor:
                 yield entry
 
     def _rendezvous(self, backend: str) -> str:
-        from mtrain.core import plugins
+        from mtrain.spec import plugins
 
         return str(plugins.load("backends", backend, policy=self._loaded.policy).rendezvous)
 
     def _add_up(self, entry: "Entry") -> int:
         """Let the ranks of one backend add up; returns the exit code of the job."""
-        from mtrain.core.errors import MtrainError
-        from mtrain.hosts.findings import Finding
+        from mtrain.cluster.preflight.findings import Finding
+        from mtrain.errors import MtrainError
 
         tell = self._tell_of_hosts if self._hosts else self._tell
         summary: Mapping[str, Any] = {}
@@ -218,14 +218,15 @@ class Doctor:
 
     def _start(self, loaded: "Loaded", name: str) -> tuple[int, Mapping[str, Any]]:
         """Run the job; its exit code, and what rank 0 has to say, which on hosts that another one leads is nothing."""
-        from mtrain.cli import several, starting
+        from mtrain.cluster import many_hosts, start
+        from mtrain.system.runfolder import read_summary
 
         if self._hosts:
-            result = several.run(self._brief(loaded, "allreduce", name))
+            result = many_hosts.run(self._brief(loaded, "allreduce", name))
             return (result, {}) if isinstance(result, int) else (result.code, result.summary or {})
-        where = starting.created(loaded, starting.Where(run_dir=Path(name), checkpoint=None), name=name)
-        code = starting.run_job(loaded, where, mode="allreduce", quiet=True)
-        summary = starting.read_summary(where.run_dir)
+        where = start.created(loaded, start.Where(run_dir=Path(name), checkpoint=None), name=name)
+        code = start.run_job(loaded, where, mode="allreduce", quiet=True)
+        summary = read_summary(where.run_dir)
         if code == 0:
             shutil.rmtree(where.run_dir, ignore_errors=True)
         return code, summary
@@ -247,8 +248,8 @@ class Doctor:
 
     def _ranks(self, loaded: "Loaded", backend: str) -> int:
         """Of each host: as many as were asked for; else two here, unless devices are fewer, and one on each of several hosts."""
-        from mtrain.cli import starting
-        from mtrain.core.plan import TYPED
+        from mtrain.cluster import start
+        from mtrain.jobs.plan import TYPED
 
         asked = loaded.spec.cluster.nproc_per_node
         if self._rendezvous(backend) == "none":
@@ -256,7 +257,7 @@ class Doctor:
         typed = loaded.origin("cluster.nproc_per_node").kind in TYPED or self._params["config"] is not None
         if typed and asked != "auto":
             return asked
-        return 1 if self._hosts else min(RANKS, starting.here(loaded).devices or RANKS)
+        return 1 if self._hosts else min(RANKS, start.here(loaded).devices or RANKS)
 
 
 def _in_words(summary: Mapping[str, Any]) -> str:

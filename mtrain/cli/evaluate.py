@@ -17,15 +17,15 @@ from mtrain.cli.options import JobCommand, evaluation_options, load_job
 @click.pass_context
 def evaluate(context: click.Context, /, **params: Any) -> None:
     """Score the averaged weights of a checkpoint; without --run or -c, those of the newest run of the spec here."""
-    from mtrain.cli import several, starting
     from mtrain.cli.train import evaluate_only
+    from mtrain.cluster import many_hosts, start
 
     wanted = params["checkpoint"] or params["run"] or params["resume"]
-    params["config"] = starting.resumed_config(params["config"], wanted)
+    params["config"] = start.resumed_config(params["config"], wanted)
     loaded = load_job(params)
-    starting.refuse_copies(loaded, nnodes=params.get("nnodes"))
+    start.refuse_copies(loaded, nnodes=params.get("nnodes"))
     missing = params["run"] and not params["checkpoint"] and not Path(params["run"]).is_dir()
-    if missing and not several.joins(loaded):
+    if missing and not many_hosts.joins(loaded):
         raise click.UsageError(f"--run {params['run']}: no such run folder; give one such as runs/digits")
-    best = None if params["checkpoint"] or not params["run"] else starting.best_of(Path(params["run"]))
+    best = None if params["checkpoint"] or not params["run"] else start.best_of(Path(params["run"]))
     context.exit(evaluate_only(loaded, str(best) if best else wanted))

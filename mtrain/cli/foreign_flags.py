@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from mtrain.core.config import Given
+    from mtrain.spec.config import Given
 
 Option = Callable[[Any], Any]
 Values = dict[str, "Given"]
@@ -108,7 +108,7 @@ def foreign_values(params: Mapping[str, Any]) -> Values:
 
     Raises: ``click.UsageError`` for a value that has no meaning here; the message says what to do.
     """
-    from mtrain.core.config import Given
+    from mtrain.spec.config import Given
 
     found: Values = {}
     for name, (path, flag) in _PLAIN.items():
@@ -134,7 +134,7 @@ def config_of(params: Mapping[str, Any]) -> str | None:
 
     Raises: ``click.UsageError`` where ``--data`` or ``--cfg`` would be laid over the embedded demo, whose recipe is made for digits.
     """
-    from mtrain.core import config
+    from mtrain.spec import config
 
     given: str | None = params.get("config")
     if given is not None or os.path.exists(config.HERE):
@@ -171,7 +171,7 @@ _SWITCHES: Mapping[str, tuple[Mapping[str, Any], str]] = {
 
 
 def _data(file: str) -> Values:
-    from mtrain.core.config import Given
+    from mtrain.spec.config import Given
 
     path = Path(file)
     if not path.is_file():
@@ -183,8 +183,8 @@ def _data(file: str) -> Values:
 
 
 def _cfg(file: str) -> Values:
-    from mtrain.core import plugins
-    from mtrain.core.config import Given
+    from mtrain.spec import plugins
+    from mtrain.spec.config import Given
 
     name = Path(file).stem if file.endswith((".yaml", ".yml")) else file
     if name not in {entry.name for entry in plugins.names("models")}:
@@ -196,19 +196,19 @@ def _cfg(file: str) -> Values:
 
 
 def _weights(file: str) -> Values:
-    from mtrain.core.config import Given
+    from mtrain.spec.config import Given
 
     return {"model.weights": Given(file or None, f"--weights {shlex.quote(file)}")}
 
 
 def _patience(evaluations: int) -> Values:
-    from mtrain.core.config import Given
+    from mtrain.spec.config import Given
 
     return {"train.patience": Given(evaluations or None, f"--patience {evaluations}")}
 
 
 def _save_period(epochs: int) -> Values:
-    from mtrain.core.config import Given
+    from mtrain.spec.config import Given
 
     if epochs < 1:
         raise click.UsageError(
@@ -218,7 +218,7 @@ def _save_period(epochs: int) -> Values:
 
 
 def _freeze(words: tuple[str, ...]) -> Values:
-    from mtrain.core.config import Given
+    from mtrain.spec.config import Given
 
     typed = f"--freeze {' '.join(words)}"
     numbers = [part for word in words for part in word.replace(",", " ").split()]
@@ -234,7 +234,7 @@ def _freeze(words: tuple[str, ...]) -> Values:
 
 
 def _optimizer(rule: str) -> Values:
-    from mtrain.core.config import Given
+    from mtrain.spec.config import Given
 
     return {"optimizer.rule": Given(rule.lower(), f"--optimizer {rule}")}
 

@@ -16,7 +16,7 @@ from mtrain.cli.completing import complete_backend, complete_config, complete_la
 from mtrain.cli.foreign_flags import LISTS, Option, config_of, foreign_options, foreign_values
 
 if TYPE_CHECKING:
-    from mtrain.core.config import Loaded
+    from mtrain.spec.config import Loaded
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -159,7 +159,7 @@ def load_job(params: Mapping[str, Any]) -> "Loaded":
 
     Raises: ``SpecError`` for a wrong spec, ``click.UsageError`` for flags that contradict one another.
     """
-    from mtrain.core import config
+    from mtrain.spec import config
 
     def load(flags: Mapping[str, Any]) -> "Loaded":
         return config.load(chosen, overrides=params.get("overrides") or (), flags=flags)
@@ -175,7 +175,7 @@ def load_job(params: Mapping[str, Any]) -> "Loaded":
 
 def spec_flags(params: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted path -> ``Given`` for each flag that was typed and stands for a value of the spec."""
-    from mtrain.core.config import Given
+    from mtrain.spec.config import Given
 
     flags: dict[str, Any] = {}
     for parameter, (path, flag) in _DIRECT.items():
@@ -193,7 +193,7 @@ def spec_flags(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _device_flags(text: str | None) -> dict[str, Any]:
-    from mtrain.core.config import Given
+    from mtrain.spec.config import Given
 
     if text is None:
         return {}
@@ -209,7 +209,7 @@ def _device_flags(text: str | None) -> dict[str, Any]:
 
 
 def _host_flags(ips: str | None, hostfile: str | None) -> dict[str, Any]:
-    from mtrain.core.config import Given
+    from mtrain.spec.config import Given
 
     if ips is not None and hostfile is not None:
         raise click.UsageError("--ips and --hostfile are both given; keep one")
@@ -235,8 +235,8 @@ def _host_flags(ips: str | None, hostfile: str | None) -> dict[str, Any]:
 
 def _hosts_of(file: Path) -> list[str]:
     """Hosts of an MPI-style host file: one a line, ``host``, ``host:2`` or ``host slots=2``; ``#`` starts a comment."""
-    from mtrain.core.placement import bracketed
-    from mtrain.core.yaml_lines import read_text
+    from mtrain.spec.yaml_reader import read_text
+    from mtrain.system.placement import bracketed
 
     try:
         lines = read_text(file).splitlines()

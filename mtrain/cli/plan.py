@@ -8,7 +8,7 @@ import click
 from mtrain.cli.options import JobCommand, job_options, load_job
 
 if TYPE_CHECKING:
-    from mtrain.core.plan import Plan
+    from mtrain.jobs.plan import Plan
 
 
 @click.command("plan", cls=JobCommand)
@@ -29,14 +29,14 @@ def plan(**params: Any) -> None:
 
 def planned(params: Mapping[str, Any]) -> "Plan":
     """The plan that the parameters of the command describe."""
-    from mtrain.cli import starting
+    from mtrain.cluster import start
 
-    config = starting.resumed_config(params.get("config"), params.get("resume"))
+    config = start.resumed_config(params.get("config"), params.get("resume"))
     loaded = load_job({**params, "config": config})
     for note in loaded.notes:
         click.echo(note, err=True)
-    where = starting.locate(loaded, resume=params.get("resume"))
-    return starting.planned(loaded, where)
+    where = start.locate(loaded, resume=params.get("resume"))
+    return start.planned(loaded, where)
 
 
 def difference(params: Mapping[str, Any], first: str, second: str) -> str:
@@ -44,16 +44,16 @@ def difference(params: Mapping[str, Any], first: str, second: str) -> str:
     import difflib
     from dataclasses import replace
 
-    from mtrain.cli import starting
+    from mtrain.cluster import start
 
     texts = []
     machine = None
     for backend in (first, second):
         loaded = load_job({**params, "backend": backend})
-        machine = machine or starting.here(loaded)
-        machine = replace(machine, line=_line_for(backend, starting.typed_line()))
-        where = starting.locate(loaded, resume=params.get("resume"))
-        text = starting.planned(loaded, where, machine=machine).text()
+        machine = machine or start.here(loaded)
+        machine = replace(machine, line=_line_for(backend, start.typed_line()))
+        where = start.locate(loaded, resume=params.get("resume"))
+        text = start.planned(loaded, where, machine=machine).text()
         texts.append(text.replace(" --", "\n    --").splitlines(keepends=True))
     return "".join(difflib.unified_diff(texts[0], texts[1], fromfile=first, tofile=second, n=1))
 

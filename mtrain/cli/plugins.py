@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.cli.options import JobCommand
-from mtrain.core import remedies
-from mtrain.core.errors import UsageError
+from mtrain.errors import UsageError
+from mtrain.spec import remedies
 
 if TYPE_CHECKING:
-    from mtrain.core.plugins import Entry
+    from mtrain.spec.plugins import Entry
 
 KIND_NAMES = ("backends", "models", "datasets", "launchers")
 
@@ -27,7 +27,7 @@ def plugins() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_plugins(kind: str | None, *, as_json: bool) -> None:
     """Every plugin that is installed or declared; nothing of it is imported."""
-    from mtrain.core import plugins as known
+    from mtrain.spec import plugins as known
 
     entries = [entry for each in ([kind] if kind else KIND_NAMES) for entry in known.names(each)]
     if as_json:
@@ -53,9 +53,9 @@ def show(name: str, *, kind: str | None) -> None:
     """What plugin NAME does, and its options with their defaults."""
     import inspect
 
-    from mtrain.core import plugins as known
-    from mtrain.core.errors import PluginError
-    from mtrain.core.suggest import hint
+    from mtrain.errors import PluginError
+    from mtrain.spec import plugins as known
+    from mtrain.spec.suggest import hint
 
     entries = [entry for each in ([kind] if kind else KIND_NAMES) for entry in known.names(each)]
     found = [entry for entry in entries if entry.name == name]
@@ -126,8 +126,8 @@ def test_plugin(name: str, **given: Any) -> int:
     import shutil
     import tempfile
 
-    from mtrain.launchers import environment
-    from mtrain.testing import kit, words
+    from mtrain.system import environment
+    from mtrain.testing import kit, wording
 
     wanted = kit.Wanted(
         backend=name,
@@ -152,7 +152,7 @@ def test_plugin(name: str, **given: Any) -> int:
         raise
     if report is not None:
         report.write_text(json.dumps(found.as_json(), indent=2) + "\n", encoding="utf-8")
-    click.echo(words.report(found))
+    click.echo(wording.report(found))
     if found.passed and given["out"] is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if found.passed else 1

@@ -11,7 +11,7 @@ import click
 from mtrain.cli.options import JobCommand, load_job, spec_options
 
 if TYPE_CHECKING:
-    from mtrain.core.config import Loaded
+    from mtrain.spec.config import Loaded
 
 RUN = ".run"
 """In the folder of results: what the rank writes while it works."""
@@ -45,19 +45,19 @@ RUN = ".run"
 @click.pass_context
 def predict(context: click.Context, /, **params: Any) -> None:
     """Find objects in pictures, or their classes, with the averaged weights of a checkpoint."""
-    from mtrain.cli import starting
-    from mtrain.core.errors import CheckpointError, MtrainError
-    from mtrain.core.report import write_json
-    from mtrain.predicting import SKIPPED
+    from mtrain.cluster import start
+    from mtrain.errors import CheckpointError, MtrainError
+    from mtrain.report.reporter import write_json
+    from mtrain.rank.predict import SKIPPED
 
     files = pictures(params["sources"])
     run = Path(params["run"] or "runs/latest")
-    weights = Path(params["file"] or params["checkpoint"] or starting.best_of(run) or run)
+    weights = Path(params["file"] or params["checkpoint"] or start.best_of(run) or run)
     if not weights.exists() or weights == run:
         absent = "no intact checkpoint in" if run.is_dir() else "no such run folder:"
         raise CheckpointError(f"predict: {absent} {run}; give --run FOLDER, --checkpoint PATH or --weights FILE")
     if params["config"] is None:
-        params["config"] = starting.resumed_config(None, params["run"] if params["file"] else str(weights))
+        params["config"] = start.resumed_config(None, params["run"] if params["file"] else str(weights))
     alone = _on_one_rank(params, framework=_framework(load_job(params)))
     loaded = _selecting(load_job(alone), alone)
     if not weights.is_dir() and not loaded.spec.data.names:
@@ -77,9 +77,9 @@ def predict(context: click.Context, /, **params: Any) -> None:
         "strict": params["strict"],
     }
     write_json(folder / "predict.json", request)
-    where = starting.Where(run_dir=folder, checkpoint=weights)
+    where = start.Where(run_dir=folder, checkpoint=weights)
     try:
-        code = starting.run_job(dataclasses.replace(loaded), where, mode="predict", quiet=True)
+        code = start.run_job(dataclasses.replace(loaded), where, mode="predict", quiet=True)
     except MtrainError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -103,8 +103,8 @@ def _fresh(folder: Path) -> Path:
     Raises:
         UsageError: it cannot be made, or another prediction is running there.
     """
-    from mtrain.core import runfolder
-    from mtrain.core.errors import UsageError
+    from mtrain.system import runfolder
+    from mtrain.errors import UsageError
 
     try:
         if folder.is_dir():
@@ -125,7 +125,7 @@ def pictures(sources: Sequence[str]) -> dict[Path, str]:
     Raises:
         DataError: a name is neither a file nor a folder, or there is no picture; all of them are named.
     """
-    from mtrain.core.errors import DataError
+    from mtrain.errors import DataError
     from mtrain.data.reading import listed, pictures_in
 
     found: dict[Path, str] = {}
@@ -144,7 +144,7 @@ def pictures(sources: Sequence[str]) -> dict[Path, str]:
 
 def _framework(loaded: "Loaded") -> str:
     """What the spec trains on, which is installed where its run was made; the other one need not be."""
-    from mtrain.core import plugins
+    from mtrain.spec import plugins
 
     backend, policy = loaded.spec.backend, loaded.policy
     options = plugins.options("backends", backend.name, backend.options, path="backend.options", policy=policy)
@@ -169,7 +169,7 @@ def _on_one_rank(params: dict[str, Any], *, framework: str) -> dict[str, Any]:
 
 def _selecting(loaded: "Loaded", params: dict[str, Any]) -> "Loaded":
     """``loaded``, its model told the lowest score where it selects predictions itself."""
-    from mtrain.core import plugins
+    from mtrain.spec import plugins
 
     if "confidence" not in plugins.load("models", loaded.spec.model.name, policy=loaded.policy).Options.model_fields:
         return loaded

@@ -10,7 +10,7 @@ from mtrain.cli.completing import complete_model
 
 if TYPE_CHECKING:
     from mtrain.core.interfaces import Array
-    from mtrain.core.plugins import Policy
+    from mtrain.spec.plugins import Policy
     from mtrain.weights.models import Expected
     from mtrain.weights.reading import Weights
 
@@ -30,7 +30,7 @@ def weights() -> None:
 @click.option("--force", is_flag=True, help="Replace OUT.")
 def import_(file: Path, model: str, target: Path, *, force: bool) -> None:
     """Read FILE (.pdparams, .pt, .pth, .safetensors, a checkpoint or run) and write it under the names used here."""
-    from mtrain.core.errors import CheckpointError
+    from mtrain.errors import CheckpointError
     from mtrain.weights.writing import check_target
 
     if target.suffix != ".safetensors":
@@ -74,7 +74,7 @@ def show(file: Path) -> None:
 
 
 def _convert(file: Path, model: str | None, target: Path, *, deploy: bool = False) -> None:
-    from mtrain.core.errors import CheckpointError
+    from mtrain.errors import CheckpointError
     from mtrain.weights.models import expected, policy_of
     from mtrain.weights.names import exported
     from mtrain.weights.reading import read
@@ -119,8 +119,8 @@ def _fitted(found: "Weights", wanted: "Expected") -> "Mapping[str, Array]":
 
 def _fused(arrays: "Mapping[str, Array]", wanted: "Expected", *, policy: "Policy") -> "Mapping[str, Array]":
     """The state as the model's own ``fused`` makes it for inference."""
-    from mtrain.core import plugins
-    from mtrain.core.errors import CheckpointError
+    from mtrain.errors import CheckpointError
+    from mtrain.spec import plugins
 
     fused = getattr(plugins.load("models", wanted.model, policy=policy), "fused", None)
     if fused is None:

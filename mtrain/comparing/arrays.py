@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain.core.checkpoint import load
+from mtrain.core.checkpoint.store import load
 from mtrain.core.interfaces import Array, State
 
 SMALLEST = 1e-3

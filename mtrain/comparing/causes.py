@@ -18,7 +18,7 @@ from mtrain.comparing.differences import (
 )
 from mtrain.comparing.traces import BUFFERS, EMA, MOMENTS, WEIGHTS, Trace
 from mtrain.core.interfaces import Array, Recipe
-from mtrain.core.optimizer import ema_shares
+from mtrain.core.recipe import ema_shares
 
 EXPLAINED = 0.03
 """What a change may leave unexplained, as a share of the difference."""

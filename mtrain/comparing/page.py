@@ -6,7 +6,7 @@ from importlib import resources
 
 import numpy as np
 
-from mtrain.comparing import curves, tables, words
+from mtrain.comparing import curves, tables, wording
 from mtrain.comparing.curves import Bar, Line
 from mtrain.comparing.differences import LOSS, MEANING, MEASURED, NORM, WORDS
 from mtrain.comparing.referee import EXACT, GROWTH
@@ -44,14 +44,14 @@ def _head(result: Comparison) -> str:
     kind = "good" if result.agree else "bad"
     about = f"{result.facts.get('updates', '')}; {result.facts.get('optimizer', '')}; {result.facts.get('data', '')}"
     return (
-        f'<header><p class="what">mtrain compare: {escape(result.title)}</p><h1 class="{kind}">{escape(words.headline(result))}</h1>'
+        f'<header><p class="what">mtrain compare: {escape(result.title)}</p><h1 class="{kind}">{escape(wording.headline(result))}</h1>'
         f"<p>{escape(about)}. Profile <b>{result.profile.name}</b>: {escape(result.profile.meaning)}.</p></header>"
     )
 
 
 def _summary(result: Comparison) -> str:
     kinds = {True: "good", False: "bad", None: "plain"}
-    told = [f'<li class="{kinds[sentence.good]}">{escape(sentence.text)}</li>' for sentence in words.summary(result)]
+    told = [f'<li class="{kinds[sentence.good]}">{escape(sentence.text)}</li>' for sentence in wording.summary(result)]
     return f'<ul class="summary">{"".join(told)}</ul>' if told else ""
 
 
@@ -110,7 +110,7 @@ def _explained(result: Comparison) -> str:
 def _families(result: Comparison) -> list[tuple[str, Row]]:
     """Backends with the same bits are one line: its name, and one of them."""
     rows = {row.label: row for row in result.rows}
-    return [(words.listed(labels), rows[labels[0]]) for labels in result.alike()]
+    return [(wording.listed(labels), rows[labels[0]]) for labels in result.alike()]
 
 
 def _colour(label: str, result: Comparison) -> int:
@@ -147,7 +147,7 @@ def _same(result: Comparison) -> str:
     same = [label for label, against in result.against.items() if against.bits]
     if not same:
         return ""
-    return f"<p>No difference in any update, so no curve: <b>{escape(words.listed(same))}</b>.</p>"
+    return f"<p>No difference in any update, so no curve: <b>{escape(wording.listed(same))}</b>.</p>"
 
 
 def _growth(result: Comparison) -> list[str]:

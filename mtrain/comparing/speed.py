@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from mtrain.comparing.traces import seconds_of
-from mtrain.core.report_history import History, Record
+from mtrain.report.history import History, Record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

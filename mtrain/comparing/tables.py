@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mtrain.comparing.differences import LOSS, NORM, WORDS
 from mtrain.comparing.results import Comparison, Row
-from mtrain.core.report_words import duration
+from mtrain.report.wording import duration
 
 Table = tuple[Sequence[str], list[list[str]]]
 """Columns and rows."""

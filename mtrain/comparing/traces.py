@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core.errors import TrainingError
 from mtrain.core.interfaces import Array
-from mtrain.core.report_history import History, Record
 from mtrain.core.trace import SIZE
+from mtrain.errors import TrainingError
+from mtrain.report.history import History, Record
 
 WEIGHTS, MOMENTS, BUFFERS, EMA = "weights", "moments", "buffers", "ema"
 STATE = (MOMENTS, WEIGHTS, BUFFERS, EMA)

@@ -1,1 +1,1 @@
-"""Backend-agnostic core: seams, spec, loop, checkpoints, plans. No framework, no backend, no kind of task."""
+"""Training without any framework, backend or task: interfaces, the training loop, and what it needs."""

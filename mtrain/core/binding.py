@@ -3,7 +3,7 @@
 from types import ModuleType
 
 from mtrain.core import nn, ops
-from mtrain.core.errors import PluginError
+from mtrain.errors import PluginError
 
 _MARK = "__bound_to__"
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from mtrain.core.errors import CheckpointError
 from mtrain.core.interfaces import Progress
-from mtrain.core.spec import CheckpointSpec, EvaluateSpec
+from mtrain.errors import CheckpointError
+from mtrain.spec.model import CheckpointSpec, EvaluateSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

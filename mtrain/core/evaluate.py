@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core.errors import Interrupted
 from mtrain.core.interfaces import Array, Backend, Collective, Evaluator, HostBatch, Module, Optimizer
+from mtrain.errors import Interrupted
 
 Predictions = Callable[[Mapping[str, Array], HostBatch], Sequence[Any]]
 """``Model.predictions``."""

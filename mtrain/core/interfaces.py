@@ -56,7 +56,7 @@ class Recipe:
     ema_ramp: float = 2000.0
     """In updates: after update k the decay is ``ema_decay * (1 - exp(-k / ema_ramp))``; 0: no ramp."""
     ema_rule: Literal["ramp", "threshold"] = "ramp"
-    """How the decay rises: see ``core.optimizer.ema_shares``."""
+    """How the decay rises: see ``core.recipe.ema_shares``."""
     sync_batchnorm: bool = False
     channels_last: bool = False
     compile: bool = False
@@ -469,7 +469,7 @@ class TaskKind(Protocol):
     """A kind of task, the value of its name in ``assembly.TASKS``: constructed as ``kind(spec, opened, training=)``."""
 
     def __call__(self, spec: Any, data: Any, *, training: bool = True) -> TaskData:
-        """``data``: what ``mtrain.data.open_data`` returns; without ``training`` only the evaluation split is read."""
+        """``data``: what ``mtrain.tasks.datasets.open_data`` returns; without ``training`` only the evaluation split is read."""
         ...
 
     def pictures(self, spec: Any, files: Sequence[Path], labels: Mapping[str, Any]) -> PictureData:
@@ -510,7 +510,7 @@ class Launcher(Protocol):
     """Whether its command is a process that starts the ranks as its children; False: the command is the rank."""
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
-        """``argv`` is what one rank runs, without the interpreter (``-m mtrain.worker ...``)."""
+        """``argv`` is what one rank runs, without the interpreter (``-m mtrain.rank.worker ...``)."""
         ...
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """Neutral layers, empty until ``core.binding.bind`` fills in a framework's; the stub ``nn.pyi`` is the contract."""
 
-from mtrain.core.errors import UnboundError
+from mtrain.errors import UnboundError
 
 NAMES = (
     "GELU",

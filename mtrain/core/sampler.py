@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.core.errors import SpecError
+from mtrain.errors import SpecError
 
 Indices = npt.NDArray[np.int64]
 

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Rates
-from mtrain.core.optimizer import scaling
-from mtrain.core.spec import ScheduleSpec, Spec
+from mtrain.core.recipe import scaling
+from mtrain.errors import SpecError
+from mtrain.spec.model import ScheduleSpec, Spec
 
 ONE_CYCLE_START = 1 / 25
 """Factor at the start of a one-cycle schedule (Smith and Topin, arXiv 1708.07120; the usual divisor)."""

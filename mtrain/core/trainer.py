@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.cadence import Cadence, advanced, scored
-from mtrain.core.errors import Interrupted, NonFiniteError
 from mtrain.core.interfaces import Backend, Batch, Loader, Module, Optimizer, Progress, Rates
+from mtrain.errors import Interrupted, NonFiniteError
 
 Record = dict[str, Any]
 

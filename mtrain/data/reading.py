@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from mtrain.core.errors import DataError
-from mtrain.core.files import read_text
-from mtrain.data.header import SUFFIXES, probe
+from mtrain.data.images.header import SUFFIXES, probe
+from mtrain.errors import DataError
+from mtrain.files import read_text
 
 Split: TypeAlias = Literal["train", "val", "test", "all"]
 """``all``: every picture there is; they are divided afterwards (``data.split``)."""

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host
-from mtrain.core.placement import LaunchOptions, rank_environment
-from mtrain.core.verdict import status_of_shell
+from mtrain.system.diagnosis import status_of_shell
+from mtrain.system.placement import LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^rank (\d+) ended with status (\d+)$", re.MULTILINE)
-"""What ``mtrain.backends._deepspeed.host`` lets be said of a rank that failed; DeepSpeed tells the status alone."""
+"""What ``mtrain.backends._deepspeed.starter`` lets be said of a rank that failed; DeepSpeed tells the status alone."""
 
 
 class DeepSpeedLauncher:
-    """One agent per host, ``mtrain.backends._deepspeed.host``: it writes the hostfile, starts DeepSpeed's launcher for its own
+    """One agent per host, ``mtrain.backends._deepspeed.starter``: it writes the hostfile, starts DeepSpeed's launcher for its own
     host alone (``--no_ssh``), and does what that one leaves undone.
 
     DeepSpeed is imported twice before the first rank starts, some five seconds of CPU time more than under torchrun; so it is
@@ -42,7 +42,7 @@ class DeepSpeedLauncher:
     def _agent(self, argv: Sequence[str], hosts: Sequence[Host], node: int) -> tuple[str, ...]:
         options = self.options
         return (
-            *(options.python, "-m", "mtrain.backends._deepspeed.host"),
+            *(options.python, "-m", "mtrain.backends._deepspeed.starter"),
             f"--hostfile={_run_dir(argv) / 'hostfile'}",
             *(f"--host={host.address} slots={host.slots}" for host in hosts),
             f"--node-rank={node}",

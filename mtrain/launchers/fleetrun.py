@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Command, Host
-from mtrain.core.placement import LaunchOptions, rank_environment
+from mtrain.errors import SpecError
+from mtrain.system.placement import LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^Container rank (\d+) status failed .* code (-?\d+) log ", re.MULTILINE)
 """The rank within this host, and its exit status, of the first failed process in Paddle's order."""

@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Command, Host
-from mtrain.core.placement import LaunchOptions, rank_environment
-from mtrain.core.verdict import status_of_shell
+from mtrain.errors import SpecError
+from mtrain.system.diagnosis import status_of_shell
+from mtrain.system.placement import LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^Process (\d+) exit with status code (\d+)\.$", re.MULTILINE)
 """What is printed of a rank that failed; of one that a signal ended, 128 and the signal's number."""
@@ -18,7 +18,7 @@ and the rank would be frozen and killed before it has saved anything."""
 
 
 class Horovodrun:
-    """On one host one agent, horovodrun. On several one agent per host, ``mtrain.backends._horovod.host``, which starts the
+    """On one host one agent, horovodrun. On several one agent per host, ``mtrain.backends._horovod.multi_host_starter``, which starts the
     ranks of that host: horovodrun would start those of the others over ssh sessions that nobody else can watch and end.
 
     Restarts are ours (``cluster.max_restarts``): this is no elastic job.
@@ -52,10 +52,10 @@ class Horovodrun:
     def _alone(self, host: Host, ranks: int) -> tuple[str, ...]:
         """Its rendezvous takes a port of its own; it takes the loopback interface and refuses another.
 
-        ``mtrain.backends._horovod.run`` runs horovodrun so that the rendezvous, too, is on that interface alone.
+        ``mtrain.backends._horovod.single_host_starter`` runs horovodrun so that the rendezvous, too, is on that interface alone.
         """
         # Without the cache it looks at this host each time, which is quick, and leaves no ~/.horovod behind.
-        module = ("-m", "mtrain.backends._horovod.run")
+        module = ("-m", "mtrain.backends._horovod.single_host_starter")
         starter = (self.options.python, *module, "--gloo", "--disable-cache", "-np", str(ranks))
         place = ("-H", f"{host.address}:{ranks}")
         return (*self._withheld("keep"), *starter, *place, *KEPT_SHELL, *self._withheld("restore"))
@@ -66,7 +66,7 @@ class Horovodrun:
 
     def _together(self, hosts: Sequence[Host], node: int) -> tuple[str, ...]:
         return (
-            *(self.options.python, "-m", "mtrain.backends._horovod.host"),
+            *(self.options.python, "-m", "mtrain.backends._horovod.multi_host_starter"),
             f"--node-rank={node}",
             "--hosts=" + ",".join(f"{host.address}:{host.slots}" for host in hosts),
             f"--rendezvous={self.options.master_addr}:{self.options.master_port}",

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Command, Host
-from mtrain.core.placement import LaunchOptions, rank_environment
+from mtrain.errors import SpecError
+from mtrain.system.placement import LaunchOptions, rank_environment
 
 
 class Local:

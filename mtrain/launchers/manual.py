@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mtrain.core.placement import CarryOptions, line_for
+from mtrain.system.placement import CarryOptions, line_for
 
 
 class Manual:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mtrain.core.hostnames import checked_host, checked_user
-from mtrain.core.placement import CarryOptions
-from mtrain.core.quoting import remote_command
+from mtrain.spec.hostnames import checked_host, checked_user
+from mtrain.system.placement import CarryOptions
+from mtrain.system.quoting import remote_command
 
 ALIVE_S = 15
 """Between two questions of ssh to a server that says nothing. Our own heartbeat is what counts."""
-AGENT = ("-m", "mtrain.hosts.agent")
+AGENT = ("-m", "mtrain.cluster.agent")
 
 
 class Ssh:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host
-from mtrain.core.placement import LaunchOptions, rank_environment
+from mtrain.system.placement import LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 """One entry of the ``ChildFailedError`` report that torchrun prints."""
@@ -17,7 +17,7 @@ LOG_FOLDER = "torchrun"
 class Torchrun:
     """One agent per host, which starts the ranks of that host.
 
-    ``mtrain.backends._torch.host`` runs torchrun with a store that listens at the address of the first host alone. The
+    ``mtrain.backends._torch.starter`` runs torchrun with a store that listens at the address of the first host alone. The
     static rendezvous needs nothing but an address and a port; restarts are ours (``cluster.max_restarts``), from the
     newest checkpoint, so torchrun's own are switched off.
     """
@@ -49,7 +49,7 @@ class Torchrun:
             *(
                 self.options.python,
                 "-m",
-                "mtrain.backends._torch.host",
+                "mtrain.backends._torch.starter",
                 f"--nnodes={nodes}",
                 *place,
                 f"--nproc-per-node={ranks}",

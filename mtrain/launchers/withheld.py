@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mtrain.launchers import environment
+from mtrain.system import environment
 
 VARIABLE = "MTRAIN_WITHHELD_ENVIRONMENT"
 """Tells ``restore`` where ``keep`` has put the environment; no rank sees it."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from mtrain.comparing.referee import EXACT
 from mtrain.core.interfaces import Array, Backend, Precision, Rates, Recipe, State
-from mtrain.testing.finding import Measure
-from mtrain.testing.site import FIRST_UPDATE, Reference, Site
+from mtrain.testing.check_context import FIRST_UPDATE, Reference, Site
+from mtrain.testing.checks import Measure
 
 MICRO_BATCH, SIDE, WIDTH = 4, 320, 8
 CONTRAST, BRIGHTNESS = 0.03, (0.60, 0.55, 0.50)

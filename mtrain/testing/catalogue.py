@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from mtrain.testing import accuracy, collectives, exchanges, learning, states
-from mtrain.testing.finding import Check, Measure
-from mtrain.testing.site import Site
+from mtrain.testing.check_context import Site
+from mtrain.testing.checks import Check, Measure
 
 ORDER_OF_ADDITION = "Samples and weights are those of every other backend; only the order of additions may differ."
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from mtrain.core.collective import barrier, broadcast, mean
 from mtrain.core.interfaces import Array, HostBatch, Tensor
-from mtrain.testing.finding import Measure, none_of
-from mtrain.testing.site import Site
+from mtrain.testing.check_context import Site
+from mtrain.testing.checks import Measure, none_of
 
 ROUNDS = 20
 

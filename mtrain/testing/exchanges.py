@@ -6,8 +6,8 @@ import numpy as np
 
 from mtrain.core.interfaces import Array, Rates, State
 from mtrain.core.traffic import sent_bytes
-from mtrain.testing.finding import Measure
-from mtrain.testing.site import Site
+from mtrain.testing.check_context import Site
+from mtrain.testing.checks import Measure
 from mtrain.testing.training import Case
 
 MICRO_BATCHES, MICRO_BATCH, PIXELS, WIDTH = 4, 4, 192, 256

@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mtrain.core import config, launch, plan, plugins
-from mtrain.core.config import Given, Loaded
-from mtrain.core.errors import PluginError, UsageError
 from mtrain.core.interfaces import Command
-from mtrain.core.plan import Machine, Plan
-from mtrain.core.report_console import Quiet
-from mtrain.core.runfolder import RunFolder
+from mtrain.errors import PluginError, UsageError
+from mtrain.jobs import plan, supervisor
+from mtrain.jobs.plan import Machine, Plan
+from mtrain.report.console import Quiet
+from mtrain.spec import config, plugins
+from mtrain.spec.config import Given, Loaded
+from mtrain.system.runfolder import RunFolder
 from mtrain.testing import training
-from mtrain.testing.site import JOB
+from mtrain.testing.check_context import JOB
 
 RANKS_PROGRAM = "mtrain.testing.ranks"
 SPEC = "vit_digits"
@@ -134,9 +135,9 @@ class Jobs:
         planned = self.plan(loaded, run_dir, arguments, mark)
         said = io.StringIO()
         environ = {**self._wanted.environ, JOB: mark}
-        job = launch.Job(display=Quiet(said), environ=environ, stream=said)
-        code = launch.run(planned, job)
-        if code in launch.EXIT_CODES.values():
+        job = supervisor.Job(display=Quiet(said), environ=environ, stream=said)
+        code = supervisor.run(planned, job)
+        if code in supervisor.EXIT_CODES.values():
             raise KeyboardInterrupt
         return Ended(code=code, text=said.getvalue(), run_dir=run_dir, job=mark, at=time.time())
 
@@ -176,5 +177,5 @@ def _load(backend: str, ranks: int, overrides: Sequence[str]) -> Loaded:
 
 def _of_kit(command: Command, arguments: Sequence[str]) -> Command:
     """The command with the kit's ranks in place of mtrain's."""
-    argv = [RANKS_PROGRAM if word == "mtrain.worker" else word for word in command.argv]
+    argv = [RANKS_PROGRAM if word == "mtrain.rank.worker" else word for word in command.argv]
     return replace(command, argv=(*argv, *arguments))

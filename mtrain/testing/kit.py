@@ -8,19 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mtrain.core import checkpoint, runfolder
-from mtrain.core.errors import LaunchError, UsageError
-from mtrain.core.placement import LOOPBACK
-from mtrain.core.runfolder import RunFolder
-from mtrain.core.suggest import hint
-from mtrain.testing import diary, training
+from mtrain.core.checkpoint import store
+from mtrain.errors import LaunchError, UsageError
+from mtrain.spec.suggest import hint
+from mtrain.system import runfolder
+from mtrain.system.placement import LOOPBACK
+from mtrain.system.runfolder import RunFolder
+from mtrain.testing import rank_records, training
 from mtrain.testing.catalogue import CHECKS, DIES, ENTERS, LEAVES, LIGHT, ON_RANKS, ONE, TASK
-from mtrain.testing.diary import Pages
-from mtrain.testing.finding import Check, Finding, Measure, none_of, worst_of_ranks
+from mtrain.testing.check_context import processes_of
+from mtrain.testing.checks import Check, Finding, Measure, none_of, worst_of_ranks
 from mtrain.testing.jobs import Ended, Jobs, Wanted
-from mtrain.testing.leaving import DEATH_FILE
+from mtrain.testing.rank_records import Pages
 from mtrain.testing.ranks import THREADS_FILE
-from mtrain.testing.site import processes_of
+from mtrain.testing.teardown import DEATH_FILE
 
 __all__ = ["Conformance", "Wanted", "chosen", "run"]
 
@@ -150,7 +151,7 @@ class _Kit:
             arguments = ("--part", "checks", "--checks", asked)
             ended = self._jobs.run(self._jobs.tested(self._ranks), f"checks-{attempt}", arguments)
             pages = Pages.of(ended.run_dir, self._ranks)
-            self._result.precision = diary.told(ended.run_dir).get("precision", self._result.precision)
+            self._result.precision = rank_records.told(ended.run_dir).get("precision", self._result.precision)
             unfinished = (check for check in (LIGHT, ENTERS, *waiting, LEAVES) if not pages.finished(check))
             guilty = next(unfinished, LEAVES if ended.code else None)
             for check in waiting:
@@ -201,11 +202,11 @@ class _Kit:
         solo, tested = self._jobs.solo(self._framework, short), self._jobs.tested(self._ranks, short)
         for name, loaded in (("task-solo", solo), ("task", tested)):
             ended = self._jobs.run(loaded, name, None)
-            newest = checkpoint.newest(RunFolder(ended.run_dir).checkpoints)
+            newest = store.newest(RunFolder(ended.run_dir).checkpoints)
             if ended.code or newest is None:
                 return Finding(check=TASK, error=f"{ended.run_dir}: {_error(ended)}")
             summary = json.loads(RunFolder(ended.run_dir).summary.read_text())
-            found.append((training.flat(checkpoint.load(newest).state), summary["last"] or {}))
+            found.append((training.flat(store.load(newest).state), summary["last"] or {}))
         (expected, figures), (learnt, own_figures) = found
         differences = training.differences(expected, learnt)
         worst = max(differences, key=lambda name: differences[name])
@@ -223,13 +224,13 @@ def _ports_taken(ended: Ended) -> Measure:
 
     Looked for behind the job: what a framework holds until its process ends (Paddle its store) harms nobody.
     """
-    ports = diary.told(ended.run_dir).get("ports", ())
+    ports = rank_records.told(ended.run_dir).get("ports", ())
     return none_of("ports that stay taken behind the job", [str(port) for port in ports if not _is_free(port)])
 
 
 def _error(ended: Ended) -> str:
     """What ended a job, in a line or two."""
-    stuck = diary.stuck(ended.run_dir)
+    stuck = rank_records.stuck(ended.run_dir)
     if stuck:
         return stuck
     failures = runfolder.read_failures(RunFolder(ended.run_dir))

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from mtrain.core.collective import broadcast
-from mtrain.core.errors import TrainingError
 from mtrain.core.interfaces import Array, Backend, Module, Precision, Rates, State
+from mtrain.errors import TrainingError
 from mtrain.testing import training
+from mtrain.testing.check_context import CLIPPED, Site
+from mtrain.testing.checks import Measure, none_of
 from mtrain.testing.convnet import build
-from mtrain.testing.finding import Measure, none_of
-from mtrain.testing.site import CLIPPED, Site
 from mtrain.testing.training import Case
 
 CASES: Mapping[str, Case] = {

@@ -1,7 +1,7 @@
 """What one rank of the conformance kit runs: ``python -m mtrain.testing.ranks --run-dir RUN --part PART ...``.
 
 PART is ``reference`` (one rank of solo writes what it learns), ``checks`` (several checks in one job), ``one`` (the job of
-one rank) or ``death``. Started by the plan of a launcher, as ``mtrain.worker`` is.
+one rank) or ``death``. Started by the plan of a launcher, as ``mtrain.rank.worker`` is.
 """
 
 import argparse
@@ -18,18 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain import rank
-from mtrain.core import checkpoint, config, plugins
 from mtrain.core.binding import bind
-from mtrain.core.errors import PluginError
+from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.interfaces import Backend, Progress
-from mtrain.core.runfolder import RunFolder
-from mtrain.core.spec import Spec
-from mtrain.testing import accuracy, learning, leaving, states, training
+from mtrain.errors import PluginError
+from mtrain.rank import process
+from mtrain.spec import config, plugins
+from mtrain.spec.model import Spec
+from mtrain.system.runfolder import RunFolder
+from mtrain.testing import accuracy, learning, states, teardown, training
 from mtrain.testing.catalogue import ENTERS, LEAVES, LIGHT, ON_RANKS, ONE
-from mtrain.testing.diary import Diary, tell
-from mtrain.testing.finding import none_of
-from mtrain.testing.site import (
+from mtrain.testing.check_context import (
     CLIPPED,
     FIRST_UPDATE,
     LOGITS,
@@ -40,6 +39,8 @@ from mtrain.testing.site import (
     own_id,
     processes_of,
 )
+from mtrain.testing.checks import none_of
+from mtrain.testing.rank_records import Diary, tell
 from mtrain.testing.training import BOUNDS
 
 FRAMEWORKS = ("torch", "paddle", "tensorflow", "jax", "horovod", "deepspeed")
@@ -59,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", required=True, help="the mark of the job's processes")
     parser.add_argument("--limit", type=float, required=True, help="seconds for one check")
     given = parser.parse_args(argv)
-    number = rank.number(os.environ)
+    number = process.number(os.environ)
 
-    def work(stop: rank.StopRequest, leave: rank.Leaving) -> None:
+    def work(stop: process.StopRequest, leave: process.Leaving) -> None:
         if given.part != "death":  # there, ranks hear requests as those of any job do; elsewhere nothing is to be saved
             for name in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(name, signal.SIG_DFL)
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         parts[given.part]()
 
-    return rank.run(work, run_folder=RunFolder(given.run_dir), rank=number)
+    return process.run(work, run_folder=RunFolder(given.run_dir), rank=number)
 
 
 def _described(spec: Spec) -> Backend:
@@ -86,7 +87,7 @@ def _described(spec: Spec) -> Backend:
 
 
 @contextmanager
-def _inside(described: Backend, leave: rank.Leaving) -> Iterator[Backend]:
+def _inside(described: Backend, leave: process.Leaving) -> Iterator[Backend]:
     """``with described:``, but an error is left before the other ranks can notice it: theirs follow from it."""
     with described as backend:
         try:
@@ -96,7 +97,7 @@ def _inside(described: Backend, leave: rank.Leaving) -> Iterator[Backend]:
             raise
 
 
-def run_checks(given: argparse.Namespace, number: int, leave: rank.Leaving) -> None:
+def run_checks(given: argparse.Namespace, number: int, leave: process.Leaving) -> None:
     """The chosen checks of the catalogue, one after the other, in one job."""
     wanted = given.checks.split(",")
     diary = Diary(given.run_dir, number, limit_s=given.limit)
@@ -126,7 +127,7 @@ def run_checks(given: argparse.Namespace, number: int, leave: rank.Leaving) -> N
             inside.close()
             if LEAVES.id in wanted:
                 usual = json.loads((given.references / THREADS_FILE).read_text())
-                measures += leaving.left(given.job, before, ranks=ids, usual_threads=usual)
+                measures += teardown.left(given.job, before, ranks=ids, usual_threads=usual)
 
 
 def _check_members(backend: Backend, name: str) -> None:
@@ -135,7 +136,7 @@ def _check_members(backend: Backend, name: str) -> None:
         raise PluginError(f"backend {name!r} has no {', '.join(lacking)}; see Backend in mtrain.core.interfaces")
 
 
-def run_one(given: argparse.Namespace, number: int, leave: rank.Leaving) -> None:
+def run_one(given: argparse.Namespace, number: int, leave: process.Leaving) -> None:
     """What one rank learns, once simply and once with everything."""
     diary = Diary(given.run_dir, number, limit_s=given.limit)
     described = _described(config.read(given.run_dir / "spec.json"))
@@ -149,17 +150,17 @@ def run_one(given: argparse.Namespace, number: int, leave: rank.Leaving) -> None
         measures += states.continues_solo(site)
 
 
-def run_death(given: argparse.Namespace, leave: rank.Leaving) -> None:
+def run_death(given: argparse.Namespace, leave: process.Leaving) -> None:
     """Train until the last rank is killed. The ports on which the job listens are left in a file."""
     faulthandler.dump_traceback_later(given.limit, exit=True)
     with _inside(_described(config.read(given.run_dir / "spec.json")), leave) as backend:
         bind(backend.nn, backend.ops)
         if backend.collective.rank == 0:
             tell(given.run_dir, ports=listening_ports(processes_of(given.job)))
-        leaving.die(backend, given.run_dir)
+        teardown.die(backend, given.run_dir)
 
 
-def write_reference(given: argparse.Namespace, leave: rank.Leaving) -> None:
+def write_reference(given: argparse.Namespace, leave: process.Leaving) -> None:
     """What one rank of solo learns, as ``site.Reference`` reads it."""
     with _inside(_described(config.read(given.run_dir / "spec.json")), leave) as backend:
         bind(backend.nn, backend.ops)

@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mtrain.core import checkpoint
+from mtrain.core.checkpoint import store
 from mtrain.core.evaluate import evaluate
 from mtrain.core.interfaces import Array, Backend, HostBatch, Precision, State
 from mtrain.core.sampler import Padded
 from mtrain.testing import training
+from mtrain.testing.check_context import LOGITS, Site
+from mtrain.testing.checks import Measure, none_of
 from mtrain.testing.convnet import SHAPES, build, data
-from mtrain.testing.finding import Measure, none_of
-from mtrain.testing.site import LOGITS, Site
 from mtrain.testing.training import Case
 
 HALF_WAY = 3
@@ -96,10 +96,10 @@ def continues_solo(site: Site) -> list[Measure]:
     """A checkpoint that one rank of ``solo`` wrote is resumed; the job ends as ``solo`` would have ended it."""
     backend, c = site.backend, site.backend.collective
     case = replace(CONTINUED, precision=site.precision)
-    newest = checkpoint.newest(site.reference.checkpoints())
+    newest = store.newest(site.reference.checkpoints())
     assert newest is not None
     model, optimizer = backend.prepare(build, case.recipe(c.size))
-    backend.restore(model, optimizer, checkpoint.load(newest).state)
+    backend.restore(model, optimizer, store.load(newest).state)
     batches = training.batches_of(backend, case, start=HALF_WAY)
     for update in range(HALF_WAY, training.UPDATES):
         training.update_once(backend, model, optimizer, batches, case, update)
@@ -149,9 +149,9 @@ def evaluated(
     """Evaluate what the half-way checkpoint holds. Returns (what was collected, figures, whether the model trains again)."""
     c, case = backend.collective, replace(CONTINUED, precision=precision)
     model, optimizer = backend.prepare(build, case.recipe(c.size))
-    newest = checkpoint.newest(checkpoint_folder)
+    newest = store.newest(checkpoint_folder)
     assert newest is not None
-    backend.restore(model, optimizer, checkpoint.load(newest).state)
+    backend.restore(model, optimizer, store.load(newest).state)
     evaluator = Collected()
     figures = evaluate(backend, model, optimizer, _pictures(c.rank, c.size), predictions=_rows, evaluator=evaluator)
     return evaluator, figures, bool(model.training)

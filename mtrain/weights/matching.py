@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mtrain.core.errors import CheckpointError, SpecError
 from mtrain.core.interfaces import Array, Published
+from mtrain.errors import CheckpointError, SpecError
 from mtrain.weights.names import COUNTER, is_matrix, neutral_names
 from mtrain.weights.reading import Weights
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrain.core import plugins
-from mtrain.core.errors import CheckpointError, MtrainError, SpecError
 from mtrain.core.interfaces import Published
-from mtrain.core.spec import Spec
+from mtrain.errors import CheckpointError, MtrainError, SpecError
+from mtrain.spec import plugins
+from mtrain.spec.model import Spec
 from mtrain.weights.matching import Match, Wanted, match, refuse_folded, refuse_nothing
 from mtrain.weights.names import neutral_names, published_of
 from mtrain.weights.outline import Question, SpecOutline, classes_in, outlines

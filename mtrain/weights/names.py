@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mtrain.core.errors import CheckpointError
 from mtrain.core.interfaces import Array, Published
+from mtrain.errors import CheckpointError
 from mtrain.weights.reading import Layout
 
 _FROM_PADDLE = {"_mean": "running_mean", "_variance": "running_var"}

@@ -14,8 +14,8 @@ from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from mtrain.core.errors import UnboundError
 from mtrain.core.interfaces import Task
+from mtrain.errors import UnboundError
 from mtrain.weights.matching import Wanted
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def classes_in(
 
 
 def _answer(question: Question) -> dict[str, tuple[tuple[int, ...], str]] | None:
-    from mtrain.core import plugins
     from mtrain.core.collective import OneRank
+    from mtrain.spec import plugins
 
     policy = plugins.read_policy(question.policy)
     options = plugins.options("models", question.model, question.options, path="model.options", policy=policy)

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mtrain.core import checkpoint
-from mtrain.core.checkpoint_files import ARRAYS
-from mtrain.core.errors import CheckpointError
+from mtrain.core.checkpoint import store
+from mtrain.core.checkpoint.format import ARRAYS
 from mtrain.core.interfaces import Array
+from mtrain.errors import CheckpointError
 from mtrain.weights.arrays import MIB, check_growth, widened
 from mtrain.weights.pickles import Refused, load
 from mtrain.weights.torch_files import ZIP_START, is_legacy, read_legacy, read_zip
@@ -150,17 +150,17 @@ def _safetensors(path: Path, content: bytes) -> dict[str, Array]:
 
 
 def _read_folder(path: Path) -> Weights:
-    folder = path if (path / ARRAYS["weights"]).is_file() or path.name.startswith(checkpoint.PREFIX) else None
+    folder = path if (path / ARRAYS["weights"]).is_file() or path.name.startswith(store.PREFIX) else None
     if folder is None:
-        runs = [found for found in (path / "checkpoints", path) if checkpoint.listed(found)]
+        runs = [found for found in (path / "checkpoints", path) if store.listed(found)]
         if not runs:
             raise CheckpointError(f"{path}: neither a checkpoint nor a run folder with checkpoints; {EXPECTED}")
-        folder = checkpoint.best(runs[0]) or checkpoint.newest(runs[0])
+        folder = store.best(runs[0]) or store.newest(runs[0])
         if folder is None:
             raise CheckpointError(
                 f"{path}: none of its checkpoints is intact; `mtrain checkpoint verify {shlex.quote(str(path))}` says why"
             )
-    saved = checkpoint.load(folder)
+    saved = store.load(folder)
     part = "averaged weights" if saved.state.ema else "weights"
     model = dict(saved.spec.get("model") or {})
     return Weights(

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core.checkpoint_files import described, shapes_of
-from mtrain.core.errors import CheckpointError
-from mtrain.core.spec import Spec
+from mtrain.core.checkpoint.format import described, shapes_of
+from mtrain.errors import CheckpointError
+from mtrain.spec.model import Spec
 from mtrain.weights.outline import SpecOutline
 
 _SHOWN = 3

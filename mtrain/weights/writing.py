@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain.core.errors import CheckpointError
 from mtrain.core.interfaces import Array
-from mtrain.core.suggest import closest
+from mtrain.errors import CheckpointError
+from mtrain.spec.suggest import closest
 from mtrain.weights.reading import Layout
 from mtrain.weights.torch_files import CODES
 

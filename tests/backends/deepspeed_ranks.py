@@ -46,7 +46,7 @@ def yolov5n(backend: Any, updates: int = 50, **fields: Any) -> Any:
     """YOLOv5n on squares of 64 pixels, channels last, two micro batches per update."""
     from mtrain.core.binding import bind
     from mtrain.core.interfaces import Task
-    from mtrain.models.yolov5 import YOLOv5n
+    from mtrain.models.yolov5.model import YOLOv5n
 
     bind(backend.nn, backend.ops)
     torch.set_num_threads(1)

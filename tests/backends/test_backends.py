@@ -42,7 +42,7 @@ def test_a_framework_that_is_not_installed_is_named_with_the_remedy(name: str, e
     done = python(f"""
         import sys
         from mtrain.backends.solo import Solo
-        from mtrain.core.errors import LaunchError
+        from mtrain.errors import LaunchError
         sys.path = [folder for folder in sys.path if "-packages" not in folder]
         backend = Solo(Solo.Options(framework="{name}"))
         try:
@@ -57,7 +57,7 @@ def test_cuda_where_there_is_none_is_refused(framework: Framework) -> None:
     done = python(
         f"""
         from mtrain.backends.solo import Solo
-        from mtrain.core.errors import LaunchError
+        from mtrain.errors import LaunchError
         try:
             with Solo(Solo.Options(device="cuda", framework="{framework.name}")):
                 pass

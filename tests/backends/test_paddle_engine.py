@@ -8,8 +8,8 @@ import pytest
 
 from mtrain.backends._paddle import kernels, paddle
 from mtrain.backends._paddle.flat import Flat
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Rates
+from mtrain.errors import SpecError
 from tests.backends.recipes import recipe, update
 from tests.contract.convnet import build
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from mtrain.backends._paddle import place
+from mtrain.backends._paddle import rank_environment
 from mtrain.backends._paddle.channel import Channel, PeerLost
 from mtrain.backends.fleet import Fleet
-from mtrain.core import plugins
-from mtrain.core.errors import LaunchError, SpecError
+from mtrain.errors import LaunchError, SpecError
+from mtrain.spec import plugins
 from tests.ports import held_port
 
 ROOT = Path(__file__).parents[2]
@@ -164,14 +164,16 @@ def test_a_rank_finds_its_place_in_what_the_launcher_says():
         "PADDLE_TRAINERS_NUM": "4",
         "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:7000,10.0.0.1:7001,10.0.0.2:7000,10.0.0.2:7001",
     }
-    assert place.of_this_rank(said) == place.Place(rank=3, local_rank=1, size=4, first=("10.0.0.1", 7000))
-    told = place.of_this_rank(said | {"MTRAIN_JOB_SECRET": "w0rd"})
+    assert rank_environment.of_this_rank(said) == rank_environment.Place(
+        rank=3, local_rank=1, size=4, first=("10.0.0.1", 7000)
+    )
+    told = rank_environment.of_this_rank(said | {"MTRAIN_JOB_SECRET": "w0rd"})
     assert told.secret == "w0rd"
     assert "w0rd" not in repr(told)
 
 
 def test_a_process_that_no_launcher_started_is_told_how_to(monkeypatch):
-    for name in place.NEEDED:
+    for name in rank_environment.NEEDED:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(
         LaunchError, match=r"not started by Paddle's launcher: PADDLE_TRAINER_ID, .* not set; use `mtrain"

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.core.errors import CheckpointError, SpecError
 from mtrain.core.interfaces import Rates, State
-from mtrain.core.optimizer import ema_shares
+from mtrain.core.recipe import ema_shares
+from mtrain.errors import CheckpointError, SpecError
 from tests.backends.recipes import BATCH, LOUD, OPTIONS, recipe, update
 from tests.contract.convnet import build
 from tests.contract.training import start_weights

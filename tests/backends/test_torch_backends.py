@@ -43,7 +43,7 @@ def test_unknown_options_are_refused() -> None:
 def test_ddp_without_a_starter_says_how_to_start_it() -> None:
     done = python("""
         from mtrain.backends.ddp import DDP
-        from mtrain.core.errors import LaunchError
+        from mtrain.errors import LaunchError
         try:
             with DDP(DDP.Options(device="cpu")):
                 pass

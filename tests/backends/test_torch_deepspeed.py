@@ -21,8 +21,8 @@ from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._torch import rules
 from mtrain.backends._torch.engine import channels_last as lay_channels_last
 from mtrain.backends._torch.layout import channels_last
-from mtrain.backends._torch.parts import Part, spans_of
 from mtrain.backends._torch.shard_rules import ShardRule, vector_width
+from mtrain.backends._torch.shards import Part, spans_of
 from mtrain.backends.deepspeed import DeepSpeed
 from tests.backends.processes import ROOT, python
 from tests.backends.recipes import recipe
@@ -229,7 +229,7 @@ def test_further_keys_are_laid_over_what_mtrain_writes() -> None:
 # ----------------------------------------------------------------------------------------------------- errors and endings
 ENTER = """
     from mtrain.backends.deepspeed import DeepSpeed
-    from mtrain.core.errors import MtrainError
+    from mtrain.errors import MtrainError
     try:
         with DeepSpeed(DeepSpeed.Options(device="cpu")):
             pass
@@ -268,7 +268,7 @@ def test_gradients_in_float64_are_reduced_in_stage_0() -> None:
         library.load("cpu")
         warnings.simplefilter("ignore")
         from deepspeed.runtime.engine import split_half_float_double_sparse
-        from mtrain.backends._deepspeed.double import engines_in_float64
+        from mtrain.backends._deepspeed.float64 import engines_in_float64
         with engines_in_float64():
             pass
         _, found = split_half_float_double_sparse([torch.zeros(2, dtype=torch.float64), torch.zeros(3)])
@@ -284,7 +284,7 @@ def test_values_that_deepspeed_cannot_read_are_refused_in_one_sentence() -> None
         warnings.simplefilter("ignore")
         from mtrain.backends._deepspeed import library
         from mtrain.backends._deepspeed.settings import Sharding, settings
-        from mtrain.core.errors import SpecError
+        from mtrain.errors import SpecError
         from tests.backends.recipes import recipe
         library.load("cpu")
         for extra in ({}, {"zero_optimization": {"overlap_comm": "banana"}}, {"wall_clock_breakdown": "x"}):

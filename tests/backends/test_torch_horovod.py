@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mtrain import interpreter
 from mtrain.backends.horovod import Horovod
-from mtrain.core.errors import UsageError
-from mtrain.core.spec import Spec
+from mtrain.errors import UsageError
+from mtrain.spec.model import Spec
+from mtrain.system import interpreter
 
 ROOT = Path(__file__).parents[2]
 RANKS = Path(__file__).with_name("horovod_ranks.py")
@@ -179,7 +179,7 @@ def rank_script(folder: Path, body: str, options: str = "") -> str:
         import os, signal, sys, time
         from mtrain.backends.horovod import Horovod
         from mtrain.core.collective import barrier
-        from mtrain.core.errors import MtrainError
+        from mtrain.errors import MtrainError
         options = Horovod.Options(device="cpu", {options})
         """
     script.write_text(textwrap.dedent(head) + textwrap.dedent(body))
@@ -247,7 +247,7 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 ENTER = """
     from mtrain.backends.horovod import Horovod
-    from mtrain.core.errors import MtrainError
+    from mtrain.errors import MtrainError
     try:
         with Horovod(Horovod.Options(device="cpu")):
             pass

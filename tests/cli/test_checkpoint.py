@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from mtrain.cli import main
-from mtrain.cli.starting import AUTO, latest_run
-from mtrain.core import runfolder
-from mtrain.core.checkpoint import Checkpoints
+from mtrain.cluster.start import AUTO, latest_run
+from mtrain.core.checkpoint.store import Checkpoints
 from mtrain.core.interfaces import Progress, State
+from mtrain.system import runfolder
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain.data.classification_digits import DigitsClasses
-from mtrain.data.decode import decode
-from mtrain.data.drawing import save_picture
+from mtrain.data.images.decode import decode
+from mtrain.data.images.drawing import save_picture
+from mtrain.tasks.classification.digits import DigitsClasses
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 QUICK = ["data.workers=1", "train.batch_size=96", "optimizer.rate=0.004", "report.tensorboard=false"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mtrain.cli import main
-from mtrain.cli.compare_jobs import parse_variants
-from mtrain.core.errors import UsageError
+from mtrain.comparing.jobs import parse_variants
+from mtrain.errors import UsageError
 
 FAULTY = Path(__file__).parent / "faulty" / "plugins.toml"
 SPEC = [

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from mtrain.cli import main
-from mtrain.core import config
-from mtrain.core.layers import lookup
-from mtrain.importing.conversion import convert
-from mtrain.importing.documents import read
+from mtrain.importers.conversion import convert
+from mtrain.importers.documents import read
+from mtrain.spec import config
+from mtrain.spec.provenance import lookup
 
 DATA = Path(__file__).parents[1] / "data"
 PADDLE = DATA / "official_yaml" / "paddledetection"

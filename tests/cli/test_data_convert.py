@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mtrain.cli import main
-from mtrain.core.spec import DataSpec
-from mtrain.data.opening import open_data
-from mtrain.data.sample import Annotations
+from mtrain.spec.model import DataSpec
+from mtrain.tasks.datasets import open_data
+from mtrain.tasks.detection.annotations import Annotations
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
 NAMES = ["RBC", "WBC", "Platelets"]

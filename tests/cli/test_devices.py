@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from mtrain.cli import main
-from mtrain.core import placement
+from mtrain.system import placement
 
 DIGITS = ("-c", "digits", "--backend", "solo", "--epochs", "1", "--name", "first")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mtrain.cli import main
-from mtrain.core.plugins import Entry
-from mtrain.hosts.libraries import libraries, this_host
+from mtrain.cluster.preflight.libraries import libraries, this_host
+from mtrain.spec.plugins import Entry
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +89,7 @@ def test_the_ranks_of_a_backend_add_up(capsys, tmp_path, backend, ranks):
 
 @pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia[0-9]*"))), reason="this machine has a GPU")
 def test_an_all_reduce_that_fails_is_told_with_its_error_and_its_logs_stay(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("mtrain.core.placement.count_devices", lambda environ: 1)  # or the plan would refuse CUDA
+    monkeypatch.setattr("mtrain.system.placement.count_devices", lambda environ: 1)  # or the plan would refuse CUDA
     code, found = doctor(capsys, "-b", "solo", "-o", "backend.options.device=cuda")
     assert code == 1
     (finding,) = found["all-reduce"]

@@ -46,7 +46,7 @@ VALUES = {
 
 @pytest.mark.parametrize("line", VALUES)
 def test_a_flag_of_another_project_becomes_values_of_the_spec_with_the_flag_as_their_origin(line):
-    from mtrain.core.layers import lookup
+    from mtrain.spec.provenance import lookup
 
     loaded = flags(line)
     for path, value in VALUES[line].items():
@@ -217,7 +217,7 @@ def test_a_message_never_suggests_what_was_written(here, capsys):  # noqa: F811
 
 # ------------------------------------------------------------------------------------------------------------- aliases
 def test_an_override_changes_one_use_of_a_yaml_alias_and_not_its_twin(here):  # noqa: F811
-    from mtrain.core import config
+    from mtrain.spec import config
 
     (here / "a.yml").write_text(
         "_BASE_: yolov5n\n"

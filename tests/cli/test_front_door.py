@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from mtrain.cli import COMMANDS, COMPLETE, Front, completing_bash, front, main
 from mtrain.cli.options import JobCommand, job_options, load_job, spread_overrides
-from mtrain.core.errors import SpecError
+from mtrain.errors import SpecError
 
 
 @pytest.fixture(autouse=True)

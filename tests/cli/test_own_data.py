@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.cli import main
-from mtrain.core.plugins import load, names
+from mtrain.spec.plugins import load, names
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
 DATA_PAGE = Path(__file__).parents[2] / "docs" / "data.md"

@@ -30,11 +30,11 @@ def test_two_hosts_get_one_torchrun_command_each_that_differs_in_the_node_rank(c
     two = ("--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2", "--nproc-per-node", "2", "-o", "train.batch_size=16")
     first, second = plan_json(capsys, *two)["commands"]
     assert (first["host"], second["host"]) == ("10.0.0.1", "10.0.0.2")
-    assert first["argv"][:3] == [sys.executable, "-m", "mtrain.backends._torch.host"]
+    assert first["argv"][:3] == [sys.executable, "-m", "mtrain.backends._torch.starter"]
     assert first["argv"][3:] == [
         *("--nnodes=2", "--node-rank=0", "--nproc-per-node=2", "--master-addr=10.0.0.1", "--master-port=29500"),
         *("--max-restarts=0", "--log-dir=runs/yolov5n/logs/torchrun"),
-        *("-m", "mtrain.worker", "--run-dir", "runs/yolov5n"),
+        *("-m", "mtrain.rank.worker", "--run-dir", "runs/yolov5n"),
     ]
     assert [word.replace("rank=1", "rank=0") for word in second["argv"]] == first["argv"]
     assert first["env"] == second["env"]
@@ -53,7 +53,7 @@ def test_two_hosts_get_one_fleetrun_command_each_with_the_devices_that_were_sele
         *("--rank", "0", "--host", "10.0.0.1", "--nproc_per_node", "2", "--devices", "0,1"),
         *("--run_mode", "collective", "--max_restart", "0", "--log_dir", "runs/yolov5n/logs/fleetrun-0"),
         *(sys.executable, "-m", "mtrain.launchers.withheld", "restore"),
-        *(sys.executable, "-m", "mtrain.worker", "--run-dir", "runs/yolov5n"),
+        *(sys.executable, "-m", "mtrain.rank.worker", "--run-dir", "runs/yolov5n"),
     ]
     assert [pair for pair in zip(first["argv"], second["argv"], strict=True) if len(set(pair)) > 1] == [
         ("0", "1"),
@@ -114,7 +114,7 @@ def test_one_host_meets_on_loopback_at_a_free_port(capsys):
 def test_a_backend_without_rendezvous_is_started_directly(capsys):
     planned = plan_json(capsys, "-b", "solo", "--name", "mine")
     assert planned["launcher"] == "local"
-    assert planned["commands"][0]["argv"] == [sys.executable, "-m", "mtrain.worker", "--run-dir", "runs/mine"]
+    assert planned["commands"][0]["argv"] == [sys.executable, "-m", "mtrain.rank.worker", "--run-dir", "runs/mine"]
 
 
 def test_the_global_batch_is_shared_out_and_printed(capsys):
@@ -158,7 +158,7 @@ def test_a_taken_name_gets_a_number(capsys, tmp_path):
 def test_two_backends_can_be_compared(capsys):
     text = plan(capsys, "--diff", "ddp", "solo")
     assert text.startswith("--- ddp\n+++ solo\n")
-    assert any(line.startswith("-") and "mtrain.backends._torch.host" in line for line in text.splitlines())
+    assert any(line.startswith("-") and "mtrain.backends._torch.starter" in line for line in text.splitlines())
     assert not any(line.startswith(("-", "+")) and "rate  " in line for line in text.splitlines())
 
 
@@ -217,7 +217,7 @@ def test_ssh_brings_an_agent_to_each_host_and_nothing_of_the_spec_into_a_command
     assert (found["carrier"], found["launcher"]) == ("ssh", "torchrun")
     argv = found["brought"][1]
     assert (argv[0], argv[-2]) == ("ssh", "10.0.0.2")
-    assert argv[-1] == f"exec {sys.executable} -m mtrain.hosts.agent"
+    assert argv[-1] == f"exec {sys.executable} -m mtrain.cluster.agent"
     assert [argv[argv.index(flag) + 1] for flag in ("-p", "-i")] == ["2222", "my key"]
     assert "BatchMode=yes" in argv
     assert not any("reboot" in word for argv in found["brought"] for word in argv)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mtrain.cli import main
-from mtrain.core.checkpoint_files import Saved
-from mtrain.core.checkpoint_files import write as write_checkpoint
+from mtrain.core.checkpoint.format import Saved
+from mtrain.core.checkpoint.format import write as write_checkpoint
 from mtrain.core.interfaces import Progress, State
 from mtrain.weights.reading import read
 from mtrain.weights.writing import write
@@ -234,7 +234,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, capsys):
 
 def test_a_checkpoint_of_a_model_of_its_own_is_read_with_the_plugins_of_its_run(tmp_path, capsys):
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "own_model_of_a_run.py").write_text("from mtrain.models.yolov5 import YOLOv5n as Own\n")
+    (tmp_path / "own" / "own_model_of_a_run.py").write_text("from mtrain.models.yolov5.model import YOLOv5n as Own\n")
     (tmp_path / "own" / "plugins.toml").write_text('[models.own]\nmodule = "own_model_of_a_run:Own"\n')
     spec = {"plugins": str(tmp_path / "own" / "plugins.toml"), "model": {"name": "own", "options": {}}}
     neutral = tmp_path / "neutral.safetensors"

@@ -10,9 +10,9 @@ import numpy as np
 from mtrain.comparing.traces import Trace, trace_of
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Recipe, State
-from mtrain.core.optimizer import ema_shares
-from mtrain.core.report_history import History
+from mtrain.core.recipe import ema_shares
 from mtrain.core.trace import Tracer
+from mtrain.report.history import History
 
 SHAPES = {"conv.weight": (40, 9), "head.weight": (30, 5), "bn.weight": (25,), "head.bias": (30,)}
 GROUPS = (("bn.weight", "head.bias"), ("conv.weight", "head.weight"))

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mtrain.cli.compare_settling import nudged
-from mtrain.comparing import tables, words
+from mtrain.comparing import tables, wording
 from mtrain.comparing.differences import LOSS, NORM, difference
 from mtrain.comparing.page import page
 from mtrain.comparing.profiles import PROFILES, violations
 from mtrain.comparing.referee import EXACT, GROWTH, Referee, measured
+from mtrain.comparing.referee_jobs import nudged
 from mtrain.comparing.results import Against, Comparison, Row
 from mtrain.comparing.speed import speed_of
 from mtrain.comparing.traces import WEIGHTS, Trace
@@ -48,13 +48,13 @@ def settled(jobs: dict[str, Trace], *, nudge: Trace | None = None, exact: dict[s
 
 
 def told(result: Comparison) -> str:
-    return " / ".join(sentence.text for sentence in words.summary(result))
+    return " / ".join(sentence.text for sentence in wording.summary(result))
 
 
 def test_the_reference_is_named_where_it_is_the_one_that_is_off() -> None:
     result = settled({"one": off_by(1e-2), "two": EXACTLY})
     assert not result.agree
-    assert words.headline(result) == "one is off: too far from float64 in the first update"
+    assert wording.headline(result) == "one is off: too far from float64 in the first update"
     assert "one is off: gradient norm of the first update 1.0e-02 from float64, allowed 3e-05" in told(result)
     assert "gradient norm off from float64 (2.203856): one 1.0e-02, two 0.0e+00" in told(result)
     assert result.verdict(result.rows[0]) == "reference, inexact"
@@ -65,7 +65,7 @@ def test_the_reference_is_named_where_it_is_the_one_that_is_off() -> None:
 
 def test_another_backend_is_named_where_it_is_off() -> None:
     result = settled({"one": EXACTLY, "two": off_by(1e-4)})
-    assert words.headline(result) == "two is off: too far from float64 in the first update"
+    assert wording.headline(result) == "two is off: too far from float64 in the first update"
     assert result.verdict(result.rows[1]) == "inexact"
     assert result.as_json()["backends"][1]["from_float64"][NORM] == pytest.approx(1e-4, rel=1e-2)
 

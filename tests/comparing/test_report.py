@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from mtrain.comparing import tables, words
+from mtrain.comparing import tables, wording
 from mtrain.comparing.arrays import farthest
 from mtrain.comparing.causes import Facts, causes
 from mtrain.comparing.curves import Line, curves
@@ -18,9 +18,9 @@ from mtrain.comparing.profiles import PROFILES, violations
 from mtrain.comparing.results import Against, Comparison, Row
 from mtrain.comparing.speed import left_out, speed_of
 from mtrain.core.interfaces import State
-from mtrain.core.report import finite
-from mtrain.core.report_history import History
 from mtrain.core.trace import Shares
+from mtrain.report.history import History
+from mtrain.report.reporter import finite
 from tests.comparing.jobs import RECIPE, Planted, run
 
 SPEED = {"kind": "update", "losses": {}, "rates": [0.1], "wait_share": 0.25}
@@ -69,27 +69,27 @@ def test_ranks_that_part_are_no_agreement_even_where_rank_0_has_the_same_bits(la
     parted = [replace(row, trace=replace(row.trace, drifted=5)) if row.label == label else row for row in alike.rows]
     result = replace(alike, rows=parted)
     assert not result.agree
-    assert words.headline(result) == f"The ranks of {label} do not hold the same weights"
+    assert wording.headline(result) == f"The ranks of {label} do not hold the same weights"
     assert result.verdict(next(row for row in result.rows if row.label == label)) == "ranks differ"
-    assert any(f"The ranks of {label} do not" in sentence.text for sentence in words.summary(result))
+    assert any(f"The ranks of {label} do not" in sentence.text for sentence in wording.summary(result))
 
 
 def test_backends_that_agree_are_said_to():
     result = comparison(ALIKE)
     assert result.agree
-    assert words.headline(result) == "All 3 backends agree within the profile float32"
-    told = [sentence.text for sentence in words.summary(result)]
+    assert wording.headline(result) == "All 3 backends agree within the profile float32"
+    told = [sentence.text for sentence in wording.summary(result)]
     assert told[0].startswith("one and two are the same, bit for bit, in all 12 updates")
     assert told[1].startswith("three agrees with one within float32: the loss is the same and the gradient norm")
     bitwise = comparison({"one": Planted(), "two": Planted()}, profile="bitwise")
-    assert words.headline(bitwise) == "All 2 backends train alike, bit for bit"
+    assert wording.headline(bitwise) == "All 2 backends train alike, bit for bit"
 
 
 def test_one_that_does_not_is_named_with_the_cause_and_the_update():
     result = comparison(WRONG)
     assert not result.agree
-    assert words.headline(result) == "<b>wrong</b> does not train like one"
-    (told,) = [sentence.text for sentence in words.summary(result) if sentence.good is False]
+    assert wording.headline(result) == "<b>wrong</b> does not train like one"
+    (told,) = [sentence.text for sentence in wording.summary(result) if sentence.good is False]
     assert "it clips at 5.0, the spec says 10" in told
     assert (
         "They part in update 2, in moments, weights and averaged weights; until then they are the same, bit for bit"
@@ -101,15 +101,15 @@ def test_one_that_does_not_is_named_with_the_cause_and_the_update():
 def test_one_that_did_not_run_makes_the_comparison_incomplete(row):
     result = comparison(ALIKE, rows=(row,))
     assert not result.agree
-    assert words.headline(result) == "The backends that ran agree; four did not run"
-    assert any(row.reason in sentence.text and sentence.good is False for sentence in words.summary(result))
+    assert wording.headline(result) == "The backends that ran agree; four did not run"
+    assert any(row.reason in sentence.text and sentence.good is False for sentence in wording.summary(result))
 
 
 def test_a_backend_that_does_not_repeat_itself_is_told():
     result = comparison(ALIKE)
     result = replace(result, rows=[replace(result.rows[0], repeats=False), *result.rows[1:]])
     assert not result.agree
-    assert any("one does not repeat itself" in sentence.text for sentence in words.summary(result))
+    assert any("one does not repeat itself" in sentence.text for sentence in wording.summary(result))
 
 
 def test_tables_have_a_row_per_backend():

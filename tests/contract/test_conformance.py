@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.launchers import environment
-from mtrain.testing import kit, words
+from mtrain.system import environment
+from mtrain.testing import kit, wording
 from mtrain.testing.catalogue import CHECKS, DIES, ONE, TASK
 from tests.contract import training
 from tests.contract.training import Case
@@ -63,7 +63,7 @@ def tested(framework: Framework, references: Path, tmp_path: Path) -> Tested:
             python=sys.executable,
         )
         found = kit.run(wanted, tmp_path, references=references)
-        assert found.passed, words.report(found)
+        assert found.passed, wording.report(found)
 
     return run
 

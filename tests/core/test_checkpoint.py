@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain.core import checkpoint, checkpoint_files
+from mtrain.core.checkpoint import store as checkpoint
+from mtrain.core.checkpoint import format
 from mtrain.core.cadence import scored
-from mtrain.core.checkpoint import Checkpoints, NoCheckpoints
-from mtrain.core.errors import CheckpointError, TrainingError
+from mtrain.core.checkpoint.store import Checkpoints, NoCheckpoints
+from mtrain.errors import CheckpointError, TrainingError
 from mtrain.core.interfaces import Progress, State
 
 SPEC = {"model": {"name": "yolov5n"}, "train": {"seed": 3}}
@@ -165,7 +166,7 @@ def test_no_byte_of_a_checkpoint_can_change_unnoticed(tmp_path):
 
 
 def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_files, "FORMAT", 2)
+    monkeypatch.setattr(format, "FORMAT", 2)
     path = save(store(tmp_path), 1)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="format is 2, this version reads 1"):
@@ -205,7 +206,7 @@ def test_a_best_checkpoint_that_is_written_again_stays_the_first_of_its_ties(tmp
 
 
 def test_summary_and_best_checkpoint_name_the_same_update_of_equal_scores(tmp_path):
-    from mtrain.worker import _Result
+    from mtrain.rank.worker import _Result
 
     scores = {1: 0.2, 2: 0.5, 3: 0.5, 4: 0.4, 5: 0.5}
     checkpoints, result = store(tmp_path, keep_last=1, keep_best=1), _Result(progress=Progress())
@@ -281,7 +282,7 @@ def test_a_writer_killed_at_any_moment_leaves_only_intact_checkpoints(tmp_path):
         """
         import sys, numpy as np
         from pathlib import Path
-        from mtrain.core.checkpoint import Checkpoints
+        from mtrain.core.checkpoint.store import Checkpoints
         from mtrain.core.interfaces import Progress, State
         checkpoints = Checkpoints(Path(sys.argv[1]), keep_last=2, keep_best=1, asynchronous=True)
         state = State(weights={str(i): np.full(20000, i, dtype=np.float32) for i in range(10)})
@@ -313,7 +314,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_with_the_last_good_one_intact(tm
         f"""
         import sys, numpy as np
         from pathlib import Path
-        from mtrain.core.checkpoint import Checkpoints
+        from mtrain.core.checkpoint.store import Checkpoints
         from mtrain.core.interfaces import Progress, State
         checkpoints = Checkpoints(Path(sys.argv[1]), keep_last=2, keep_best=1, asynchronous={asynchronous})
         for update, size in ((1, 10_000), (2, 100_000)):
@@ -360,7 +361,7 @@ def test_a_save_that_failed_beside_the_loop_can_be_asked_for_at_any_time(tmp_pat
         release.wait(60)
         raise full
 
-    monkeypatch.setattr(checkpoint_files, "write", write)
+    monkeypatch.setattr(format, "write", write)
     save(checkpoints, 1)
     checkpoints.check()
     release.set()

@@ -5,10 +5,11 @@ import threading
 import numpy as np
 import pytest
 
-from mtrain.core import checkpoint, checkpoint_sharing
-from mtrain.core.checkpoint_sharing import load_everywhere
-from mtrain.core.errors import CheckpointError
+from mtrain.core.checkpoint import sharing
+from mtrain.core.checkpoint import store as checkpoint
+from mtrain.core.checkpoint.sharing import load_everywhere
 from mtrain.core.interfaces import Progress, State
+from mtrain.errors import CheckpointError
 
 SPECIAL = np.array([0.0, -0.0, np.nan, np.inf, 1e-45], dtype=np.float32)
 
@@ -84,7 +85,7 @@ def same(one, other) -> None:
 
 @pytest.mark.parametrize("part_bytes", [7, 1 << 20])
 def test_ranks_without_the_folder_or_with_another_of_that_name_get_what_rank_0_has(tmp_path, monkeypatch, part_bytes):
-    monkeypatch.setattr(checkpoint_sharing, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(sharing, "PART_BYTES", part_bytes)
     folder = save(tmp_path / "first", value=1.0)
     other = save(tmp_path / "other", value=2.0)
     found = on_ranks([folder, tmp_path / "nowhere", other, folder])
@@ -94,7 +95,7 @@ def test_ranks_without_the_folder_or_with_another_of_that_name_get_what_rank_0_h
 
 def test_nothing_is_sent_where_all_can_read_it(tmp_path, monkeypatch):
     folder = save(tmp_path / "shared", value=1.0)
-    monkeypatch.setattr(checkpoint_sharing, "_send", None)
+    monkeypatch.setattr(sharing, "_send", None)
     for each in on_ranks([folder, folder]):
         same(each, checkpoint.load(folder))
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mtrain.core import binding, nn, ops
-from mtrain.core.errors import PluginError
+from mtrain.errors import PluginError
 
 CORE = Path(nn.__file__).parent
 
@@ -126,7 +126,7 @@ def test_layers_take_what_the_stub_declares(framework, key):
 # -------------------------------------------------------------------------------------------------------------- binding
 def test_before_a_backend_is_loaded_every_name_says_so():
     code = (
-        "import sys\nfrom mtrain.core import nn, ops\nfrom mtrain.core.errors import UnboundError\n"
+        "import sys\nfrom mtrain.core import nn, ops\nfrom mtrain.errors import UnboundError\n"
         "count = 0\n"
         "for module in (nn, ops):\n"
         "    for name in module.NAMES:\n"

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.core.errors import SpecError
 from mtrain.core.sampler import Padded, Shuffled, rank_share
+from mtrain.errors import SpecError
 
 jobs = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.core.config import load
-from mtrain.core.errors import SpecError
-from mtrain.core.optimizer import assign, check_frozen, group_rules, make_recipe, scaling
+from mtrain.core.recipe import assign, check_frozen, group_rules, make_recipe, scaling
 from mtrain.core.schedule import Schedule, factor, total_updates
-from mtrain.core.spec import ScheduleSpec, Spec
+from mtrain.errors import SpecError
+from mtrain.spec.config import load
+from mtrain.spec.model import ScheduleSpec, Spec
 
 
 def spec(**sections: Any) -> Spec:

@@ -14,10 +14,10 @@ import pytest
 
 from mtrain.core.cadence import Cadence, check_continues, scored
 from mtrain.core.collective import OneRank, barrier, broadcast, differing, mean
-from mtrain.core.errors import CheckpointError, Interrupted, NonFiniteError
 from mtrain.core.evaluate import evaluate, interruptible
 from mtrain.core.interfaces import Progress, Rates
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
+from mtrain.errors import CheckpointError, Interrupted, NonFiniteError
 
 
 class Scalar(float):
@@ -489,7 +489,7 @@ def test_an_evaluation_that_is_repeated_behind_the_same_update_does_not_use_up_p
 
 
 def test_the_first_of_equal_scores_stays_the_best_of_the_summary() -> None:
-    from mtrain.worker import _Result
+    from mtrain.rank.worker import _Result
 
     result, evaluator = _Result(progress=Progress()), Figures()
     told = [

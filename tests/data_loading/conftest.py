@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from mtrain.data.sample import Annotations, Picture, assemble
+from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
 
 SIZES = [(160, 120), (120, 160), (128, 128), (200, 90), (64, 48), (333, 250), (160, 160), (90, 100)]
 """(width, height)"""

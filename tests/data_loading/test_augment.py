@@ -4,16 +4,16 @@ import cv2
 import numpy as np
 import pytest
 
-from mtrain.core.spec import AugmentSpec
-from mtrain.data import mosaic
-from mtrain.data.colour import scale_hsv
-from mtrain.data.geometry import fitted_size, is_upright, map_boxes, random_map, survives
-from mtrain.data.pictures import Pictures
-from mtrain.data.quick import decode_quickly
-from mtrain.data.render import Renderer
-from mtrain.data.sample import Annotations
-from mtrain.data.sizing import AtMost
-from mtrain.data.source import DetectionSource
+from mtrain.data.images.colour import scale_hsv
+from mtrain.data.images.fast_decode import decode_quickly
+from mtrain.data.images.geometry import fitted_size, is_upright, map_boxes, random_map, survives
+from mtrain.spec.model import AugmentSpec
+from mtrain.tasks.detection.annotations import Annotations
+from mtrain.tasks.detection.augment import mosaic
+from mtrain.tasks.detection.augment.render import Renderer
+from mtrain.tasks.detection.cache_size import AtMost
+from mtrain.tasks.detection.picture_cache import Pictures
+from mtrain.tasks.detection.source import DetectionSource
 from tests.data_loading.rectangles import corners, ink
 
 SIDE = 128

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mtrain.core.spec import AugmentSpec, DataSpec
-from mtrain.data.loading import WorkerPool
-from mtrain.data.sample import Annotations, Picture, assemble
-from mtrain.data.source import DetectionSource
+from mtrain.data.loader.pool import WorkerPool
+from mtrain.spec.model import AugmentSpec, DataSpec
+from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.source import DetectionSource
 
 SIDE = 64
 DRAWS = 1000

@@ -7,9 +7,9 @@ import cv2
 import numpy as np
 import pytest
 
-from mtrain.data.geometry import fitted_size, letterbox
-from mtrain.data.sample import Picture, assemble
-from mtrain.data.source import DetectionSource
+from mtrain.data.images.geometry import fitted_size, letterbox
+from mtrain.tasks.detection.annotations import Picture, assemble
+from mtrain.tasks.detection.source import DetectionSource
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_yolov5"
 CASES = json.loads((GOLDEN / "letterbox.json").read_text())["cases"]

@@ -15,14 +15,14 @@ import numpy as np
 import psutil
 import pytest
 
-from mtrain.core.errors import DataError, SpecError, TrainingError
 from mtrain.core.interfaces import Loader
 from mtrain.core.sampler import Padded, Shuffled, rank_share
-from mtrain.core.spec import AugmentSpec
-from mtrain.data.loading import LIVES, ShardedLoader, WorkerPool
-from mtrain.data.ring import ArraySpec
-from mtrain.data.sample import Annotations
-from mtrain.data.source import DetectionSource
+from mtrain.data.loader.pool import LIVES, ShardedLoader, WorkerPool
+from mtrain.data.loader.shared_memory import ArraySpec
+from mtrain.errors import DataError, SpecError, TrainingError
+from mtrain.spec.model import AugmentSpec
+from mtrain.tasks.detection.annotations import Annotations
+from mtrain.tasks.detection.source import DetectionSource
 
 
 class Numbers:

@@ -7,13 +7,13 @@ import numpy as np
 import psutil
 import pytest
 
-from mtrain.core.errors import DataError, SpecError
-from mtrain.core.spec import AugmentSpec, DataSpec
-from mtrain.data.geometry import fitted_size
-from mtrain.data.pictures import DiskCache, Pictures, RamCache
-from mtrain.data.sample import Annotations
-from mtrain.data.sizing import AtMost, Fitted
-from mtrain.data.source import open_sources
+from mtrain.data.images.geometry import fitted_size
+from mtrain.errors import DataError, SpecError
+from mtrain.spec.model import AugmentSpec, DataSpec
+from mtrain.tasks.detection.annotations import Annotations
+from mtrain.tasks.detection.cache_size import AtMost, Fitted
+from mtrain.tasks.detection.picture_cache import DiskCache, Pictures, RamCache
+from mtrain.tasks.detection.source import open_sources
 
 
 @pytest.mark.parametrize("cache", ["ram", "disk"])

@@ -9,18 +9,26 @@ import cv2
 import numpy as np
 import pytest
 
-from mtrain.core.errors import SpecError
 from mtrain.core.sampler import Shuffled, rank_share
-from mtrain.core.spec import AugmentSpec, CropSpec, DataSpec, DistortSpec, ExpandSpec, Spec
-from mtrain.data.colour import YIQ, distort, random_distortion
-from mtrain.data.evaluation import CocoEvaluator
-from mtrain.data.loading import WorkerPool
-from mtrain.data.pictures import Pictures
-from mtrain.data.sample import Annotations, Picture, assemble
-from mtrain.data.sizing import AtLeast, Stretched
-from mtrain.data.source import DetectionSource, open_sources
-from mtrain.data.stretch import METHODS, Stretcher, Window, centres_inside, cropped, expanded, shared_by_update
-from mtrain.data.views import StretchTraining
+from mtrain.data.images.colour import YIQ, distort, random_distortion
+from mtrain.data.loader.pool import WorkerPool
+from mtrain.errors import SpecError
+from mtrain.spec.model import AugmentSpec, CropSpec, DataSpec, DistortSpec, ExpandSpec, Spec
+from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.augment.stretched import (
+    METHODS,
+    Stretcher,
+    Window,
+    centres_inside,
+    cropped,
+    expanded,
+    shared_by_update,
+)
+from mtrain.tasks.detection.cache_size import AtLeast, Stretched
+from mtrain.tasks.detection.evaluator import CocoEvaluator
+from mtrain.tasks.detection.inputs import StretchTraining
+from mtrain.tasks.detection.picture_cache import Pictures
+from mtrain.tasks.detection.source import DetectionSource, open_sources
 from tests.data.golden_ppyoloe.rules import photo
 from tests.data_loading.rectangles import corners, ink
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from mtrain.core.errors import DataError
-from mtrain.data.check import verify_pictures
-from mtrain.data.coco import Coco, read_content
-from mtrain.data.decode import decode
-from mtrain.data.header import probe
+from mtrain.data.images.decode import decode
+from mtrain.data.images.header import probe
+from mtrain.errors import DataError
+from mtrain.tasks.detection.check import verify_pictures
+from mtrain.tasks.detection.readers.coco import Coco, read_content
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
 

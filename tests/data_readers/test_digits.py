@@ -10,16 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 from mtrain.cli.data import data
-from mtrain.core.errors import DataError, PluginError, SpecError
-from mtrain.core.spec import DataSpec
-from mtrain.data.canvas import _strokes, canvas
-from mtrain.data.check import verify_pictures
-from mtrain.data.decode import decode
-from mtrain.data.digits import Digits, DigitsOptions, default_folder, make_digits
-from mtrain.data.draw import annotations_grid, comparison, draw_boxes
-from mtrain.data.drawing import save_picture
-from mtrain.data.opening import open_data
-from mtrain.data.statistics import class_histogram, picture_sizes, size_histogram, statistics
+from mtrain.data.images.decode import decode
+from mtrain.data.images.drawing import save_picture
+from mtrain.errors import DataError, PluginError, SpecError
+from mtrain.spec.model import DataSpec
+from mtrain.tasks.datasets import open_data
+from mtrain.tasks.detection.check import verify_pictures
+from mtrain.tasks.detection.drawing import annotations_grid, comparison, draw_boxes
+from mtrain.tasks.detection.label_statistics import class_histogram, picture_sizes, size_histogram, statistics
+from mtrain.tasks.detection.readers.digits import Digits, DigitsOptions, default_folder, make_digits
+from mtrain.tasks.detection.readers.digits_canvas import _strokes, canvas
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
 FEW = DigitsOptions(train=6, val=3, size=96)

@@ -7,19 +7,19 @@ import pytest
 from click.testing import CliRunner
 
 from mtrain.cli.data import data
-from mtrain.core.errors import DataError, SpecError
-from mtrain.core.spec import AugmentSpec, DataSpec, Spec
-from mtrain.data.classification import ClassificationTask
-from mtrain.data.classification_digits import DigitsClasses, DigitsClassesOptions
-from mtrain.data.classification_draw import comparison
-from mtrain.data.classification_evaluation import ClassEvaluator
-from mtrain.data.classification_pictures import ClassPictures, unlabelled
-from mtrain.data.classification_source import ClassificationSource, fitted
-from mtrain.data.decode import decode
-from mtrain.data.drawing import save_picture
-from mtrain.data.labelled import LabelledPictures
-from mtrain.data.loading import WorkerPool
-from mtrain.data.opening import OpenData
+from mtrain.data.images.decode import decode
+from mtrain.data.images.drawing import save_picture
+from mtrain.data.loader.pool import WorkerPool
+from mtrain.errors import DataError, SpecError
+from mtrain.spec.model import AugmentSpec, DataSpec, Spec
+from mtrain.tasks.classification.digits import DigitsClasses, DigitsClassesOptions
+from mtrain.tasks.classification.drawing import comparison
+from mtrain.tasks.classification.evaluator import ClassEvaluator
+from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.classification.prediction import ClassPictures, unlabelled
+from mtrain.tasks.classification.source import ClassificationSource, fitted
+from mtrain.tasks.classification.task import ClassificationTask
+from mtrain.tasks.datasets import OpenData
 
 OFF = {"mosaic": 0.0, "translate": 0.0, "scale": 0.0, "hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0, "flip_lr": 0.0}
 

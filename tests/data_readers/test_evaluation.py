@@ -6,10 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain.core.errors import DataError
-from mtrain.data.coco import Coco, read_content
-from mtrain.data.evaluation import FIGURES, CocoEvaluator, crowded, evaluate_files, merge, results_json, to_picture
-from mtrain.data.sample import Annotations
+from mtrain.errors import DataError
+from mtrain.tasks.detection.annotations import Annotations
+from mtrain.tasks.detection.evaluator import (
+    FIGURES,
+    CocoEvaluator,
+    crowded,
+    evaluate_files,
+    merge,
+    results_json,
+    to_picture,
+)
+from mtrain.tasks.detection.readers.coco import Coco, read_content
 
 DATA = Path(__file__).parents[1] / "data"
 COCO = DATA / "coco_eval"

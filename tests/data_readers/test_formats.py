@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain.core.errors import DataError
-from mtrain.core.spec import DataSpec
-from mtrain.data.coco import Coco, read_content
-from mtrain.data.opening import open_data
-from mtrain.data.sample import Annotations
-from mtrain.data.voc import Voc
-from mtrain.data.yolo import Yolo, label_file
+from mtrain.errors import DataError
+from mtrain.spec.model import DataSpec
+from mtrain.tasks.datasets import open_data
+from mtrain.tasks.detection.annotations import Annotations
+from mtrain.tasks.detection.readers.coco import Coco, read_content
+from mtrain.tasks.detection.readers.voc import Voc
+from mtrain.tasks.detection.readers.yolo import Yolo, label_file
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
 COCO_SMALL = Path(__file__).parents[1] / "data" / "coco_ccby_small"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from mtrain.cli import main
-from mtrain.core.errors import DataError
-from mtrain.core.spec import DataSpec
-from mtrain.data.check import verify_pictures
-from mtrain.data.decode import decode
-from mtrain.data.opening import open_data
+from mtrain.data.images.decode import decode
+from mtrain.errors import DataError
+from mtrain.spec.model import DataSpec
+from mtrain.tasks.datasets import open_data
+from mtrain.tasks.detection.check import verify_pictures
 from tests.data_readers.hostile_sets import ANY, OTHER_IDS, Case, all_cases, coco_set, enormous_png, picture, yolo_set
 
 CASES = {case.name: case for case in all_cases()}

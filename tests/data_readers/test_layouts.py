@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.core.errors import DataError, SpecError
-from mtrain.core.spec import DataSpec
-from mtrain.data.opening import open_data
-from mtrain.data.sample import Annotations
+from mtrain.errors import DataError, SpecError
+from mtrain.spec.model import DataSpec
+from mtrain.tasks.datasets import open_data
+from mtrain.tasks.detection.annotations import Annotations
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
 NAMES = ["RBC", "WBC", "Platelets"]

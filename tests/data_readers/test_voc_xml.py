@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mtrain.core.errors import DataError
-from mtrain.data.sample import Annotations
-from mtrain.data.voc import Voc
+from mtrain.errors import DataError
+from mtrain.tasks.detection.annotations import Annotations
+from mtrain.tasks.detection.readers.voc import Voc
 
 BOX = "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>30</xmax><ymax>40</ymax></bndbox>"
 CAT = f"<object><name>cat</name>{BOX}</object>\n"

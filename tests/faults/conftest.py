@@ -113,7 +113,7 @@ def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
 
 def is_worker(words: Sequence[str]) -> bool:
     """Whether a command line is a rank's, and not that of an agent which names a rank's."""
-    return "-m" in words and words[words.index("-m") + 1] == "mtrain.worker"
+    return "-m" in words and words[words.index("-m") + 1] == "mtrain.rank.worker"
 
 
 def family(process: subprocess.Popen) -> list[psutil.Process]:

@@ -12,7 +12,7 @@ from tests.faults.conftest import UPDATES, Runner, family, is_worker, ranks_of, 
 pytestmark = pytest.mark.skipif(find_spec("paddle") is None, reason="Paddle is not installed")
 
 PLUGIN = """
-    from mtrain.models.yolov5 import YOLOv5n
+    from mtrain.models.yolov5.model import YOLOv5n
 
 
     class Failing(YOLOv5n):

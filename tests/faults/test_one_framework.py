@@ -11,7 +11,7 @@ FRAMEWORKS = {"ddp": "torch", "fleet": "paddle"}
 PLUGIN = """
     import atexit, json, os, sys
     from pathlib import Path
-    from mtrain.models.yolov5 import YOLOv5n
+    from mtrain.models.yolov5.model import YOLOv5n
 
 
     class Reporting(YOLOv5n):

@@ -3,11 +3,11 @@
 import pytest
 import yaml
 
-from mtrain import preflight
+from mtrain.jobs import preflight
 from mtrain.cli import main
-from mtrain.core import config
-from mtrain.core.checkpoint import newest
-from mtrain.core.checkpoint_files import size_of
+from mtrain.spec import config
+from mtrain.core.checkpoint.store import newest
+from mtrain.core.checkpoint.format import size_of
 from mtrain.weights import outline
 from mtrain.weights.outline import SpecOutline
 from mtrain.weights.resuming import checkpoint_bytes

@@ -13,18 +13,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mtrain.core import launch
 from mtrain.core.interfaces import Host
-from mtrain.core.launch import Job, Patience
-from mtrain.core.placement import LaunchOptions
-from mtrain.core.plan import Plan
-from mtrain.core.report_console import Quiet
+from mtrain.jobs import supervisor
+from mtrain.jobs.plan import Plan
+from mtrain.jobs.supervisor import Job, Patience
 from mtrain.launchers.deepspeed import DeepSpeedLauncher
-from mtrain.launchers.environment import caller, cleaned
 from mtrain.launchers.fleetrun import Fleetrun
 from mtrain.launchers.horovodrun import Horovodrun
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
+from mtrain.report.console import Quiet
+from mtrain.system.environment import caller, cleaned
+from mtrain.system.placement import LaunchOptions
 from tests.ports import held_port
 
 RANKS = Path(__file__).with_name("ranks.py")
@@ -101,7 +101,7 @@ def run_behaviour(tmp_path):
             patience=Patience(poll_s=0.05, failure_s=failure_s, leftover_s=0.5),
             stream=result.told,
         )
-        result.code = launch.run(plan, job)
+        result.code = supervisor.run(plan, job)
         return result
 
     yield run
@@ -120,9 +120,9 @@ def starter(tmp_path):
             sys.path.insert(0, {str(ROOT)!r})
             from pathlib import Path
             from mtrain.core import launch
-            from mtrain.core.launch import Job, Patience
-            from mtrain.core.report_console import Quiet
-            from mtrain.launchers.environment import caller, cleaned
+            from mtrain.jobs.supervisor import Job, Patience
+            from mtrain.report.console import Quiet
+            from mtrain.system.environment import caller, cleaned
             spec = importlib.util.spec_from_file_location("faults", {str(Path(__file__))!r})
             faults = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(faults)

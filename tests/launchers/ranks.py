@@ -11,11 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-from mtrain import rank
-from mtrain.core.errors import DataError, Interrupted
-from mtrain.core.runfolder import RunFolder, write_failure
+from mtrain.errors import DataError, Interrupted
+from mtrain.rank import process
+from mtrain.system.runfolder import RunFolder, write_failure
 
-RANK = rank.number(os.environ)
+RANK = process.number(os.environ)
 BEHAVIOUR = sys.argv[1]
 RUN = RunFolder(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
 ASKED = []

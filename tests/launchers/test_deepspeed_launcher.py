@@ -9,13 +9,13 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-from mtrain.backends._deepspeed import host
+from mtrain.backends._deepspeed import starter as host
 from mtrain.cli import main
 from mtrain.core.interfaces import Host
-from mtrain.core.placement import line_for
 from mtrain.launchers.deepspeed import DeepSpeedLauncher
+from mtrain.system.placement import line_for
 
-WORKER = ("-m", "mtrain.worker", "--run-dir", "/runs/a b")
+WORKER = ("-m", "mtrain.rank.worker", "--run-dir", "/runs/a b")
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 through_deepspeed = {"ranks": 2, "launcher_name": "deepspeed"}
 
@@ -29,7 +29,7 @@ def test_each_host_is_told_all_hosts_and_they_differ_in_their_place_alone():
     hosts = [Host(address="10.0.0.1", slots=2), Host(address="10.0.0.2", slots=4)]
     first, second = launcher(master_addr="10.0.0.1", master_port=31000, devices=(2, 3)).plan(WORKER, hosts, 4)
     assert list(first.argv) == [
-        *("/opt/python", "-m", "mtrain.backends._deepspeed.host", "--hostfile=/runs/a b/hostfile"),
+        *("/opt/python", "-m", "mtrain.backends._deepspeed.starter", "--hostfile=/runs/a b/hostfile"),
         *("--host=10.0.0.1 slots=2", "--host=10.0.0.2 slots=4", "--node-rank=0"),
         *("--master-addr=10.0.0.1", "--master-port=31000", "--", "/opt/python", *WORKER),
     ]
@@ -108,7 +108,7 @@ def test_ranks_get_the_devices_of_the_plan_and_nothing_stale(run_behaviour, tmp_
     [
         ("deepspeed.launcher.launch", "DeepSpeed's launcher was killed; its ranks were ended"),
         ("deepspeed.launcher.runner", "DeepSpeed's launcher was ended by signal 9; its ranks were ended"),
-        ("mtrain.backends._deepspeed.host", "the starter of the ranks was ended by signal 9 (SIGKILL)"),
+        ("mtrain.backends._deepspeed.starter", "the starter of the ranks was ended by signal 9 (SIGKILL)"),
     ],
     ids=["its inner process", "its outer process", "our agent"],
 )
@@ -165,7 +165,7 @@ def test_a_killed_rank_ends_the_job_and_is_named(tmp_path, wait_for):
     metrics = tmp_path / "killed" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and '"update": 1,' in metrics.read_text(), process, timeout_s=180)
     everybody = psutil.Process(process.pid).children(recursive=True)
-    workers = [one for one in everybody if one.cmdline()[1:3] == ["-m", "mtrain.worker"]]
+    workers = [one for one in everybody if one.cmdline()[1:3] == ["-m", "mtrain.rank.worker"]]
     next(one for one in workers if one.environ()["RANK"] == "1").kill()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1

@@ -7,11 +7,11 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Host
+from mtrain.errors import SpecError
 from mtrain.launchers.fleetrun import Fleetrun
 
-WORKER = ("-m", "mtrain.worker", "--run-dir", "/runs/a b")
+WORKER = ("-m", "mtrain.rank.worker", "--run-dir", "/runs/a b")
 TWO = [Host(address="10.0.0.1", slots=2), Host(address="10.0.0.2", slots=2)]
 needs_paddle = pytest.mark.skipif(find_spec("paddle") is None, reason="Paddle is not installed")
 through_fleetrun = {"ranks": 2, "launcher_name": "fleetrun"}
@@ -88,7 +88,7 @@ def test_the_failed_rank_is_read_from_what_paddle_prints_and_counted_over_all_ho
         "LAUNCH INFO 2026-01-02 03:04:05,678 nproc_per_node: 2\n"
         "LAUNCH INFO 2026-01-02 03:04:05,678 rank: 1\n"
         "LAUNCH ERROR 2026-01-02 03:04:06,789 Container failed !!!\n"
-        "Container rank 1 status failed cmd ['/opt/python', '-m', 'mtrain.worker'] code -9 log /runs/a/workerlog.1\n"
+        "Container rank 1 status failed cmd ['/opt/python', '-m', 'mtrain.rank.worker'] code -9 log /runs/a/workerlog.1\n"
     )
     assert launcher().deaths(log, 1) == [(3, -9)]
     assert launcher().deaths(log.replace("rank: 1", "rank: 0"), 1) == [(1, -9)]

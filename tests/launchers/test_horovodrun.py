@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Host
+from mtrain.errors import SpecError
 from mtrain.launchers.horovodrun import Horovodrun
 
-WORKER = ("-m", "mtrain.worker", "--run-dir", "/runs/a b")
+WORKER = ("-m", "mtrain.rank.worker", "--run-dir", "/runs/a b")
 needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
 
 
@@ -32,7 +32,7 @@ def test_one_host_needs_no_ssh_and_no_interface():
     assert command.host == "127.0.0.1"
     assert list(command.argv) == [
         *("/opt/python", "-m", "mtrain.launchers.withheld", "keep"),
-        *("/opt/python", "-m", "mtrain.backends._horovod.run", "--gloo", "--disable-cache"),
+        *("/opt/python", "-m", "mtrain.backends._horovod.single_host_starter", "--gloo", "--disable-cache"),
         *("-np", "2", "-H", "127.0.0.1:2"),
         *("sh", "-c", '"$@"; exit $?', "sh"),
         *("/opt/python", "-m", "mtrain.launchers.withheld", "restore"),
@@ -46,7 +46,13 @@ def test_each_of_several_hosts_starts_its_own_ranks_and_they_differ_in_their_pla
     options = {"interface": "eth0", "devices": (0, 3), "master_addr": "10.0.0.1", "master_port": 31000}
     first, second = launcher(**options).plan(WORKER, hosts, 2)
     assert list(first.argv) == [
-        *("/opt/python", "-m", "mtrain.backends._horovod.host", "--node-rank=0", "--hosts=10.0.0.1:2,10.0.0.2:4"),
+        *(
+            "/opt/python",
+            "-m",
+            "mtrain.backends._horovod.multi_host_starter",
+            "--node-rank=0",
+            "--hosts=10.0.0.1:2,10.0.0.2:4",
+        ),
         *("--rendezvous=10.0.0.1:31000", "--", "/opt/python", *WORKER),
     ]
     assert (first.host, second.host) == ("10.0.0.1", "10.0.0.2")
@@ -96,8 +102,8 @@ module = "failing:Exploding"
 """
 FAILING = """
 import os
-from mtrain.data.coco import Coco
-from mtrain.models.yolov5 import YOLOv5n
+from mtrain.tasks.detection.readers.coco import Coco
+from mtrain.models.yolov5.model import YOLOv5n
 
 class Unreadable(Coco):
     def read(self, *arguments, **keywords):
@@ -196,7 +202,7 @@ def rank(process: "subprocess.Popen[str]", number: int) -> psutil.Process:
     """The process of one rank: the outermost interpreter that runs the worker and was told its number."""
     for found in family(process):
         words = found.cmdline()
-        is_worker = words[1:3] == ["-m", "mtrain.worker"]
+        is_worker = words[1:3] == ["-m", "mtrain.rank.worker"]
         if is_worker and found.environ().get("HOROVOD_RANK") == str(number):
             return found
     raise AssertionError(f"rank {number} is not there")

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mtrain.core.job_secret import VARIABLE as JOB_SECRET
+from mtrain.system.job_secret import VARIABLE as JOB_SECRET
 
 PLANTED = {
     "HF_TOKEN": "walrus-1",
@@ -40,7 +40,7 @@ JOBS = [
     _case("--backend", "ddp", "--launcher", "deepspeed", library="deepspeed", slow=True),
     _case("--backend", "ddp", "--ips", "::1", slow=True),
 ]
-"""One rank alone is looked at in tests/core/test_security.py."""
+"""One rank alone is looked at in tests/system/test_security.py."""
 
 
 class Job:
@@ -77,7 +77,7 @@ class Job:
 
     def ranks(self) -> list[psutil.Process]:
         """Those that train."""
-        return [process for process in self.processes() if _module(process) == "mtrain.worker"]
+        return [process for process in self.processes() if _module(process) == "mtrain.rank.worker"]
 
     def listening(self) -> set[tuple[str, str]]:
         """(address, program) of every port at which a process of the job waits for connections."""

@@ -7,7 +7,7 @@ import threading
 import psutil
 import pytest
 
-from mtrain.core.runfolder import RunFolder, read_failures
+from mtrain.system.runfolder import RunFolder, read_failures
 
 
 def test_a_job_that_ends_well_gives_0_and_says_nothing(run_behaviour):
@@ -40,7 +40,7 @@ def test_a_killed_rank_is_the_cause_and_not_the_rank_that_noticed(run_behaviour,
             pid
             for pid in alive_ranks()
             if psutil.Process(pid).environ().get("RANK") == "1"
-            and "mtrain.backends._torch.host" not in " ".join(psutil.Process(pid).cmdline())
+            and "mtrain.backends._torch.starter" not in " ".join(psutil.Process(pid).cmdline())
         ]
         os.kill(rank_1[0], signal.SIGKILL)
         (tmp_path / "go").touch()
@@ -152,7 +152,7 @@ def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, tmp_path, alive_
 def test_an_agent_that_is_killed_leaves_no_ranks(starter, alive_ranks):
     process = starter("ignore_requests", ranks=2)
     agents = [
-        child for child in psutil.Process(process.pid).children() if "mtrain.backends._torch.host" in child.cmdline()
+        child for child in psutil.Process(process.pid).children() if "mtrain.backends._torch.starter" in child.cmdline()
     ]
     agents[0].kill()
     _, told = process.communicate(timeout=240)

@@ -13,7 +13,7 @@ import pytest
 
 from mtrain.core import ops
 from mtrain.core.interfaces import Task
-from mtrain.models import yolov5
+from mtrain.models.yolov5 import model
 from tests.framework import Framework
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden_yolov5"
@@ -54,8 +54,8 @@ class Golden:
         names = [str(i) for i in range(classes)]
         return Task(kind="detection", class_names=names, image_size=size, global_batch=2)
 
-    def plugin(self, variant: str, **options: Any) -> yolov5.YOLOv5:
-        return getattr(yolov5, f"YOLOv5{variant}")(yolov5.YOLOv5Options(**options))
+    def plugin(self, variant: str, **options: Any) -> model.YOLOv5:
+        return getattr(model, f"YOLOv5{variant}")(model.YOLOv5Options(**options))
 
     def network(self, variant: str, classes: int, size: int, *, dtype: str = "float64", **options: Any) -> Any:
         network = self.plugin(variant, **options).build(self.task(classes, size))

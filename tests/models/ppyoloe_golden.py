@@ -13,7 +13,7 @@ import numpy as np
 
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Task
-from mtrain.models import ppyoloe
+from mtrain.models.ppyoloe import model
 from tests.framework import Framework
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden_ppyoloe"
@@ -67,8 +67,8 @@ def task(classes: int, image_size: int = 64) -> Task:
     return Task(kind="detection", class_names=names, image_size=image_size, global_batch=2)
 
 
-def plugin(size: str, **options: Any) -> ppyoloe.PPYOLOE:
-    return getattr(ppyoloe, f"PPYOLOE{size}")(ppyoloe.PPYOLOEOptions(**options))
+def plugin(size: str, **options: Any) -> model.PPYOLOE:
+    return getattr(model, f"PPYOLOE{size}")(model.PPYOLOEOptions(**options))
 
 
 def summary_row(name: str, array: Array) -> Array:
@@ -151,7 +151,7 @@ class Job:
 
 def truth(framework: Framework, classes_BN1: Array, boxes_BN4: Array, dtype: str = "float32") -> Any:
     """Labels and boxes of the stored runs, without the mask: padded boxes are zeros."""
-    from mtrain.models.assign import Truth
+    from mtrain.models.ppyoloe.assign import Truth
 
     labels = framework.tensor(classes_BN1[:, :, 0], "int64")
     return Truth(labels_BN=labels, boxes_BN4=framework.tensor(boxes_BN4, dtype))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mtrain.models import anchors
+from mtrain.models.yolov5 import anchors
 from tests.selection import under_torch
 
 pytestmark = under_torch

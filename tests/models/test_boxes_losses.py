@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mtrain.core import ops
-from mtrain.models.boxes import complete_iou_N
-from mtrain.models.losses import focal_cross_entropy
+from mtrain.models.common.boxes import complete_iou_N
+from mtrain.models.common.losses import focal_cross_entropy
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mtrain.core import plugins
 from mtrain.core.binding import bind
 from mtrain.core.interfaces import Array, Precision, Rates, Recipe, State, Task
+from mtrain.spec import plugins
 from tests.framework import FRAMEWORKS, Framework
 
 DATA = Path(__file__).parents[1] / "data"

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mtrain.models.nms import Selection, detections, detections_by_class, suppress
-from mtrain.models.yolov5 import YOLOv5n, YOLOv5Options
+from mtrain.models.common.nms import Selection, detections, detections_by_class, suppress
+from mtrain.models.yolov5.model import YOLOv5n, YOLOv5Options
 from tests.selection import under_torch
 
 pytestmark = under_torch

@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from mtrain.core.collective import OneRank
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Task
-from mtrain.models.nms import detections_by_class
-from mtrain.models.ppyoloe import PPYOLOEm, PPYOLOEOptions, PPYOLOEs
+from mtrain.errors import SpecError
+from mtrain.models.common.nms import detections_by_class
+from mtrain.models.ppyoloe.model import PPYOLOEm, PPYOLOEOptions, PPYOLOEs
 from tests.models.ppyoloe_golden import plugin
 from tests.selection import under_torch
 
@@ -70,7 +70,7 @@ def numbers(framework, losses):
 def test_the_plugin_needs_no_framework_until_it_builds():
     code = (
         "import sys, numpy as np\n"
-        "from mtrain.models.ppyoloe import PPYOLOEs\nfrom mtrain.core.interfaces import Task\n"
+        "from mtrain.models.ppyoloe.model import PPYOLOEs\nfrom mtrain.core.interfaces import Task\n"
         "plugin = PPYOLOEs(PPYOLOEs.Options())\n"
         "task = Task(kind='detection', class_names=('a',), image_size=64, global_batch=2)\n"
         "task = plugin.prepare_task(task, {})\n"
@@ -154,7 +154,7 @@ def test_the_assigner_changes_at_the_epoch_that_the_options_say(framework, epoch
     network = ready_network(framework, dtype="float64")
     network.train()
     batch = host_batch(epoch=epoch)
-    from mtrain.models.assign import truth_of
+    from mtrain.models.ppyoloe.assign import truth_of
 
     image = network.prepared(framework.tensor(batch["images"]))
     wanted = truth_of(batch["targets"], shape=(2, 64, 64), like=image)
@@ -210,7 +210,7 @@ def test_only_the_total_carries_a_gradient(framework):
 
 # ------------------------------------------------------------------------------------------------------------- targets
 def test_targets_of_any_order_become_rows_by_picture(framework):
-    from mtrain.models.assign import truth_of
+    from mtrain.models.ppyoloe.assign import truth_of
 
     rows = np.float32([[2, 1, 0.5, 0.5, 0.5, 0.25], [0, 2, 0.25, 0.5, 0.5, 1.0], [2, 0, 0.75, 0.5, 0.5, 1.0]])
     found = truth_of(rows, shape=(3, 32, 64), like=framework.tensor(rows))
@@ -222,7 +222,7 @@ def test_targets_of_any_order_become_rows_by_picture(framework):
 
 
 def test_no_targets_leave_one_empty_row(framework):
-    from mtrain.models.assign import truth_of
+    from mtrain.models.ppyoloe.assign import truth_of
 
     rows = np.zeros((0, 6), np.float32)
     found = truth_of(rows, shape=(2, 64, 64), like=framework.tensor(rows))
@@ -232,7 +232,7 @@ def test_no_targets_leave_one_empty_row(framework):
 
 def test_of_equally_near_points_the_first_are_candidates(framework):
     """A box around a corner of cells is as far from four points: frameworks must not choose for themselves."""
-    from mtrain.models.assign import largest
+    from mtrain.models.ppyoloe.assign import largest
 
     values = np.array([[3.0, 1.0, 3.0, 2.0, 3.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
     found = framework.ops.to_numpy(largest(framework.tensor(values), 2))
@@ -245,7 +245,7 @@ def test_of_equally_near_points_the_first_are_candidates(framework):
 
 
 def test_padding_more_rows_changes_nothing(framework):
-    from mtrain.models.assign import Truth, truth_of
+    from mtrain.models.ppyoloe.assign import Truth, truth_of
 
     network = ready_network(framework, dtype="float64")
     network.train()
@@ -265,8 +265,8 @@ def test_padding_more_rows_changes_nothing(framework):
 
 def test_a_side_farther_than_the_last_bin_is_learnt_as_the_last_bin(framework):
     """A large object reaches beyond what the bins can say: its target ends 0.01 before the last of them."""
-    from mtrain.models.assign import points_of
-    from mtrain.models.ppyoloe_loss import _distribution_loss
+    from mtrain.models.ppyoloe.assign import points_of
+    from mtrain.models.ppyoloe.loss import _distribution_loss
 
     stride, last = 8, 16
     scores = np.random.default_rng(2).normal(size=(1, 1, 4, last + 1))

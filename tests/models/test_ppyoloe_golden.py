@@ -7,7 +7,7 @@ import pytest
 
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Recipe
-from mtrain.core.optimizer import ema_shares
+from mtrain.core.recipe import ema_shares
 from tests.models.ppyoloe_golden import (
     FOLDER,
     PARTS,
@@ -152,7 +152,7 @@ def test_evaluation(framework, case):
 
 
 def check_decoded(framework, outputs, points, expected):
-    from mtrain.models.ppyoloe_loss import decode
+    from mtrain.models.ppyoloe.loss import decode
 
     ops = framework.ops
     with framework.nn.no_grad():
@@ -170,7 +170,7 @@ def check_decoded(framework, outputs, points, expected):
 
 @pytest.mark.parametrize("case", forwards(FORWARDS + LARGE_FORWARDS))
 def test_training_forward_and_running_statistics(framework, case):
-    from mtrain.models.ppyoloe_loss import decode
+    from mtrain.models.ppyoloe.loss import decode
 
     size, classes, height, width = case
     expected, ops = stored(f"forward/{case_id(case)}_train"), framework.ops
@@ -223,7 +223,7 @@ def test_float32_is_within_the_tolerances_of_the_published_run(framework, case):
 # ------------------------------------------------------------------------------------------------- losses and gradients
 @pytest.mark.parametrize("name", quick(LOSSES, SMALL_LOSSES, LARGER_LOSSES))
 def test_losses_assignment_and_gradients(framework, name):
-    from mtrain.models.ppyoloe_loss import assign, decode
+    from mtrain.models.ppyoloe.loss import assign, decode
 
     size, classes, height, width, static, case = parsed(name)
     expected = stored(f"loss/{name}")
@@ -259,7 +259,7 @@ def check_assignment(framework, found, classes, expected, labels, boxes, scores)
 
 @pytest.mark.parametrize("assigner", ["atss", "tal"])
 def test_both_assigners_in_a_crowd(framework, assigner):
-    from mtrain.models.assign import assign_aligned, assign_static, points_of
+    from mtrain.models.ppyoloe.assign import assign_aligned, assign_static, points_of
 
     scores, predicted, labels, boxes, _ = RULES.assign_input()
     strides = (32, 16, 8)
@@ -339,7 +339,7 @@ def test_three_steps_and_their_average(framework, name, rate):
 
 def check_after(framework, job, image, wanted, static, numbers, expected, prefix):
     """The loss behind the last step, and what the stepped network sees in evaluation."""
-    from mtrain.models.ppyoloe_loss import decode
+    from mtrain.models.ppyoloe.loss import decode
 
     ops = framework.ops
     job.mode(training=False)

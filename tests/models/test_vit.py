@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from mtrain.core import ops
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Task
-from mtrain.core.optimizer import group_rules
-from mtrain.models.vit import ViT, ViTOptions
+from mtrain.core.recipe import group_rules
+from mtrain.errors import SpecError
+from mtrain.models.vit.model import ViT, ViTOptions
 from tests.models.sgd import Descent, arrays
 from tests.models.yolov5_small import shapes_of
 from tests.selection import under_torch
@@ -194,8 +194,8 @@ def test_matrices_start_within_glorots_bound_each_of_the_three_in_one_by_itself(
 
 
 def test_the_shipped_groups_decay_matrices_alone(framework):
-    from mtrain.core.config import load
-    from mtrain.core.optimizer import assign
+    from mtrain.core.recipe import assign
+    from mtrain.spec.config import load
 
     spec = load("vit_digits").spec
     names = list(framework.parameters(ViT(ViTOptions(**SMALL, pooling="token")).build(TASK)))
@@ -212,7 +212,7 @@ def test_the_shipped_groups_decay_matrices_alone(framework):
 def test_the_plugin_needs_no_framework_until_it_builds():
     code = (
         "import sys, numpy as np\n"
-        "from mtrain.models.vit import ViT\nfrom mtrain.core.interfaces import Task\n"
+        "from mtrain.models.vit.model import ViT\nfrom mtrain.core.interfaces import Task\n"
         "plugin = ViT(ViT.Options())\n"
         "task = Task(kind='classification', class_names=('a', 'b'), image_size=8, global_batch=2)\n"
         "plugin.prepare_task(task, {})\n"

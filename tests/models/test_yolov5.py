@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from mtrain.core import ops
-from mtrain.core.errors import SpecError
-from mtrain.models.yolov5 import COCO_ANCHORS, YOLOv5n, YOLOv5Options
+from mtrain.errors import SpecError
+from mtrain.models.yolov5.model import COCO_ANCHORS, YOLOv5n, YOLOv5Options
 from tests.models.sgd import Descent, arrays
 from tests.models.yolov5_small import TASK, batch_of, ready_network, shapes_of
 from tests.selection import under_torch
@@ -25,7 +25,7 @@ def gradients(framework, network, loss):
 def test_the_plugin_needs_no_framework_until_it_builds():
     code = (
         "import sys, numpy as np\n"
-        "from mtrain.models.yolov5 import YOLOv5n\nfrom mtrain.core.interfaces import Task\n"
+        "from mtrain.models.yolov5.model import YOLOv5n\nfrom mtrain.core.interfaces import Task\n"
         "plugin = YOLOv5n(YOLOv5n.Options())\n"
         "task = Task(kind='detection', class_names=('a',), image_size=64, global_batch=2)\n"
         "task = plugin.prepare_task(task, {'boxes_wh_px': np.ones((3, 2)) * 20})\n"

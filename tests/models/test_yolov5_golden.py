@@ -9,7 +9,7 @@ import pytest
 
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Recipe
-from mtrain.core.optimizer import ema_shares
+from mtrain.core.recipe import ema_shares
 from tests.models.sgd import Descent, arrays, norm
 from tests.selection import quick, under_torch
 
@@ -133,7 +133,7 @@ def test_layers_heads_and_decoding(golden, classes, size, training):
 @pytest.mark.parametrize("which", ["A", "B"])
 @pytest.mark.parametrize(("classes", "size"), CASES)
 def test_matches_are_the_same_rows_in_the_same_order(golden, classes, size, which):
-    from mtrain.models.yolov5_loss import match
+    from mtrain.models.yolov5.loss import match
 
     kept = golden.arrays(f"n_nc{classes}_{size}")
     anchors = golden.network("n", classes, size).model[-1].anchors

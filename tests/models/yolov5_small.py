@@ -6,7 +6,7 @@ import numpy as np
 
 from mtrain.core import ops
 from mtrain.core.interfaces import Task
-from mtrain.models.yolov5 import YOLOv5n, YOLOv5Options
+from mtrain.models.yolov5.model import YOLOv5n, YOLOv5Options
 from tests.framework import Framework
 
 TASK = Task(kind="detection", class_names=("a", "b", "c"), image_size=64, global_batch=2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.core import checkpoint_files as files
+from mtrain.core.checkpoint import format as files
 from tests.parity import matrix
 from tests.parity.matrix import HALF, SIZES, STACKS, Cell, Half, Matrix, Stack, readers, writer
 

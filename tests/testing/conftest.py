@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mtrain.launchers import environment
+from mtrain.system import environment
 from mtrain.testing import kit
 
 ROOT = Path(__file__).parents[2]

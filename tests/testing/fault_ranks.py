@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mtrain.backends.ddp import DDP
 from mtrain.core.binding import bind
-from mtrain.core.errors import CheckpointError
+from mtrain.errors import CheckpointError
 from mtrain.testing.catalogue import ON_RANKS
-from mtrain.testing.site import Site
+from mtrain.testing.check_context import Site
 from tests.testing.faults import FAULTS
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from mtrain.core.interfaces import Array
 from mtrain.testing import accuracy
-from mtrain.testing.finding import Measure
-from mtrain.testing.site import FIRST_UPDATE, Reference, Site
+from mtrain.testing.check_context import FIRST_UPDATE, Reference, Site
+from mtrain.testing.checks import Measure
 from tests.framework import Framework
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from mtrain.testing import accuracy
-from mtrain.testing.site import FIRST_UPDATE, Reference, Site
+from mtrain.testing.check_context import FIRST_UPDATE, Reference, Site
 from tests.framework import Framework
 from tests.testing.faults import Inexact
 

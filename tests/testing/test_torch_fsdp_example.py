@@ -78,7 +78,7 @@ def test_a_detector_learns_what_it_learns_under_ddp(installed: Path, tmp_path: P
     shared += ["-o", "evaluate.every_epochs=null", "-o", "data.workers=0", "-o", "report.plots=false"]
     import numpy as np
 
-    from mtrain.core import checkpoint
+    from mtrain.core.checkpoint import store
     from mtrain.testing import training
 
     states = {}
@@ -86,9 +86,9 @@ def test_a_detector_learns_what_it_learns_under_ddp(installed: Path, tmp_path: P
         argv = ["train", *shared, "--backend", name, "--name", name, "--devices", "cpu"]
         done = mtrain(*argv, cwd=tmp_path, PYTHONPATH=path(installed))
         assert done.returncode == 0, done.stdout + done.stderr
-        newest = checkpoint.newest(tmp_path / "runs" / name / "checkpoints")
+        newest = store.newest(tmp_path / "runs" / name / "checkpoints")
         assert newest is not None
-        states[name] = training.flat(checkpoint.load(newest).state)
+        states[name] = training.flat(store.load(newest).state)
     worst = max(training.differences(states["ddp"], states["fsdp"]).values())
     assert np.isfinite(worst)
     assert worst <= 1e-9

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mtrain.cli import main
-from mtrain.testing import diary, kit
+from mtrain.testing import kit, rank_records
 from mtrain.testing.catalogue import CHECKS
 from mtrain.testing.jobs import Ended
 from tests.testing.conftest import mtrain, wanted
@@ -186,7 +186,7 @@ def test_a_port_that_stays_taken_behind_a_job(tmp_path: Path) -> None:
     ended = Ended(code=0, text="", run_dir=tmp_path, job="", at=0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        diary.tell(tmp_path, ports=[port])
+        rank_records.tell(tmp_path, ports=[port])
         assert kit._ports_taken(ended).detail == str(port)
     assert kit._ports_taken(ended).ok
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mtrain.core.interfaces import Array
-from mtrain.testing import leaving
+from mtrain.testing import teardown
 from mtrain.testing.catalogue import CHECKS, DIES, ENTERS, LEAVES, LIGHT, ON_RANKS, ONE, TASK
-from mtrain.testing.site import Surroundings
+from mtrain.testing.check_context import Surroundings
 from tests.testing.conftest import ROOT, solo_learns
 from tests.testing.faults import FAULTS
 
@@ -53,10 +53,10 @@ class TestLeaving:
 
     @pytest.fixture(autouse=True)
     def quickly(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("mtrain.testing.site.SETTLING_S", 0.2)
+        monkeypatch.setattr("mtrain.testing.check_context.SETTLING_S", 0.2)
 
     def left(self, before: Surroundings, job: str) -> dict[str, float]:
-        found = leaving.left(job, before, ranks=[os.getpid()], usual_threads={})
+        found = teardown.left(job, before, ranks=[os.getpid()], usual_threads={})
         return {measure.what: measure.value for measure in found}
 
     def test_nothing(self) -> None:

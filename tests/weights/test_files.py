@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.core.checkpoint import Checkpoints
-from mtrain.core.errors import CheckpointError
+from mtrain.core.checkpoint.store import Checkpoints
 from mtrain.core.interfaces import Progress, State
+from mtrain.errors import CheckpointError
 from mtrain.weights.reading import read
 from mtrain.weights.writing import check_target, write
 from tests.weights import golden

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from mtrain.core import plugins
-from mtrain.core.errors import CheckpointError
 from mtrain.core.interfaces import Published
+from mtrain.errors import CheckpointError
+from mtrain.spec import plugins
 from mtrain.weights.matching import match, wanted_of
 from mtrain.weights.models import expected, fitted
 from mtrain.weights.names import exported, neutral_names, published_of

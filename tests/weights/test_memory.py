@@ -69,7 +69,7 @@ BOMBS = {
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from mtrain.core.errors import CheckpointError
+from mtrain.errors import CheckpointError
 from mtrain.weights.reading import read
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 for name in sys.argv[1:]:

@@ -20,10 +20,10 @@ from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import TorchEngine, Wrap, alone, channels_last
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
-from mtrain.backends._torch.parts import Parts
-from mtrain.core import matching
-from mtrain.core.errors import SpecError
+from mtrain.backends._torch.shards import Parts
+from mtrain.core import state_checks
 from mtrain.core.interfaces import Array, Recipe, State
+from mtrain.errors import SpecError
 
 
 class ZeroEngine(TorchEngine):
@@ -120,7 +120,7 @@ class ZeroEngine(TorchEngine):
             if self.collective.size > 1:
                 # Ranks take parts of what they are given: a difference would be mixed in, and could not be seen afterwards.
                 ordered = {name: np.ascontiguousarray(saved.weights[name]) for name in sorted(saved.weights)}
-                matching.check_equal_start(self.collective, matching.fingerprint(ordered))
+                state_checks.check_equal_start(self.collective, state_checks.fingerprint(ordered))
             zero.release()
             held = {name: parts[name].held if name in parts else x for name, x in model.state_dict().items()}
             self._fill(held, parts, saved.weights, what="weights")
@@ -153,7 +153,7 @@ class ZeroEngine(TorchEngine):
         """
         of = {key: key if names is None else names[key] for key in targets}
         shapes = {key: parts[of[key]].shape if of[key] in parts else tuple(x.shape) for key, x in targets.items()}
-        matching.check_fit(shapes, values, what=what)
+        state_checks.check_fit(shapes, values, what=what)
         for key, target in targets.items():
             whole = torch.from_numpy(np.array(values[key]))
             target.copy_(parts.cut(of[key], whole) if of[key] in parts else whole)
@@ -176,7 +176,7 @@ class ZeroEngine(TorchEngine):
 
 
 def _float64() -> Any:
-    from mtrain.backends._deepspeed.double import engines_in_float64
+    from mtrain.backends._deepspeed.float64 import engines_in_float64
 
     return engines_in_float64()
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mtrain.core import remedies
-from mtrain.core.errors import PluginError, SpecError
+from mtrain.errors import PluginError, SpecError
+from mtrain.spec import remedies
 
 CHOICE = "DS_ACCELERATOR"
 """The variable from which DeepSpeed learns its device, at import and from nowhere else."""

@@ -10,11 +10,11 @@ from typing_extensions import override
 from mtrain.backends._deepspeed.zero import Zero, ZeroExchange
 from mtrain.backends._torch import precision
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.backends._torch.parts import Parts
 from mtrain.backends._torch.shard_rules import ShardRule
 from mtrain.backends._torch.sharded import Held, PartsAverage, PartsOptimizer
+from mtrain.backends._torch.shards import Parts
 from mtrain.core.interfaces import Rates, Recipe
-from mtrain.core.optimizer import ema_shares
+from mtrain.core.recipe import ema_shares
 
 
 class ZeroOptimizer(PartsOptimizer):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mtrain.core.interfaces import Recipe
-from mtrain.core.suggest import hint
+from mtrain.spec.suggest import hint
 
 MIB = 1 << 20
 Stage = Literal[0, 1, 2, 3]

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from mtrain.backends._torch.parts import Part, spans_of
+from mtrain.backends._torch.shards import Part, spans_of
 
 
 class Zero(Protocol):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mtrain.backends.waiting import Waits
-from mtrain.core.values import packed, unpacked
+from mtrain.core.serialization import packed, unpacked
 
 T = TypeVar("T")
 PAUSE_S = 1e-4

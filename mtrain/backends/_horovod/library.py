@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 
-from mtrain.core.errors import LaunchError, PluginError
+from mtrain.errors import LaunchError, PluginError
 
 STARTERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """One of these is set by whatever starts ranks of Horovod."""
@@ -49,7 +49,7 @@ def start(hvd: ModuleType, settings: Mapping[str, str]) -> None:
     if not any(name in os.environ for name in STARTERS):
         raise LaunchError(
             "backend horovod was not started by horovodrun: none of " + ", ".join(STARTERS) + " is set; use "
-            "`mtrain -c SPEC --backend horovod`, or `horovodrun --gloo -np N python -m mtrain.worker ...`"
+            "`mtrain -c SPEC --backend horovod`, or `horovodrun --gloo -np N python -m mtrain.rank.worker ...`"
         )
     with _environment(settings):
         try:

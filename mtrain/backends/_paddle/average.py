@@ -15,7 +15,7 @@ class Average:
     def __init__(
         self, names: Sequence[str], live: Sequence[Flat], shares: Callable[[int], tuple[float, float]]
     ) -> None:
-        """``names``: the order of the model; ``shares``: (keep, take) behind an update, see ``core.optimizer.ema_shares``."""
+        """``names``: the order of the model; ``shares``: (keep, take) behind an update, see ``core.recipe.ema_shares``."""
         self._names = names
         self._pairs = [(flat.copy(), flat) for flat in live]
         self._shares = shares

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from mtrain.core.errors import LaunchError
-from mtrain.core.values import packed, unpacked
+from mtrain.core.serialization import packed, unpacked
+from mtrain.errors import LaunchError
 
 T = TypeVar("T")
 Address = tuple[str, int]
@@ -59,7 +59,7 @@ class Channel:
             peer.wait_at_most(timeout_s)
 
     def all_gather(self, value: T) -> list[T]:
-        """Any value of every rank, ordered by rank; see ``core.values`` for what can be sent.
+        """Any value of every rank, ordered by rank; see ``core.serialization`` for what can be sent.
 
         Raises:
             PeerLost: another rank has gone, or did not come in time.

@@ -4,8 +4,8 @@ from typing import Literal
 
 import paddle
 
-from mtrain.core.errors import LaunchError
-from mtrain.core.host_memory import keep_memory, peak_resident_bytes
+from mtrain.errors import LaunchError
+from mtrain.system.memory import keep_memory, peak_resident_bytes
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 

@@ -12,9 +12,9 @@ from mtrain.backends._paddle import batches, device, precision, state, syncbn
 from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
 from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
 from mtrain.backends.waiting import Waits
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Array, Batch, HostBatch, Recipe, State
-from mtrain.core.optimizer import is_frozen
+from mtrain.core.recipe import is_frozen
+from mtrain.errors import SpecError
 
 Wrap = Callable[[Layer, Recipe], tuple[Layer, Exchange]]
 """Turns the model into what is called in training, and says how gradients are exchanged."""

@@ -15,13 +15,13 @@ from paddle.distributed import fleet as paddle_fleet
 from paddle.nn import Layer
 from typing_extensions import override
 
-from mtrain.backends._paddle import door, place
+from mtrain.backends._paddle import rank_environment, store_port
 from mtrain.backends._paddle.channel import Channel, PeerLost
 from mtrain.backends._paddle.collective import DistributedCollective
 from mtrain.backends._paddle.optimizer import Exchange
 from mtrain.backends.waiting import Waits
-from mtrain.core.errors import LaunchError
 from mtrain.core.interfaces import Recipe
+from mtrain.errors import LaunchError
 
 fleet: Any = paddle_fleet  # its own annotations are partial
 HEAD_START_S = 0.4
@@ -43,13 +43,13 @@ class Options(Protocol):
 class FleetJob:
     """One rank of at least two, connected with the others."""
 
-    def __init__(self, own: place.Place, target: str, options: Options) -> None:
+    def __init__(self, own: rank_environment.Place, target: str, options: Options) -> None:
         """Connect; returns when all ranks are there.
 
         Raises:
             LaunchError: other ranks did not come, or this Paddle does not fit what is installed beside it.
         """
-        place.announce(
+        rank_environment.announce(
             {
                 # Not left to the launcher: it takes any CUDA_VISIBLE_DEVICES, an empty one too, for a GPU.
                 "PADDLE_DISTRI_BACKEND": "gloo" if target == "cpu" else "nccl",
@@ -111,9 +111,9 @@ def _strategy(options: Options) -> Any:
 def _close_door(channel: Channel, rank: int) -> None:
     """Close the port of Paddle's store when all ranks are connected to it. Every rank calls."""
     channel.all_gather(None)
-    port = door.port_of_store(os.environ)
+    port = store_port.port_of_store(os.environ)
     if rank == 0 and port is not None:
-        door.close(port)
+        store_port.close(port)
 
 
 def _initialize(strategy: Any) -> None:

@@ -14,7 +14,7 @@ import paddle
 from paddle import Tensor
 from paddle.nn import functional as F
 
-from mtrain.backends._paddle import older
+from mtrain.backends._paddle import paddle2_compatibility
 from mtrain.core.interfaces import Array
 
 _DTYPES = {
@@ -219,6 +219,6 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.
     return -paddle.sum(target * log_softmax(logits, 1), 1)
 
 
-if older.NEEDED:
-    older.mend_operators()
-    globals().update(older.FUNCTIONS)
+if paddle2_compatibility.NEEDED:
+    paddle2_compatibility.mend_operators()
+    globals().update(paddle2_compatibility.FUNCTIONS)

@@ -18,7 +18,7 @@ from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.flat import Flat
 from mtrain.core.interfaces import Rates, Recipe
 from mtrain.core.loss_scale import LossScaler
-from mtrain.core.optimizer import assign, ema_shares
+from mtrain.core.recipe import assign, ema_shares
 
 
 class Exchange(Protocol):

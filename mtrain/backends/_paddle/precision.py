@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import paddle
 
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Precision
+from mtrain.errors import SpecError
 
 HALF: dict[str, Literal["bfloat16", "float16"]] = {"bf16": "bfloat16", "fp16": "float16"}
 

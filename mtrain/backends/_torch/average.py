@@ -12,7 +12,7 @@ class Average:
     def __init__(
         self, names: Sequence[str], live: Sequence[Tensor], shares: Callable[[int], tuple[float, float]]
     ) -> None:
-        """``shares``: (keep, take) behind an update, see ``core.optimizer.ema_shares``."""
+        """``shares``: (keep, take) behind an update, see ``core.recipe.ema_shares``."""
         self.names = names
         self.live = live
         self.shadow = [tensor.detach().clone() for tensor in live]

@@ -10,7 +10,7 @@ from torch import distributed as dist
 
 from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Collective
-from mtrain.core.values import packed, unpacked
+from mtrain.core.serialization import packed, unpacked
 
 T = TypeVar("T")
 

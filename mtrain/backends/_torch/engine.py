@@ -11,9 +11,9 @@ from mtrain.backends._torch import batches, device, layout, precision, state, sy
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends.waiting import Waits
-from mtrain.core.errors import SpecError
 from mtrain.core.interfaces import Array, Batch, HostBatch, Recipe, State
-from mtrain.core.optimizer import is_frozen
+from mtrain.core.recipe import is_frozen
+from mtrain.errors import SpecError
 
 Wrap = Callable[[nn.Module, Recipe], tuple[nn.Module, Exchange]]
 """Turns the model into what is called in training, and says how gradients are exchanged."""

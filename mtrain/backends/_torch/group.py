@@ -6,7 +6,7 @@ from datetime import timedelta
 from torch import distributed as dist
 
 from mtrain.backends._torch.store import listening_store
-from mtrain.core.errors import LaunchError
+from mtrain.errors import LaunchError
 
 
 def join(backend: str, *, on_cuda: bool, timeout: timedelta) -> None:
@@ -26,7 +26,7 @@ def join(backend: str, *, on_cuda: bool, timeout: timedelta) -> None:
     except ValueError as error:
         raise LaunchError(
             f"backend {backend} was not started by torchrun: {error}; use `mtrain -c SPEC --backend {backend}`, or "
-            "`torchrun -m mtrain.worker`"
+            "`torchrun -m mtrain.rank.worker`"
         ) from error
 
 

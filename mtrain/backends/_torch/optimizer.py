@@ -15,7 +15,7 @@ from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.interfaces import Rates, Recipe
 from mtrain.core.loss_scale import LossScaler
-from mtrain.core.optimizer import assign, ema_shares
+from mtrain.core.recipe import assign, ema_shares
 
 
 class Exchange(Protocol):

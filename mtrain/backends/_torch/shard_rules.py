@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mtrain.backends._torch import rules
-from mtrain.backends._torch.parts import Part, memory_order
+from mtrain.backends._torch.shards import Part, memory_order
 
 _WIDEST = 64
 """Elements; no CPU has wider registers (512 bits of bytes)."""

@@ -11,10 +11,10 @@ from typing_extensions import override
 from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
-from mtrain.backends._torch.parts import Part, Parts, spans_of
 from mtrain.backends._torch.shard_rules import ShardRule
+from mtrain.backends._torch.shards import Part, Parts, spans_of
 from mtrain.core.interfaces import Recipe
-from mtrain.core.optimizer import ema_shares
+from mtrain.core.recipe import ema_shares
 
 BUCKET = 4 * 1024 * 1024
 """Elements of gradients that are whole at a time, to take their norm."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.core import matching
+from mtrain.core import state_checks
 from mtrain.core.interfaces import Array
 
 
@@ -32,12 +32,12 @@ def fill(targets: Mapping[str, Tensor], values: Mapping[str, Array], *, what: st
     Raises:
         CheckpointError: they do not; every difference is counted, the first ones are named.
     """
-    matching.check_fit({name: tuple(tensor.shape) for name, tensor in targets.items()}, values, what=what)
+    state_checks.check_fit({name: tuple(tensor.shape) for name, tensor in targets.items()}, values, what=what)
     for name, tensor in targets.items():
         tensor.copy_(torch.from_numpy(np.array(values[name])))
 
 
 def check_equal_start(model: nn.Module, collective: TorchCollective) -> None:
-    """Refuse to start when ranks hold different weights, see ``core.matching``; every rank calls."""
+    """Refuse to start when ranks hold different weights, see ``core.state_checks``; every rank calls."""
     if collective.size > 1:
-        matching.check_equal_start(collective, matching.fingerprint(arrays(model)))
+        state_checks.check_equal_start(collective, state_checks.fingerprint(arrays(model)))

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 
-from mtrain.core import placement
+from mtrain.system import placement
 
 
 def listening_store(address: str, port: int, *, size: int, timeout: timedelta) -> TCPStore | None:

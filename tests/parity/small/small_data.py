@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel
 
-from mtrain.data.labelled import LabelledPictures
+from mtrain.tasks.classification.labels import LabelledPictures
 
 SIDE, CLASSES = 8, 10
 LENGTHS = {"train": 1437, "val": 60, "test": 60}

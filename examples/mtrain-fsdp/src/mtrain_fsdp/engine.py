@@ -24,9 +24,9 @@ from mtrain.backends.torch_engine import (
     to_numpy,
     use_channels_last,
 )
-from mtrain.core import matching
-from mtrain.core.errors import SpecError
+from mtrain.core import state_checks
 from mtrain.core.interfaces import Array, Recipe, State
+from mtrain.errors import SpecError
 
 Unit = Literal["model", "children"]
 
@@ -96,7 +96,7 @@ class FsdpEngine(TorchEngine):
         if saved.weights:
             # Ranks take parts of what they are given: a difference could not be seen afterwards.
             ordered = {name: np.ascontiguousarray(saved.weights[name]) for name in sorted(saved.weights)}
-            matching.check_equal_start(self.collective, matching.fingerprint(ordered))
+            state_checks.check_equal_start(self.collective, state_checks.fingerprint(ordered))
             self._fill(model, _held(model), saved.weights, what="weights")
         if saved.ema and optimizer.ema():
             self._fill(model, optimizer.ema(), saved.ema, what="averaged weights")
@@ -111,7 +111,7 @@ class FsdpEngine(TorchEngine):
         """Copy this rank's parts of whole ``values`` into ``targets``."""
         cut, rank, size = _cut(model), self.collective.rank, self.collective.size
         shapes = {name: tuple(cut.get(_parameter(name, cut), x).shape) for name, x in targets.items()}
-        matching.check_fit(shapes, values, what=what)
+        state_checks.check_fit(shapes, values, what=what)
         fill(
             targets,
             {name: _part(values[name], rank, size) if _parameter(name, cut) else values[name] for name in targets},

@@ -1,0 +1,27 @@
+"""What the installed DeepSpeed can do here, for ``mtrain doctor``: ``python -m mtrain.backends._deepspeed.probe`` prints JSON."""
+
+import json
+from typing import Any
+
+import torch
+
+from mtrain.backends._deepspeed import library
+from mtrain.errors import PluginError
+
+
+def look() -> list[dict[str, Any]]:
+    """One entry per thing to tell: ``state`` ("ok", "warning", "bad"), ``text``, ``remedy``."""
+    try:
+        deepspeed = library.load("cuda" if torch.cuda.is_available() else "cpu")
+    except PluginError as error:
+        text, _, remedy = str(error).partition("; ")
+        return [{"state": "bad", "text": text, "remedy": remedy}]
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    text = f"deepspeed {deepspeed.__version__} on {accelerator.device_name()}, over {accelerator.communication_backend_name()}"
+    return [{"state": "ok", "text": text}]
+
+
+if __name__ == "__main__":
+    print(json.dumps(look()))

@@ -1,0 +1,232 @@
+"""A job on several hosts from the command line: who leads, who joins, and what they are told."""
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mtrain.errors import UsageError
+from mtrain.jobs.plan import SEVERAL_HOSTS_PORT, Machine, Plan
+from mtrain.system import environment
+from mtrain.system.job_secret import CLUSTER_VARIABLE
+from mtrain.system.placement import is_own, line_for, resolve
+
+if TYPE_CHECKING:
+    from mtrain.cluster.hosts import Gathering
+    from mtrain.cluster.leader import Survey
+    from mtrain.cluster.preflight.findings import Finding
+    from mtrain.cluster.rendezvous import Party
+    from mtrain.cluster.restarts import Result
+    from mtrain.spec.config import Loaded
+    from mtrain.spec.model import Spec
+
+
+def carried(loaded: "Loaded") -> Any:
+    """The class of the carrier that the spec asks for; None: hosts are started by hand."""
+    from mtrain.spec import plugins
+
+    asked = loaded.spec.cluster.launcher
+    found = None if asked == "auto" else plugins.load("launchers", asked, policy=loaded.policy)
+    return found if getattr(found, "carries", False) else None
+
+
+def joins(loaded: "Loaded") -> bool:
+    """Whether this host serves another one that leads the job: it was started by hand, and is not the first.
+
+    Raises:
+        UsageError: it is none of the hosts.
+    """
+    from mtrain.cluster import start
+
+    return is_several(loaded) and carried(loaded) is None and start.own_node(loaded) > 0
+
+
+def is_several(loaded: "Loaded") -> bool:
+    """Whether a job has more than this host, or another one."""
+    return len(loaded.spec.cluster.ips) > 1 or carried(loaded) is not None
+
+
+LAST_PORT = 65535
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brief:
+    """See ``cluster.leader.Brief``."""
+
+    loaded: "Loaded"
+    mode: str
+    name: str
+    machine: Machine
+    resume: str | None = None
+    """``--resume``, to be found by the first host."""
+    start_from: Path | None = None
+    by_hand: bool = False
+    latest: bool = True
+    """Whether ``runs/latest`` is to lead to the run folder."""
+
+    @property
+    def spec(self) -> "Spec":
+        """Of the job."""
+        return self.loaded.spec
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """Addresses."""
+        return self.loaded.spec.cluster.ips
+
+    @property
+    def base(self) -> Path:
+        """Where run folders are, on every host."""
+        return Path(self.loaded.spec.report.dir).absolute()
+
+    @property
+    def cwd(self) -> Path | None:
+        """Where relative paths begin, on every host."""
+        return None if self.by_hand else Path.cwd()
+
+    def resumed(self) -> str | None:
+        """See ``cluster.leader.Brief``."""
+        return self.resume
+
+    def checkpoint(self) -> Path | None:
+        """See ``cluster.leader.Brief``."""
+        return None if self.start_from is None else self.start_from.absolute()
+
+    def plan(self, survey: "Survey", run_dir: Path, checkpoint: Path | None) -> Plan:
+        """One plan for all hosts, from what they are like."""
+        from mtrain.cluster import start
+
+        hellos = survey.hellos
+        machine = dataclasses.replace(
+            self.machine,
+            cores=min(int(hello["cores"]) for hello in hellos),
+            devices=int(hellos[0]["devices"]),
+            devices_of=[int(hello["devices"]) for hello in hellos],
+            hidden=bool(hellos[0]["hidden"]),
+            meeting_port=survey.port,
+        )
+        where = start.Where(run_dir=run_dir, checkpoint=checkpoint)
+        return start.planned(self.loaded, where, mode=self.mode, machine=machine)
+
+    def folder(self, plan: Plan) -> Mapping[str, str]:
+        """What was asked for, here in full, on the others what ranks read."""
+        from mtrain.cluster import start
+        from mtrain.system import runfolder
+
+        read = start.write_folder(self.loaded, plan)
+        if self.latest:
+            runfolder.point_latest(plan.run_dir)
+        return read
+
+
+def run(
+    brief: Brief, *, notes: Sequence[str] = (), tell: "Callable[[Sequence[Finding]], None] | None" = None
+) -> "Result | int":
+    """Lead the job, or serve the host that does; what a leader knows of the result, or an exit code. ``tell``: see ``Leader``.
+
+    Raises:
+        UsageError: the job cannot be started.
+        LaunchError: a host that is needed is not there.
+    """
+    from mtrain.cluster import start
+    from mtrain.cluster.leader import Leader
+    from mtrain.report.console import make_display
+
+    loaded, cluster = brief.loaded, brief.loaded.spec.cluster
+    carrier = carried(loaded)
+    draft = start.planned(loaded, start.Where(run_dir=brief.base / brief.name, checkpoint=None), machine=brief.machine)
+    if carrier is not None and not carrier.starts:
+        for host, line in zip(draft.hosts, draft.brought, strict=True):
+            click.echo(f"# {host.address}\n{shlex.join(line)}")
+        return 0
+    environ = environment.caller()
+    display = make_display(loaded.spec.report.display, title=f"{_shown_name(brief)}: {draft.title.partition(': ')[2]}")
+    gathering: Gathering
+    if carrier is not None:
+        from mtrain.cluster.ssh import SshGathering
+
+        gathering = SshGathering(brief.hosts, brought=draft.brought, python=sys.executable, environ=environ)
+    else:
+        from mtrain.cluster.rendezvous import Meeting, join
+
+        node = start.own_node(loaded)
+        party = _party(brief, node=node)
+        if node > 0:
+            display.note(f"host {node} of {len(brief.hosts)}; progress is shown on {brief.hosts[0]}")
+            again = cluster.max_restarts > 0
+            try:
+                code, text = join(party, timeout_s=cluster.failure_timeout_s, note=display.note, again=again)
+            finally:
+                display.close()
+            click.echo(text, err=True, nl=bool(text))
+            return code
+        gathering = Meeting(party=party, python=sys.executable, environ=environ, note=display.note)
+    leader = Leader(
+        brief=brief,
+        gathering=gathering,
+        display=display,
+        forwarded=environment.forwarded(environ, cluster.forward_env),
+        notes=notes,
+        tell=tell,
+    )
+    return leader.run()
+
+
+def _shown_name(brief: Brief) -> str:
+    """The run's own name where the folder of one is resumed; which it is otherwise, the first host knows."""
+    from mtrain.cluster.start import AUTO
+
+    if brief.resume in (None, AUTO):
+        return brief.name
+    path = Path(str(brief.resume)).absolute()
+    return path.parent.parent.name if path.parent.name == "checkpoints" else path.name
+
+
+def _party(brief: Brief, *, node: int) -> "Party":
+    from mtrain.cluster.rendezvous import Party
+
+    cluster = brief.loaded.spec.cluster
+    if cluster.control_port != "auto":
+        port = cluster.control_port
+    else:
+        master = SEVERAL_HOSTS_PORT if cluster.master_port == "auto" else cluster.master_port
+        port = master + 1 if master < LAST_PORT else master - 1
+    if port == cluster.master_port:
+        raise UsageError(
+            f"--control-port {port}: the ranks are to meet at cluster.master_port {port} as well; give another"
+        )
+    return Party(
+        hosts=list(brief.hosts),
+        node=node,
+        port=port,
+        mode=brief.mode,
+        values=brief.loaded.values,
+        line=_line_for(brief.machine.line),
+        secret=environment.caller().get(CLUSTER_VARIABLE, ""),
+    )
+
+
+def _line_for(typed: Sequence[str]) -> Callable[[int], str]:
+    return lambda node: shlex.join(line_for(typed, node, carried=False))
+
+
+def closing_lines(loaded: "Loaded", result: "Result") -> list[str]:
+    """What a person wants to know at the end: the result, and where everything is."""
+    from mtrain.jobs.closing import closing_lines as lines_here
+    from mtrain.jobs.closing import result_lines
+
+    done = result.code == 0
+    assert result.run_dir is not None
+    if is_here(loaded.spec.cluster.ips[0]):
+        return lines_here(result.run_dir, done=done)
+    return [*result_lines(result.summary or {}), f"run folder: {result.first_host}:{result.run_dir}"] if done else []
+
+
+def is_here(host: str) -> bool:
+    """Whether a host of the list is this machine, so that results lie here."""
+    return any(is_own(address) for address in (host, *resolve(host)))

@@ -1,0 +1,1 @@
+"""Checks of all hosts of a job before any rank starts."""

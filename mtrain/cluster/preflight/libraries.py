@@ -1,0 +1,151 @@
+"""What this host and its libraries can do, for ``mtrain doctor``. Frameworks are imported in processes of their own."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import mtrain
+from mtrain.cluster.preflight.facts import interpreter
+from mtrain.cluster.preflight.findings import Finding, State
+from mtrain.spec import remedies
+from mtrain.spec.plugins import Entry
+from mtrain.system import placement
+
+LOOK_S = 180.0
+"""For a library to be imported and asked; a folder on a network may be slow the first time."""
+LOOK = "mtrain.backends._{module}.probe"
+"""Where a library that mtrain knows is asked more than whether it can be imported."""
+THREADS = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at only
+SHARED_BYTES = 256 << 20
+GIB = 1 << 30
+
+
+def this_host(environ: Mapping[str, str], *, quota: Path = QUOTA, shared: Path = SHARED_MEMORY) -> list[Finding]:
+    """Machine, processors and shared memory. ``environ``: the caller's, as it is."""
+    memory = psutil.virtual_memory().total / GIB
+    text = f"mtrain {mtrain.__version__}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}"
+    found = [Finding(check="machine", state="ok", text=f"{text}, {memory:.1f} GiB of memory")]
+    return [*found, _cores(environ, quota), _shared_memory(environ, shared)]
+
+
+def _cores(environ: Mapping[str, str], quota: Path) -> Finding:
+    cores, allowed = placement.usable_cores(), _allowed(quota)
+    own = [f"{name}={environ[name]}" for name in THREADS if name in environ]
+    aside = f"; {', '.join(own)} of this shell is not passed on" if own else ""
+    text = f"{cores} cores; ranks get their threads from cluster.threads, and wait without spinning{aside}"
+    if allowed is not None and allowed < cores:
+        remedy = f"set cluster.threads and data.workers for {allowed:g} cores, or raise the container's limit"
+        text = f"{cores} cores are seen, of which this container may use {allowed:g}"
+        return Finding(check="cores", state="warning", text=text, remedy=remedy)
+    return Finding(check="cores", state="ok", text=text)
+
+
+def _allowed(quota: Path) -> float | None:
+    """Cores' worth of time that a control group grants; None: no limit."""
+    try:
+        most, period = quota.read_text(encoding="ascii").split()
+        return None if most == "max" else int(most) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _shared_memory(environ: Mapping[str, str], shared: Path) -> Finding:
+    try:
+        found = os.statvfs(shared)
+    except OSError as error:
+        return Finding(check="shm", state="warning", text=f"{shared}: {error.strerror}", remedy="mount a tmpfs there")
+    total = found.f_blocks * found.f_frsize
+    text = f"{shared} holds {total >> 20:,} MiB"
+    if total < SHARED_BYTES and placement.count_devices(environ):
+        text += f", NCCL may need {SHARED_BYTES >> 20}"
+        return Finding(check="shm", state="warning", text=text, remedy="enlarge it, in a container with --shm-size=1g")
+    return Finding(check="shm", state="ok", text=text)
+
+
+def libraries(
+    entries: Sequence[Entry], *, asked: str | None, python: str = sys.executable, environ: Mapping[str, str]
+) -> list[Finding]:
+    """What the backends ``entries`` need, library by library.
+
+    Args:
+        entries: of the plugins of kind "backends".
+        asked: the backend that is to train; what it needs and is missing is bad.
+        python: the interpreter to ask.
+        environ: for it.
+    """
+    needed: dict[str, list[Entry]] = {}
+    for entry in entries:
+        for module in (entry.needs, entry.library):
+            if module is not None and entry.enabled:
+                needed.setdefault(module, []).append(entry)
+    seen = interpreter(python, list(needed), Path())
+    if "error" in seen:
+        remedy = "set backend.python to the interpreter of the ranks"
+        return [Finding(check="libraries", state="bad", text=seen["error"], remedy=remedy)]
+    present = [module for module, provider in seen["modules"].items() if provider is not None]
+    with ThreadPoolExecutor(max_workers=max(1, min(len(present), placement.usable_cores()))) as pool:
+        looked = dict(
+            zip(present, pool.map(lambda module: _look(module, needed[module], python, environ), present), strict=True)
+        )
+    found: list[Finding] = []
+    for module, users in needed.items():
+        found += looked.get(module) or [_absent(module, users, asked, python)]
+    frameworks = sorted({entry.needs for entry in entries if entry.needs is not None and entry.needs in present})
+    if len(frameworks) > 1:
+        text = f"{' and '.join(frameworks)} clash in one process: a rank imports one of them, the starter none"
+        found.append(Finding(check="libraries", state="ok", text=text))
+    if not frameworks:
+        text = "no backend can train here: no framework is installed"
+        remedy = f"install one, for example {remedies.install('ddp', python=python)}"
+        found.append(Finding(check="libraries", state="bad", text=text, remedy=remedy))
+    return found
+
+
+def _absent(module: str, users: Sequence[Entry], asked: str | None, python: str) -> Finding:
+    names = ", ".join(entry.name for entry in users)
+    # A framework is what the extra of a backend that needs nothing besides it installs.
+    entry = min(users, key=lambda entry: entry.library is not None and entry.needs == module)
+    state: State = "bad" if asked in [user.name for user in users] else "absent"
+    text = f"not installed; {names} cannot train without it"
+    return Finding(check=module, state=state, text=text, remedy=entry.remedy(python))
+
+
+def _look(module: str, users: Sequence[Entry], python: str, environ: Mapping[str, str]) -> list[Finding]:
+    """What a library says of itself, in a process of its own."""
+    look = LOOK.format(module=module)
+    known = find_spec(look.rpartition(".")[0]) is not None and find_spec(look) is not None
+    command = ["-m", look] if known else ["-c", f"import {module}; print('[]')"]
+    rows = _ask([python, "-W", "ignore", *command], environ)
+    if isinstance(rows, str):
+        text, remedy = f"{module} is installed and cannot be used: {rows}", users[0].remedy(python)
+        return [Finding(check=module, state="bad", text=text, remedy=remedy)]
+    rows = rows or [{"state": "ok", "text": f"{module} can be imported"}]
+    return [Finding(check=module, state=row["state"], text=row["text"], remedy=row.get("remedy", "")) for row in rows]
+
+
+def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> list[dict[str, Any]] | str:
+    """The JSON that a command prints last, or why there is none."""
+    try:
+        done = subprocess.run(  # noqa: S603 - our own modules
+            list(argv), capture_output=True, text=True, timeout=LOOK_S, check=False, env=dict(environ)
+        )
+    except subprocess.TimeoutExpired:
+        return f"it did not answer within {LOOK_S:g} s"
+    if done.returncode < 0:
+        return f"its process was ended by signal {-done.returncode}"
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    try:
+        return list(json.loads(lines[-1])) if done.returncode == 0 else lines[-1]
+    except (IndexError, ValueError):
+        return f"exit code {done.returncode}"

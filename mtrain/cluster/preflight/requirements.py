@@ -1,0 +1,88 @@
+"""What each host of a job must have: the question that ``facts.collect`` answers."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from mtrain.jobs.plan import Plan
+from mtrain.spec import plugins, remedies
+from mtrain.spec.model import Spec
+
+LEAST_BYTES = 100 << 20
+PLENTY_BYTES = 2 << 30
+
+
+def wanted(spec: Spec, plan: Plan, *, python: str | None = None, cwd: Path | None = None) -> list[dict[str, Any]]:
+    """What each host of ``plan`` must have; plain values, for ``facts.collect``.
+
+    ``python``: interpreter of the ranks, None: the agent's own. ``cwd``: what relative paths are relative to on every host.
+    """
+    policy = plugins.read_policy(spec.plugins)
+    common = {
+        "names": [host.address for host in plan.hosts],
+        "cwd": str(cwd or Path.cwd()),
+        "run_dir": str(plan.run_dir),
+        "bytes": _room(plan.resume),
+        "python": python or spec.backend.python,
+        "modules": _modules(spec, policy),
+        "files": _files(spec),
+        "data": _data(spec, policy),
+        "device": str(getattr(_options(spec, policy), "device", "auto")),
+        "devices": None if spec.cluster.devices is None else list(spec.cluster.devices),
+    }
+    return [
+        {**common, "address": host.address, "slots": host.slots, "ports": _ports(spec, plan, index)}
+        for index, host in enumerate(plan.hosts)
+    ]
+
+
+def _options(spec: Spec, policy: plugins.Policy) -> Any:
+    return plugins.options("backends", spec.backend.name, spec.backend.options, path="backend.options", policy=policy)
+
+
+def _modules(spec: Spec, policy: plugins.Policy) -> dict[str, str]:
+    """Modules that the ranks import, and how one comes by them."""
+    entry = plugins.find("backends", spec.backend.name, policy=policy)
+    framework = plugins.made("backends", spec.backend.name, _options(spec, policy), policy=policy).framework
+    extra = {e.needs: e.extra for e in plugins.names("backends", policy=policy) if e.extra and not e.library}
+    python = spec.backend.python or sys.executable
+    named = extra.get(framework)
+    command = remedies.install(named, python=python) if named else f"{python} -m pip install {framework}"
+    found = {framework: f"install it there with: {command}"}
+    if entry.library:
+        found[entry.library] = entry.remedy(python)
+    return found
+
+
+def _ports(spec: Spec, plan: Plan, index: int) -> list[tuple[int, str]]:
+    """(port, the key that names it) of the ports that the spec fixes for one host."""
+    found: list[tuple[int, str]] = []
+    master, start = spec.cluster.master_port, spec.cluster.start_port
+    if index == 0 and master != "auto":
+        found.append((master, "cluster.master_port"))
+    if start != "auto" and "--start_port" in plan.commands[index].argv:
+        found += [(port, "cluster.start_port") for port in range(start, min(start + plan.hosts[index].slots, 65536))]
+    return found
+
+
+def _room(resume: Path | None) -> dict[str, int]:
+    """Bytes of disk below which a host is refused, and below which it is warned of."""
+    if resume is None:
+        return {"least": LEAST_BYTES, "plenty": PLENTY_BYTES}
+    size = sum(file.stat().st_size for file in resume.glob("*") if file.is_file())
+    return {"least": LEAST_BYTES + 2 * size, "plenty": max(PLENTY_BYTES, 4 * size)}
+
+
+def _files(spec: Spec) -> dict[str, str]:
+    """Files that every rank reads, by the key that names them."""
+    weights = spec.model.weights
+    named = {"model.weights": weights, "plugins": spec.plugins}
+    return {key: path for key, path in named.items() if path is not None and not Path(path).is_dir()}
+
+
+def _data(spec: Spec, policy: plugins.Policy) -> dict[str, Any] | None:
+    """The folder to be compared; None where the data set's plugin makes or brings its own."""
+    made = getattr(plugins.load("datasets", spec.data.format, policy=policy), "made_on_first_use", False)
+    if spec.data.root is None or made:
+        return None
+    return {"root": spec.data.root, "skip": [spec.report.dir]}

@@ -1,0 +1,234 @@
+"""From a loaded spec to a running job: the part that ``train``, ``evaluate`` and ``predict`` share."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from mtrain.errors import UsageError
+from mtrain.jobs.plan import Machine, Plan, make_plan
+from mtrain.system import environment, job_secret, placement, runfolder
+from mtrain.system.runfolder import Resume, RunFolder
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded
+
+AUTO = "auto"
+"""``--resume`` without a path."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Where:
+    """The folder of a run, and the checkpoint it starts from."""
+
+    run_dir: Path
+    checkpoint: Path | None
+
+
+def run_name(loaded: "Loaded") -> str:
+    """``report.name``, else the spec's own name."""
+    return loaded.spec.report.name or loaded.name
+
+
+def locate(loaded: "Loaded", *, resume: str | None) -> Where:
+    """Where a job would run: the folder of the run that is resumed, else the next free name. Touches nothing.
+
+    Raises:
+        CheckpointError: there is nothing intact to resume from.
+    """
+    base, name = Path(loaded.spec.report.dir), run_name(loaded)
+    if resume is None:
+        return Where(run_dir=runfolder.next_name(base, name), checkpoint=None)
+    found = find_resume(loaded, resume=resume)
+    return Where(run_dir=found.run, checkpoint=found.checkpoint)
+
+
+def find_resume(loaded: "Loaded", *, resume: str) -> Resume:
+    """See ``runfolder.find_resume``; ``auto`` is the newest run of this name."""
+    base = Path(loaded.spec.report.dir)
+    return runfolder.find_resume(None if resume == AUTO else resume, base=base, name=run_name(loaded))
+
+
+def best_of(run: Path) -> Path | None:
+    """The best intact checkpoint of a run folder, else its newest intact one; None: there is none."""
+    from mtrain.core.checkpoint import store
+
+    folder = run / "checkpoints"
+    return store.best(folder) or store.newest(folder)
+
+
+def latest_run(config: str | None, resume: str | None) -> str | None:
+    """``resume``, and for ``--resume`` alone, where no spec is given or lies here, the run that was started last."""
+    latest = Path("runs") / runfolder.LATEST
+    if resume != AUTO or config is not None or Path("mtrain.yml").exists() or not latest.is_dir():
+        return resume
+    return str(latest.parent / latest.resolve().name)
+
+
+def resumed_config(config: str | None, resume: str | None) -> str | None:
+    """The spec to read: the resumed run's own, where ``--resume PATH`` is given without ``-c``."""
+    if config is not None or resume in (None, AUTO):
+        return config
+    path = Path(str(resume))
+    folders = (path, path.parent, path.parent.parent)
+    return next((str(folder / "spec.yml") for folder in folders if (folder / "spec.yml").is_file()), None)
+
+
+def here(loaded: "Loaded") -> Machine:
+    """This machine, as the ranks of a job will see it."""
+    environ = environment.cleaned(environment.caller())
+    return Machine.here(environ=environ, python=loaded.spec.backend.python or sys.executable, line=typed_line())
+
+
+def typed_line() -> list[str]:
+    """The command that runs, as it would be typed on another host; of one that only plans, that which it plans."""
+    program = Path(sys.argv[0])
+    start = [sys.executable, "-m", "mtrain"] if program.name == "__main__.py" else [program.name]
+    words = sys.argv[1:]
+    if words[:1] == ["plan"]:
+        words = ["train", *(word for word in words[1:] if word != "--json")]
+    return [*start, *(word for word in words if word.replace("_", "-") != "--dry-run")]
+
+
+def planned(loaded: "Loaded", where: Where, *, mode: str = "train", machine: Machine | None = None) -> Plan:
+    """The plan of a job on this machine."""
+    machine = machine or here(loaded)
+    return make_plan(loaded, run_dir=where.run_dir, resume=where.checkpoint, machine=machine, mode=mode)
+
+
+def refuse_copies(loaded: "Loaded", *, nnodes: str | None) -> None:
+    """Refuse a job of one host that a scheduler would start several times, or that leaves hosts of its allocation idle.
+
+    ``nnodes``: ``--nnodes`` as it was typed; 1 says that a job of one host is meant.
+
+    Raises:
+        UsageError: there is an allocation of several processes or hosts, and the spec names no host.
+    """
+    from mtrain.cluster import allocation
+
+    if loaded.spec.cluster.ips or nnodes is not None:
+        return
+    found = allocation.recognised(environment.caller())
+    if found is not None:
+        raise UsageError(allocation.contradiction(found))
+
+
+def own_node(loaded: "Loaded") -> int:
+    """This machine's place among the hosts.
+
+    Raises:
+        UsageError: it is none of them, or is to be one of none.
+    """
+    cluster = loaded.spec.cluster
+    if not cluster.ips:
+        if cluster.node_rank:
+            raise UsageError(
+                f"--node-rank {cluster.node_rank}: no host is named; give all of them with --ips A,B or --hostfile"
+            )
+        return 0
+    return placement.find_node_rank(cluster.ips, placement.own_addresses(), given=cluster.node_rank)
+
+
+def write_folder(loaded: "Loaded", plan: Plan) -> dict[str, str]:
+    """Write what was asked for into the run folder: spec, plan, environment. Returns what ranks read of it, name -> text.
+
+    A resumed job writes beside what is there (``spec.next.yml`` ...): rank 0 puts it in its place once the checkpoint is
+    restored, so a job that is refused changes nothing.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+    run = RunFolder(plan.run_dir, plan.log_dir)
+    place = runfolder.pending if resumes(plan) else _directly
+    try:
+        runfolder.keep_private()
+        run.make()
+        for path, text in _asked(loaded, plan, run).items():
+            if place is _directly:
+                runfolder.pending(path).unlink(missing_ok=True)
+            place(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{plan.run_dir}: cannot be written to: {error.strerror or error}") from error
+    read = place(run.spec_json)
+    return {read.name: read.read_text(encoding="utf-8")}
+
+
+def resumes(plan: Plan) -> bool:
+    """Whether the job goes on in the folder of the run that wrote its checkpoint."""
+    run = RunFolder(plan.run_dir)
+    return plan.resume is not None and run.checkpoints in plan.resume.parents and run.spec_yml.exists()
+
+
+def _directly(path: Path) -> Path:
+    return path
+
+
+def _asked(loaded: "Loaded", plan: Plan, run: RunFolder) -> dict[Path, str]:
+    """The text of each of ``runfolder.ASKED``."""
+    import yaml
+
+    from mtrain.report.reporter import json_text
+    from mtrain.spec import config
+
+    environ = environment.redacted(environment.cleaned(environment.caller()))
+    argv = environment.redacted_words(sys.argv)
+    return {
+        run.spec_json: config.resolved_json(loaded.spec),
+        run.spec_yml: yaml.safe_dump(dict(loaded.values), sort_keys=False, allow_unicode=True),
+        run.path / "plan.txt": plan.text(),
+        run.path / "plan.json": json_text(plan.as_json()),
+        run.path / "environment.json": json_text(runfolder.describe_environment(environ, argv=argv)),
+    }
+
+
+def run_job(
+    loaded: "Loaded",
+    where: Where,
+    *,
+    mode: str = "train",
+    notes: Sequence[str] = (),
+    quiet: bool = False,
+    stream: IO[str] | None = None,
+) -> int:
+    """Write the folder, start the plan of this host alone, show it, wait. Returns the exit code.
+
+    ``stream`` takes all that is told; None: the terminal.
+
+    Raises:
+        LaunchError: nothing could be started.
+    """
+    from mtrain.jobs import supervisor
+    from mtrain.report.console import make_display
+
+    spec = loaded.spec
+    machine = here(loaded)
+    plan = planned(loaded, where, mode=mode, machine=machine)
+    write_folder(loaded, plan)
+    display = make_display("quiet" if quiet else spec.report.display, title=plan.title, stream=stream)
+    for note in (*loaded.notes, *notes):
+        display.note(note)
+    job = supervisor.Job(
+        display=display,
+        environ=environment.cleaned(environment.caller()) | job_secret.drawn(),
+        replan=_replanner(loaded, where, mode),
+        stream=stream or sys.stderr,
+    )
+    return supervisor.run(plan, job)
+
+
+def _replanner(loaded: "Loaded", where: Where, mode: str) -> Callable[[Path | None], Plan]:
+    def replan(checkpoint: Path | None) -> Plan:
+        return planned(loaded, dataclasses.replace(where, checkpoint=checkpoint or where.checkpoint), mode=mode)
+
+    return replan
+
+
+def created(loaded: "Loaded", where: Where, *, name: str | None = None) -> Where:
+    """``where`` with its folder made: a resumed one is there, a new one takes the next free name."""
+    if where.checkpoint is not None and where.run_dir.exists() and name is None:
+        runfolder.point_latest(where.run_dir)
+        return where
+    base = Path(loaded.spec.report.dir)
+    return dataclasses.replace(where, run_dir=runfolder.create(base, name or run_name(loaded), latest=name is None))

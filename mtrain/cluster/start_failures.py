@@ -1,0 +1,86 @@
+"""Why no agent came up on a host, as a finding: from the exit status of what was to bring it there, and from what that printed."""
+
+import re
+import shlex
+from collections.abc import Sequence
+
+import mtrain
+from mtrain.cluster.preflight.findings import Finding
+
+SSH_FAILED = 255
+"""Exit status of ssh itself; another one is that of the command on the host."""
+NO_SUCH_COMMAND = (126, 127)
+"""Exit statuses of a shell that cannot run what it was given."""
+CAUSES: Sequence[tuple[str, str]] = (
+    (
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "its key is not the one that is known here: find out why; if it was set up anew, ssh-keygen -R {host}, then log in once",
+    ),
+    (
+        "Host key verification failed|No .* host key is known",
+        "its key is not known here: log in once with ssh {host}, and compare it",
+    ),
+    (
+        "Could not resolve hostname|Name or service not known|Temporary failure in name resolution",
+        "its name is not known here: correct --ips, or give addresses",
+    ),
+    (
+        "UNPROTECTED PRIVATE KEY FILE|bad permissions",
+        "others may read the private key, so ssh does not use it: chmod 600 that file",
+    ),
+    (
+        "Identity file .* not accessible",
+        "the key of --ssh-identity-file is not there: correct it",
+    ),
+    (
+        "Too many authentication failures",
+        "it was offered too many keys: give the right one with --ssh-identity-file, and IdentitiesOnly in ~/.ssh/config",
+    ),
+    (
+        "Permission denied|No more authentication methods",
+        "it takes no key of yours: ssh-copy-id {host}, or give --ssh-identity-file",
+    ),
+    ("Bad owner or permissions", "ssh refuses its own settings because others may write them: chmod 600 that file"),
+    ("Bad configuration option|bad configuration options", "your ~/.ssh/config holds what this ssh does not know"),
+    ("Connection refused", "nothing listens there: start its ssh server, or give --ssh-port"),
+    (
+        "No route to host|Network is unreachable|Host is down",
+        "there is no way to it: is it up, and on this network?",
+    ),
+    ("timed out|not responding", "it does not answer: is it up, and do firewalls let ssh pass?"),
+    (
+        "kex_exchange_identification|Connection closed|Connection reset|Broken pipe",
+        "it hung up: see the log of its ssh server, which may have too many connections (MaxStartups)",
+    ),
+)
+"""(pattern in what ssh printed, what to do), the more telling first."""
+
+
+def why(host: str, *, status: int | None, said: Sequence[str], python: str, local: bool) -> Finding:
+    """The finding for a host whose agent ended before it said anything.
+
+    Args:
+        host: its address, as the spec has it.
+        status: exit status of ssh, or of the agent where it is a child of this process.
+        said: lines that were printed.
+        python: the interpreter that was to run the agent.
+        local: whether it was to run on this machine, without ssh.
+    """
+    lines = [line.strip() for line in said if line.strip()]
+    text = "\n".join(lines)
+    last = lines[-1].removeprefix("ssh: ") if lines else f"exit code {status}"
+    if status == SSH_FAILED and not local:
+        remedy = next((remedy for pattern, remedy in CAUSES if re.search(pattern, text, re.IGNORECASE)), "")
+        remedy = remedy or "try by hand: ssh -v {host} true"
+        return _finding(host, f"cannot be reached by ssh: {last}", remedy.format(host=shlex.quote(host)))
+    if status in NO_SUCH_COMMAND:
+        remedy = "install Python and mtrain there at the same path, or name the interpreter that has them: -o cluster.ssh.python=PATH"
+        return _finding(host, f"cannot run {python}: {last}", remedy)
+    if "No module named" in text:
+        remedy = f"install mtrain {mtrain.__version__} there, or name the interpreter that has it: -o cluster.ssh.python=PATH"
+        return _finding(host, f"{python} has no mtrain there: {last}", remedy)
+    return _finding(host, f"its agent did not start: {last}", f"try there: {shlex.quote(python)} -m mtrain --version")
+
+
+def _finding(host: str, text: str, remedy: str) -> Finding:
+    return Finding(check="ssh", state="bad", hosts=(host,), text=text, remedy=remedy)

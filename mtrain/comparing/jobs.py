@@ -1,0 +1,410 @@
+"""The jobs of ``mtrain compare``: one spec, a variant of it per backend, run one after the other."""
+
+import io
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtrain.cluster import start as starting
+from mtrain.comparing import referee_jobs
+from mtrain.comparing.arrays import farthest, state_of
+from mtrain.comparing.causes import Facts, causes
+from mtrain.comparing.differences import difference
+from mtrain.comparing.profiles import Profile, violations
+from mtrain.comparing.referee import Referee, measured
+from mtrain.comparing.results import Against, Comparison, Row
+from mtrain.comparing.speed import speed_of
+from mtrain.comparing.traces import trace_of
+from mtrain.core.checkpoint import store
+from mtrain.core.interfaces import State
+from mtrain.core.recipe import make_recipe
+from mtrain.errors import LaunchError, MtrainError, SpecError, UsageError
+from mtrain.report.history import History, read_history
+from mtrain.spec import config, plugins
+from mtrain.spec.yaml_reader import parse_value
+from mtrain.system import runfolder
+from mtrain.system.runfolder import RunFolder
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded
+
+ENDED = (130, 143)
+"""Exit codes of a job that was asked to end."""
+ALONE = "none"
+"""The rendezvous of a backend that trains in one process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One entry of ``--backends``."""
+
+    label: str
+    name: str
+    options: Mapping[str, Any]
+    overrides: Sequence[str] = ()
+    """``PATH=VALUE`` of the spec, for this backend alone."""
+
+    @property
+    def folder(self) -> str:
+        """For a run folder's name."""
+        return re.sub(r"[^\w.=-]+", "-", self.label)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be compared, and how."""
+
+    config: str | None
+    overrides: Sequence[str]
+    variants: Sequence[Variant]
+    updates: int
+    ranks: int
+    profile: Profile
+    rounds: int
+    """Timed jobs of each backend."""
+    out: Path
+    tell: Callable[[str], None]
+    """Takes a line about what is going on."""
+
+
+@dataclass(kw_only=True)
+class _Bench:
+    """A variant with its spec, and what its jobs have left so far."""
+
+    variant: Variant
+    loaded: "Loaded"
+    ranks: int
+    notes: list[str]
+    row: Row | None = None
+    traced: History | None = None
+    started: float = 0.0
+    timed: list[tuple[History, float]] = field(default_factory=list)
+    repeats: bool | None = None
+
+
+class Ended(MtrainError):
+    """A job was asked to end from outside; so does the comparison."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__("ended from outside; nothing was compared")
+        self.exit_code = code
+
+
+def parse_variants(text: str) -> list[Variant]:
+    """``ddp,deepspeed:stage=3,solo:framework=paddle:train.channels_last=false``.
+
+    Raises:
+        UsageError: an entry is none, or is given twice.
+    """
+    found: list[Variant] = []
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, *settings = entry.split(":")
+        options, overrides = {}, []
+        for setting in settings:
+            key, sign, value = setting.partition("=")
+            if not sign or not key:
+                raise UsageError(
+                    f"--backends {entry}: {setting!r} given, expected KEY=VALUE, for example deepspeed:stage=3"
+                )
+            if "." in key:
+                overrides.append(setting)
+                continue
+            try:
+                options[key] = parse_value(value)
+            except ValueError as error:
+                raise UsageError(
+                    f"--backends {entry}: {key}: {error}; a value there has no comma and no colon"
+                ) from error
+        found.append(Variant(label=entry, name=name, options=options, overrides=overrides))
+    labels = [variant.label for variant in found]
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice or not found:
+        what = f"{', '.join(twice)} is given twice" if twice else "names no backend"
+        raise UsageError(f"--backends {text}: {what}; expected for example ddp,horovod,deepspeed:stage=3")
+    return found
+
+
+def compare(order: Order) -> Comparison:
+    """Run everything and compare.
+
+    Raises:
+        UsageError: the spec, a backend's options or the folder are wrong; nothing was started.
+        Ended: a job was asked to end.
+    """
+    benches = [_bench(order, variant) for variant in order.variants]
+    _preflight(order, benches)
+    try:
+        order.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {order.out}: cannot be made ({error.strerror}); name another folder") from error
+    reference: tuple[_Bench, State] | None = None
+    against: dict[str, Against] = {}
+    for bench in (bench for bench in benches if bench.row is None):
+        state = _trace(order, bench)
+        if state is not None and reference is None:
+            reference = bench, state
+        elif state is not None and reference is not None:
+            against[bench.variant.label] = _against(order, reference, (bench, state))
+    referee = _settle(order, reference, benches, against) if reference else None
+    profile = order.profile if referee is None else measured(order.profile, referee)
+    if referee is not None:
+        against = {label: replace(one, beyond=violations(one.difference, profile)) for label, one in against.items()}
+    for turn in range(order.rounds):
+        alive = [bench for bench in benches if bench.row is not None and bench.row.outcome == "done"]
+        for bench in alive if turn % 2 == 0 else reversed(alive):
+            _time(order, bench, turn)
+    first = reference[0] if reference else benches[0]
+    return Comparison(
+        title=f"{first.loaded.spec.model.name} on {len(benches)} backends",
+        source=str(first.loaded.source),
+        facts=_facts(order, first),
+        profile=profile,
+        updates=order.updates,
+        rows=[_finished(bench) for bench in benches],
+        against=against,
+        referee=referee,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ the specs
+def _common(order: Order) -> dict[str, Any]:
+    """What every job of a comparison has: its length, logs of its own, no evaluation, one checkpoint at the end."""
+    return {
+        "train.updates": order.updates,
+        "train.epochs": None,
+        "cluster.nproc_per_node": order.ranks,
+        "cluster.ips": [],
+        "cluster.max_restarts": 0,
+        "cluster.log_dir": None,
+        "evaluate.every_epochs": None,
+        "evaluate.every_updates": None,
+        "evaluate.at_end": False,
+        "store.every_epochs": None,
+        "store.every_updates": None,
+        "store.every_minutes": None,
+        "report.dir": str(order.out),
+        "report.every_updates": 1,
+        "report.tensorboard": False,
+        "report.plots": False,
+        "report.trace": "state",
+    }
+
+
+def _bench(order: Order, variant: Variant) -> _Bench:
+    common = _common(order)
+    for setting in variant.overrides:
+        path, value = setting.split("=", 1)
+        if path in common or path == "backend.name":
+            raise UsageError(f"--backends {variant.label}: {path}={value} given, but a comparison sets {path} itself")
+    flags = {path: config.Given(value, f"compare: {path}={value}") for path, value in common.items()}
+    loaded = config.load(order.config, overrides=[*order.overrides, *variant.overrides], flags=flags)
+    policy = loaded.policy
+    plugin = plugins.load("backends", variant.name, policy=policy)
+    asked = loaded.spec.backend
+    carried = {
+        key: value
+        for key, value in asked.options.items()
+        if asked.name == variant.name or key in plugin.Options.model_fields
+    }
+    options = {**carried, **variant.options}
+    checked = plugins.options("backends", variant.name, options, path=f"--backends {variant.label}", policy=policy)
+    values = deepcopy(dict(loaded.values))
+    values["backend"] |= {"name": variant.name, "options": options}
+    notes, ranks = [], order.ranks
+    dropped = sorted(asked.options.keys() - options.keys())
+    if dropped:
+        notes.append(f"backend.options of the spec that it does not have: {', '.join(dropped)}")
+    if plugins.made("backends", variant.name, checked, policy=policy).rendezvous == ALONE and order.ranks > 1:
+        recipe = make_recipe(loaded.spec, size=order.ranks)
+        ranks, values["cluster"]["nproc_per_node"] = 1, 1
+        values["train"]["accumulate"] = recipe.accumulate * order.ranks
+        notes.append(
+            f"one rank, with {recipe.accumulate * order.ranks} micro batches per update: the same ones as on {order.ranks} ranks"
+        )
+    return _Bench(variant=variant, loaded=_with(loaded, values), ranks=ranks, notes=notes)
+
+
+def _with(loaded: "Loaded", values: Mapping[str, Any]) -> "Loaded":
+    spec = config.from_json(json.dumps(values), name="compare")
+    return replace(loaded, spec=spec, values=spec.model_dump(mode="json"))
+
+
+def _preflight(order: Order, benches: Sequence[_Bench]) -> None:
+    """Look for what each backend needs, and make its plan; check the data once, on the first that can run."""
+    from mtrain.jobs import preflight
+    from mtrain.system import interpreter
+
+    checked = False
+    for bench in benches:
+        spec = bench.loaded.spec
+        make_recipe(spec, size=bench.ranks)
+        try:
+            interpreter.check(spec)
+        except SpecError:
+            raise
+        except UsageError as error:
+            bench.row = Row(label=bench.variant.label, outcome="absent", reason=str(error).rstrip("; "))
+            order.tell(f"{bench.variant.label}: not installed")
+            continue
+        starting.planned(bench.loaded, starting.Where(run_dir=order.out / bench.variant.folder, checkpoint=None))
+        if not checked:
+            for note in preflight.check(spec, size=bench.ranks):
+                order.tell(note)
+            checked = True
+
+
+# ------------------------------------------------------------------------------------------------------------- the jobs
+def _trace(order: Order, bench: _Bench) -> State | None:
+    """The job that tells everything; its state at the end, or None where it did not end well."""
+    label = bench.variant.label
+    bench.started = time.time()
+    code, text, folder = _run(bench.loaded, order.out, bench.variant.folder)
+    plan = (folder.path / "plan.txt").read_text(encoding="utf-8")
+    if code:
+        outcome = "refused" if code == UsageError.exit_code else "failed"
+        bench.row = Row(label=label, outcome=outcome, reason=_reason(text), ranks=bench.ranks, plan=plan)  # type: ignore[arg-type]
+        order.tell(f"{label}: {outcome}: {_reason(text)}")
+        return None
+    order.tell(f"{label}: {order.updates} updates traced in {time.time() - bench.started:.0f} s")
+    bench.traced = read_history(folder.metrics)
+    newest = store.newest(folder.checkpoints)
+    assert newest is not None, "a finished job has a checkpoint"
+    state = state_of(newest)
+    shutil.rmtree(folder.checkpoints)
+    bench.row = Row(
+        label=label,
+        outcome="done",
+        ranks=bench.ranks,
+        notes=bench.notes,
+        trace=trace_of(bench.traced),
+        plan=plan,
+    )
+    return state
+
+
+def _settle(
+    order: Order, reference: tuple[_Bench, State], benches: Sequence[_Bench], against: Mapping[str, Against]
+) -> Referee | None:
+    """Ask float64 where backends differ; None: all have the same bits, or float64 cannot be had."""
+    first, state = reference
+    if all(one.bits for one in against.values()):
+        return None
+    entries = {
+        bench.variant.label: referee_jobs.Entry(
+            label=bench.variant.label, folder=bench.variant.folder, loaded=bench.loaded, trace=bench.row.trace
+        )
+        for bench in benches
+        if bench.row is not None and bench.row.trace is not None
+    }
+    settling = referee_jobs.Settling(
+        run=lambda loaded, name: _run(loaded, order.out, name), with_values=_with, tell=order.tell, out=order.out
+    )
+    disputed = [entries[label] for label, one in against.items() if one.beyond]
+    nudge = order.profile.measured
+    return referee_jobs.settle(settling, entries[first.variant.label], state, disputed, nudge=nudge)
+
+
+def _time(order: Order, bench: _Bench, turn: int) -> None:
+    """A job as ``mtrain train`` runs it; it must end with the bits of the traced one."""
+    values = deepcopy(dict(bench.loaded.values))
+    values["report"]["trace"] = "traffic"
+    started = time.time()
+    code, text, folder = _run(_with(bench.loaded, values), order.out, f"{bench.variant.folder}-timed-{turn + 1}")
+    if code:
+        order.tell(f"{bench.variant.label}: failed when it was timed: {_reason(text)}")
+        bench.repeats = False
+        return
+    order.tell(f"{bench.variant.label}: {order.updates} updates timed in {time.time() - started:.0f} s")
+    history = read_history(folder.metrics)
+    bench.timed.append((history, started))
+    shutil.rmtree(folder.checkpoints)
+    same = _result(history) == _result(bench.traced)
+    bench.repeats = same if bench.repeats is None else bench.repeats and same
+
+
+def _result(history: History | None) -> tuple[Any, Any]:
+    end = (history.end if history else None) or {}
+    return end.get("weights_sha256"), end.get("ema_sha256")
+
+
+def _run(loaded: "Loaded", out: Path, name: str) -> tuple[int, str, RunFolder]:
+    """One job to its end: exit code, what it told a person, its folder.
+
+    Raises:
+        Ended: it was asked to end.
+    """
+    folder, told = runfolder.create(out, name, latest=False), io.StringIO()
+    try:
+        code = starting.run_job(loaded, starting.Where(run_dir=folder, checkpoint=None), quiet=True, stream=told)
+    except LaunchError as error:
+        return 1, f"error: {error}", RunFolder(folder)
+    if code in ENDED:
+        raise Ended(code)
+    return code, told.getvalue(), RunFolder(folder)
+
+
+def _reason(text: str) -> str:
+    """The error itself, of what a failed job printed."""
+    _, found, message = text.rpartition("error: ")
+    lines = (message if found else text).strip().splitlines()
+    return (lines[0] if lines else "no reason was given").strip()
+
+
+# ---------------------------------------------------------------------------------------------------------- the results
+def _against(order: Order, reference: tuple[_Bench, State], other: tuple[_Bench, State]) -> Against:
+    (first, ours), (bench, theirs) = reference, other
+    assert first.row is not None
+    assert bench.row is not None
+    a, b = first.row.trace, bench.row.trace
+    assert a is not None
+    assert b is not None
+    found = difference(a, b)
+    facts = Facts(recipe=make_recipe(bench.loaded.spec, size=bench.ranks), ranks=bench.ranks)
+    return Against(
+        difference=found,
+        farthest=farthest(ours, theirs),
+        beyond=violations(found, order.profile),
+        causes=causes(a, b, found, facts),
+    )
+
+
+def _finished(bench: _Bench) -> Row:
+    row = bench.row
+    assert row is not None
+    if row.outcome != "done" or bench.traced is None:
+        return row
+    histories = [history for history, _ in bench.timed] or [bench.traced]
+    started = [start for _, start in bench.timed] or [bench.started]
+    batch = bench.loaded.spec.train.batch_size
+    speed = speed_of(histories, started=started, batch=batch, timed=bool(bench.timed))
+    return replace(row, speed=speed, repeats=bench.repeats)
+
+
+def _facts(order: Order, bench: _Bench) -> dict[str, str]:
+    spec = bench.loaded.spec
+    recipe = make_recipe(spec, size=bench.ranks)
+    described = runfolder.describe_environment({})
+    wanted = ("mtrain", "torch", "paddlepaddle", "horovod", "deepspeed", "numpy")
+    versions = {name: described["versions"][name] for name in wanted if name in described["versions"]}
+    clip = "none" if spec.train.clip_norm is None else f"{spec.train.clip_norm:g}"
+    ema = "none" if spec.train.ema is None else f"{spec.train.ema.decay:g}, {spec.train.ema.rule}"
+    return {
+        "model": spec.model.name,
+        "data": f"{spec.data.format}, {spec.data.image_size} px",
+        "updates": f"{order.updates} updates of {spec.train.batch_size} samples: {bench.ranks} rank{'s' if bench.ranks > 1 else ''} x "
+        f"{recipe.micro_batch} (micro batch) x {recipe.accumulate} (accumulate)",
+        "optimizer": f"{recipe.rule}, rate {spec.optimizer.rate:g}, {spec.schedule.name}",
+        "clipping": clip,
+        "average of weights": ema,
+        "precision": recipe.precision,
+        "BatchNorm over ranks": "yes" if recipe.sync_batchnorm else "no",
+        "seed": str(spec.train.seed),
+        "machine": f"{described['platform']}, {described['cores']} cores",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }

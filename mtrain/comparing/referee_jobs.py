@@ -1,0 +1,128 @@
+"""The two further jobs of ``mtrain compare`` where backends differ: one update in float64, and a start one rounding beside."""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from mtrain.comparing.differences import Difference, difference
+from mtrain.comparing.referee import Referee
+from mtrain.comparing.traces import Trace, trace_of
+from mtrain.core.interfaces import Array, State
+from mtrain.errors import MtrainError
+from mtrain.rank import assembly
+from mtrain.report.history import read_history
+from mtrain.system.runfolder import RunFolder
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded
+
+Run = Callable[["Loaded", str], tuple[int, str, RunFolder]]
+"""Takes a spec and the name of a run folder; returns exit code, what was told, the folder."""
+NUDGED = "nudged.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A backend whose traced job is done."""
+
+    label: str
+    folder: str
+    loaded: "Loaded"
+    trace: Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settling:
+    """What it needs to run further jobs."""
+
+    run: Run
+    with_values: Callable[["Loaded", Mapping[str, Any]], "Loaded"]
+    tell: Callable[[str], None]
+    out: Path
+
+
+def settle(
+    settling: Settling, reference: Entry, state: State, others: Sequence[Entry], *, nudge: bool
+) -> Referee | None:
+    """Ask for float64, and for a nudged job of the reference where ``nudge``; None: the reference has no float64.
+
+    ``state``: what the reference ended with. ``others``: backends that are asked for their own float64.
+    """
+    if reference.loaded.spec.train.precision != "fp32":
+        return None
+    exact = {}
+    for entry in (reference, *others):
+        trace = _in_float64(settling, entry)
+        if trace is not None:
+            exact[entry.label] = trace
+    if reference.label not in exact:
+        return None
+    found = _nudge(settling, reference, state) if nudge else None
+    return Referee(exact=exact, label=reference.label, nudge=found)
+
+
+def _in_float64(settling: Settling, entry: Entry) -> Trace | None:
+    values = deepcopy(dict(entry.loaded.values))
+    values["train"] |= {"precision": "fp64", "updates": 1}
+    return _trace(settling, entry, values, "float64")
+
+
+def _trace(settling: Settling, entry: Entry, values: Mapping[str, Any], what: str) -> Trace | None:
+    """A further job of a backend; None: it did not end well, which is told."""
+    try:
+        code, text, folder = settling.run(settling.with_values(entry.loaded, values), f"{entry.folder}-{what}")
+        if code:
+            raise MtrainError(text.strip().splitlines()[-1] if text.strip() else "no reason was given")
+        trace = trace_of(read_history(folder.metrics))
+    except MtrainError as error:
+        settling.tell(f"{entry.label}: no {what} job: {error}")
+        return None
+    shutil.rmtree(folder.checkpoints)
+    settling.tell(f"{entry.label}: {what} job of {trace.updates} update{'s' if trace.updates > 1 else ''}")
+    return trace
+
+
+def _nudge(settling: Settling, entry: Entry, state: State) -> Difference | None:
+    start = settling.out / NUDGED
+    try:
+        save_file(nudged(_start_weights(entry.loaded, state), _trained(state)), start)
+        values = deepcopy(dict(entry.loaded.values))
+        values["model"]["weights"] = str(start.resolve())
+        trace = _trace(settling, entry, values, "nudged")
+    finally:
+        start.unlink(missing_ok=True)
+    return None if trace is None else difference(entry.trace, trace)
+
+
+def _start_weights(loaded: "Loaded", state: State) -> dict[str, Array]:
+    """The start weights of a job, found without a framework; ``state`` says which there are."""
+    spec = loaded.spec
+    data = assembly.open_task(spec)
+    plugin = assembly.model_plugin(spec)
+    task = plugin.prepare_task(data.task(), data.statistics())
+    shapes = {name: tuple(array.shape) for name, array in state.weights.items()}
+    start = assembly.StartWeights(spec=spec, plugin=plugin, task=task, shapes=shapes)
+    return start.make(given=spec.model.weights, training=True)[0]
+
+
+def _trained(state: State) -> set[str]:
+    return {key.split("/", 1)[1] for key in state.moments}
+
+
+def nudged(weights: Mapping[str, Array], names: set[str]) -> dict[str, Array]:
+    """``weights`` as float32, those in ``names`` one unit in the last place up or down; zeros stay zero."""
+    found = {}
+    for name, array in weights.items():
+        held = np.ascontiguousarray(array, np.float32 if array.dtype.kind == "f" else None)
+        if name in names and held.dtype.kind == "f":
+            up = np.random.default_rng([0, *name.encode()]).integers(0, 2, held.shape, dtype=np.int8)
+            moved = np.nextafter(held, np.where(up, np.inf, -np.inf).astype(np.float32))
+            held = np.where(held == 0, held, moved)
+        found[name] = held.reshape(array.shape)
+    return found

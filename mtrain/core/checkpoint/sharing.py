@@ -1,0 +1,97 @@
+"""One checkpoint on all ranks, also where only the host of rank 0 has it: then it is sent to who needs it."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mtrain.core.checkpoint.format import MANIFEST, Saved, load
+from mtrain.core.collective import broadcast
+from mtrain.core.interfaces import Array, Collective, Progress, State
+from mtrain.errors import CheckpointError
+
+PART_BYTES = 16 * 1024 * 1024
+"""Sent at once: every rank holds as much for each of the others."""
+ARRAYS = ("weights", "ema", "moments")
+
+
+def load_everywhere(folder: Path, collective: Collective) -> Saved:
+    """What ``checkpoint_files.load`` reads, on every rank. Every rank calls.
+
+    A rank whose host has no such folder, or another one of that name (left by an earlier job where folders are not
+    shared), is given what rank 0 has: plain values as JSON, arrays as bytes.
+
+    Raises:
+        CheckpointError: rank 0 cannot read it; on all ranks.
+    """
+    marks = collective.all_gather(_mark(folder))
+    if marks[0] is None:
+        raise CheckpointError(f"{folder}: cannot be read on the host of rank 0; name one that is there")
+    own = load(folder) if marks[collective.rank] == marks[0] else None
+    if all(mark == marks[0] for mark in marks):
+        assert own is not None
+        return own
+    return _send(own, collective)
+
+
+def _mark(folder: Path) -> str | None:
+    """Equal where checkpoints are: the manifest holds the digests of all files."""
+    try:
+        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _send(own: Saved | None, collective: Collective) -> Saved:
+    """What rank 0 has to all; others that have it, too, take part, and keep their ``own``."""
+    source = own if collective.rank == 0 else None
+    head = json.loads(broadcast(collective, "" if source is None else json.dumps(_head(source))))
+    received: dict[str, dict[str, Array]] = {part: {} for part in ARRAYS}
+    for part, name, kind, shape in head["arrays"]:
+        array = np.empty(shape, dtype=kind)
+        flat = array.reshape(-1).view(np.uint8)
+        given = (
+            None
+            if source is None
+            else np.ascontiguousarray(getattr(source.state, part)[name]).reshape(-1).view(np.uint8)
+        )
+        for start, end in _parts(flat.size):
+            content = broadcast(collective, b"" if given is None else given[start:end].tobytes())
+            flat[start:end] = np.frombuffer(content, np.uint8)
+        received[part][name] = array
+    if own is not None:
+        return own
+    return Saved(
+        state=State(counters=head["counters"], **received),
+        progress=Progress(**head["progress"] | {"best": float(head["progress"]["best"])}),
+        spec=head["spec"],
+        meta=head["meta"],
+    )
+
+
+def _head(saved: Saved) -> dict[str, Any]:
+    progress = {name: getattr(saved.progress, name) for name in Progress.__dataclass_fields__}
+    return {
+        "arrays": [
+            (part, name, array.dtype.str, list(array.shape))
+            for part in ARRAYS
+            for name, array in _arrays(saved, part).items()
+        ],
+        "counters": saved.state.counters,
+        "progress": progress | {"best": str(progress["best"])},
+        "spec": saved.spec,
+        "meta": saved.meta,
+    }
+
+
+def _arrays(saved: Saved, part: str) -> Mapping[str, Array]:
+    found: Mapping[str, Array] = getattr(saved.state, part)
+    return found
+
+
+def _parts(size: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, size, PART_BYTES):
+        yield start, min(start + PART_BYTES, size)

@@ -1,0 +1,174 @@
+"""From spec to recipe: parameter groups by name, micro batch and accumulation from the global batch, scaled rates.
+
+Pure, without a framework: ``mtrain plan`` calls it too. Schedules are in ``schedule.py``.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mtrain.core.interfaces import Recipe
+from mtrain.errors import SpecError
+from mtrain.spec.model import GroupSpec, Spec
+
+Rule = tuple[str, dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scaled:
+    """Factors that a rate-scaling rule puts on what the spec says for ``reference_batch_size``."""
+
+    rate: float
+    weight_decay: float
+
+
+def scaling(spec: Spec) -> Scaled:
+    """The factors of ``train.rate_scaling`` for this global batch.
+
+    linear: Goyal et al. 2017 (arXiv 1706.02677), section 2.1; sqrt: Krizhevsky 2014 (arXiv 1404.5997), section 5;
+    yolov5: the rate stays, the weight decay grows with the batch.
+    """
+    ratio = spec.train.batch_size / spec.train.reference_batch_size
+    factors = {
+        "none": (1.0, 1.0),
+        "linear": (ratio, 1.0),
+        "sqrt": (math.sqrt(ratio), 1.0),
+        "yolov5": (1.0, ratio),
+    }
+    rate, weight_decay = factors[spec.train.rate_scaling]
+    return Scaled(rate=rate, weight_decay=weight_decay)
+
+
+def group_rules(spec: Spec) -> list[Rule]:
+    """(regex, options) of each parameter group, weight decay scaled.
+
+    Options: ``weight_decay`` and, for sgd, ``momentum`` and ``nesterov`` (0 or 1); for adam and adamw ``beta1``,
+    ``beta2`` and ``eps``.
+    """
+    return [(group.match, _options(spec, group)) for group in spec.optimizer.groups]
+
+
+def _options(spec: Spec, group: GroupSpec) -> dict[str, float]:
+    rule = spec.optimizer
+    decay = rule.weight_decay if group.weight_decay is None else group.weight_decay
+    options = {"weight_decay": decay * scaling(spec).weight_decay}
+    if rule.rule == "sgd":
+        return options | {"momentum": rule.momentum, "nesterov": float(rule.nesterov and rule.momentum > 0)}
+    return options | {"beta1": rule.momentum, "beta2": rule.beta2, "eps": rule.eps}
+
+
+def assign(names: Iterable[str], groups: Sequence[tuple[str, object]]) -> list[list[str]]:
+    """Parameter names of each group, in the order given: the first group whose regex is found in a name takes it.
+
+    A group that takes nothing stays empty: a recipe may serve models that lack such parameters.
+
+    Raises:
+        SpecError: a name is in no group.
+    """
+    patterns = [re.compile(match) for match, _ in groups]
+    taken: list[list[str]] = [[] for _ in patterns]
+    orphans = []
+    for name in names:
+        place = next((i for i, pattern in enumerate(patterns) if pattern.search(name)), None)
+        if place is None:
+            orphans.append(name)
+        else:
+            taken[place].append(name)
+    if orphans:
+        shown = ", ".join(orphans[:3]) + (f" and {len(orphans) - 3} more" if len(orphans) > 3 else "")
+        raise SpecError(f"optimizer.groups: no group takes {shown}; end the list with a group whose `match` is ''")
+    return taken
+
+
+def is_frozen(name: str, frozen: Sequence[str]) -> bool:
+    """Whether one of the regexes ``frozen`` is found in the parameter name."""
+    return any(re.search(pattern, name) for pattern in frozen)
+
+
+def check_frozen(names: Iterable[str], frozen: Sequence[str]) -> None:
+    """Refuse patterns that freeze nothing.
+
+    Raises:
+        SpecError: no name of ``names`` is matched by one of the regexes ``frozen``; an example of a name is given.
+    """
+    names = list(names)
+    idle = [pattern for pattern in frozen if not any(re.search(pattern, name) for name in names)]
+    if idle:
+        raise SpecError([f"train.freeze: {p!r} is found in no parameter name; they are like {names[0]}" for p in idle])
+
+
+def micro_batch(spec: Spec, *, size: int) -> tuple[int, int]:
+    """(micro batch, accumulate) with ``size * micro batch * accumulate == train.batch_size``.
+
+    ``accumulate: auto`` takes the fewest micro batches that ``max_micro_batch`` allows.
+
+    Raises:
+        SpecError: no such pair; the message names the nearest batch sizes that divide.
+    """
+    batch, asked = spec.train.batch_size, spec.train.accumulate
+    limit = spec.train.max_micro_batch or batch
+    if asked != "auto":
+        if batch % (size * asked):
+            among = f"{size} ranks x {asked} micro batches (train.accumulate)"
+            raise SpecError(_indivisible(batch, shares=size * asked, among=among))
+        return batch // (size * asked), asked
+    if batch % size:
+        raise SpecError(_indivisible(batch, shares=size, among=f"{size} ranks"))
+    share = batch // size
+    micro = next(micro for micro in range(min(share, limit), 0, -1) if share % micro == 0)
+    return micro, share // micro
+
+
+def _indivisible(batch: int, *, shares: int, among: str) -> str:
+    below, above = batch // shares * shares, (batch // shares + 1) * shares
+    nearest = f"{below} or {above}" if below else f"{above}"
+    return f"train.batch_size: {batch} does not divide among {among}; use {nearest}"
+
+
+def ema_shares(recipe: Recipe, update: int) -> tuple[float, float]:
+    """(keep, take) behind update ``update`` (1-based): average = keep * average + take * weights.
+
+    ramp: keep is d = ``ema_decay * (1 - exp(-update / ema_ramp))``, take is 1 - d. threshold: an average e that starts at zero
+    with d = min(decay, (1 + t) / (10 + t)), t = update - 1, is read out as e / (1 - d ** update), with the last d alone, as
+    PaddleDetection does; the shares are those of what is read out, so they need not add up to 1.
+    """
+    if recipe.ema_rule == "ramp":
+        rise = 1 - math.exp(-update / recipe.ema_ramp) if recipe.ema_ramp > 0 else 1.0
+        decay = recipe.ema_decay * rise
+        return decay, 1 - decay
+
+    def decay_at(update: int) -> float:
+        return min(recipe.ema_decay, update / (9 + update))
+
+    decay, before = decay_at(update), decay_at(update - 1) if update > 1 else 0.0
+    correction = 1 - decay**update
+    read_out = 1 - before ** (update - 1) if update > 1 else 0.0
+    return decay * read_out / correction, (1 - decay) / correction
+
+
+def make_recipe(spec: Spec, *, size: int) -> Recipe:
+    """All that touches weights or gradients, for ``size`` ranks.
+
+    Raises:
+        SpecError: the global batch does not divide among the ranks.
+    """
+    micro, accumulate = micro_batch(spec, size=size)
+    train = spec.train
+    return Recipe(
+        rule=spec.optimizer.rule,
+        groups=tuple(group_rules(spec)),
+        frozen=tuple(train.freeze),
+        micro_batch=micro,
+        accumulate=accumulate,
+        precision=train.precision,
+        clip_norm=math.inf if train.clip_norm is None else train.clip_norm,
+        ema_decay=train.ema.decay if train.ema else 0.0,
+        ema_ramp=train.ema.ramp if train.ema else 0.0,
+        ema_rule=train.ema.rule if train.ema else "ramp",
+        sync_batchnorm=train.sync_batchnorm,
+        # Measured the faster layout on CPU (one thread per rank) and the one that CUDA's tensor cores want.
+        channels_last=train.channels_last is not False,
+        compile=train.compile,
+        seed=train.seed,
+    )

@@ -1,0 +1,63 @@
+"""Values of ranks as bytes and back, for collectives that carry bytes: data, never code.
+
+``pickle`` calls whatever a message names. Here it may name what holds data: numpy's arrays, plain containers, and the
+dataclasses, named tuples and enumerations of modules that this rank has imported itself.
+"""
+
+import dataclasses
+import enum
+import io
+import pickle
+import sys
+from typing import Any
+
+from mtrain.errors import TrainingError
+
+_ARRAYS = frozenset({"_reconstruct", "scalar", "_frombuffer", "ndarray", "dtype"})
+_ARRAY_MODULES = frozenset(
+    {"numpy", "numpy._core.multiarray", "numpy.core.multiarray", "numpy._core.numeric", "numpy.core.numeric"}
+)
+_CONTAINERS = {
+    "builtins": frozenset(
+        {"set", "frozenset", "bytearray", "complex", "slice", "range", "int", "float", "str", "list", "dict", "tuple"}
+    ),
+    "collections": frozenset({"OrderedDict", "Counter", "deque", "defaultdict"}),
+}
+
+
+def packed(value: Any) -> bytes:
+    """``value`` as bytes."""
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def unpacked(content: bytes) -> Any:
+    """What ``packed`` was given.
+
+    Raises:
+        TrainingError: it is no such bytes, or they name what is no data.
+    """
+    try:
+        return _Reader(io.BytesIO(content)).load()
+    except TrainingError:
+        raise
+    except Exception as error:  # bytes of a stranger can end in any error
+        raise TrainingError(f"what another rank sent cannot be read: {type(error).__name__}: {error}") from error
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str, /) -> Any:
+        """What a message names, if it holds data."""
+        if name in _CONTAINERS.get(module, ()) or (name in _ARRAYS and module in _ARRAY_MODULES):
+            return super().find_class(module, name)
+        found = getattr(sys.modules.get(module), name, None)
+        if isinstance(found, type) and _holds_data(found):
+            return found
+        raise TrainingError(
+            f"another rank sent a value that is made with {module}.{name}; ranks exchange numbers, text, arrays, plain containers, "
+            "dataclasses, named tuples and enumerations of modules that both have imported"
+        )
+
+
+def _holds_data(kind: type) -> bool:
+    named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
+    return dataclasses.is_dataclass(kind) or named_tuple or issubclass(kind, enum.Enum)

@@ -1,0 +1,61 @@
+"""Whether saved arrays fit a model, and whether all ranks hold the same ones."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from mtrain.core.collective import differing
+from mtrain.core.interfaces import Array, Collective
+from mtrain.errors import CheckpointError, TrainingError
+
+Shape = tuple[int, ...]
+
+
+def check_fit(shapes: Mapping[str, Shape], values: Mapping[str, Array], *, what: str) -> None:
+    """Compare the names and shapes of a model's tensors with those of saved arrays.
+
+    Raises:
+        CheckpointError: they differ; every difference is counted, the first ones are named.
+    """
+    missing = [name for name in shapes if name not in values]
+    unknown = [name for name in values if name not in shapes]
+    unfit = [
+        f"{name} {tuple(values[name].shape)}, expected {shape}"
+        for name, shape in shapes.items()
+        if name in values and tuple(values[name].shape) != shape
+    ]
+    problems = [
+        f"{len(names)} {kind}: {', '.join(names[:3])}"
+        for kind, names in (("missing", missing), ("unknown", unknown), ("of another shape", unfit))
+        if names
+    ]
+    if problems:
+        raise CheckpointError(
+            f"the saved {what} do not fit this model: {'; '.join(problems)}; use the spec that they were saved with"
+        )
+
+
+def fingerprint(arrays: Mapping[str, Array]) -> str:
+    """Digest of names and values (C-contiguous), bit for bit."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, array in arrays.items():
+        digest.update(name.encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def check_equal_start(collective: Collective, own: str) -> None:
+    """Compare the ``fingerprint`` of this rank with those of the others; every rank calls.
+
+    Raises:
+        TrainingError: some ranks hold other weights than rank 0; they are named.
+    """
+    ranks = differing(collective, own)
+    if ranks:
+        raise TrainingError(
+            f"ranks {_listed(ranks)} start from other weights than rank 0; the model must be built from the seed alone "
+            "and every rank must read the same file"
+        )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

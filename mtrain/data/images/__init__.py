@@ -1,0 +1,1 @@
+"""Image decoding, geometry, colour and drawing, without any task."""

@@ -1,0 +1,137 @@
+"""One picture file as RGB bytes.
+
+JPEG goes through simplejpeg (libjpeg-turbo, accurate transforms, identical to OpenCV), PNG and BMP through OpenCV,
+all else through Pillow. What a file is, its first bytes say; the suffix is not looked at.
+"""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from mtrain.data.images.header import (
+    JPEG,
+    MAX_BYTES,
+    MAX_PIXELS,
+    PNG,
+    jpeg_ends,
+    need_bounded,
+    open_picture,
+    read_jpeg_header,
+    reason_of,
+    stored_size,
+)
+from mtrain.errors import DataError
+from mtrain.files import read_bytes
+
+
+def decode(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+    """The picture as it is displayed: uint8 (H, W, 3) RGB.
+
+    EXIF orientation is applied, grey and palette pictures become RGB, transparency is laid on white, 16-bit values
+    are scaled to 8, CMYK is converted. ``reduce`` 2, 4 or 8 gives ceil(H / reduce) x ceil(W / reduce); JPEGs are then
+    decoded at that size, which is faster than decoding and shrinking.
+
+    Raises:
+        DataError: the file is missing, unreadable, truncated, no picture, or one of more than ``max_pixels``; it is named.
+
+    """
+    try:
+        data = read_bytes(path, limit=MAX_BYTES)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}; expected a picture") from error
+    try:
+        need_bounded(path, stored_size(data), max_pixels=max_pixels)
+        if data[:2] == JPEG:  # two headers in one file may disagree: the decoder's own counts too
+            need_bounded(path, simplejpeg.decode_jpeg_header(data)[1::-1], max_pixels=max_pixels)
+        return _decode(data, reduce)
+    except DataError:
+        raise
+    except Exception as error:  # bytes that somebody else made end in any error of the library that reads them
+        raise DataError(
+            f"{path}: not a readable picture ({reason_of(error)}); replace the file or remove it from the data set"
+        ) from error
+
+
+def _decode(data: bytes, reduce: int) -> NDArray[np.uint8]:
+    if data[:2] == JPEG:
+        return _decode_jpeg(data, reduce)
+    picture = _decode_opencv(data) if data[:8] == PNG or data[:2] == b"BM" else _decode_pillow(data)
+    return _shrunk(picture, reduce)
+
+
+def _shrunk(picture: NDArray[np.uint8], reduce: int) -> NDArray[np.uint8]:
+    if reduce == 1:
+        return picture
+    height, width = picture.shape[:2]
+    size = (-(-width // reduce), -(-height // reduce))
+    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
+
+
+def _decode_jpeg(data: bytes, reduce: int) -> NDArray[np.uint8]:
+    height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+    if colours in ("CMYK", "YCCK"):
+        return _shrunk(_decode_pillow(data), reduce)
+    least = {} if reduce == 1 else {"min_height": -(-height // reduce), "min_width": -(-width // reduce)}
+    try:
+        picture = simplejpeg.decode_jpeg(data, colorspace="RGB", **least)
+    except ValueError as error:
+        # Stray bytes between segments are common and harmless; a file that ends early is neither.
+        if "premature" in str(error).lower() or not jpeg_ends(data):
+            raise
+        picture = simplejpeg.decode_jpeg(data, colorspace="RGB", strict=False, **least)
+    return _oriented(picture, read_jpeg_header(data)[2])
+
+
+def _decode_opencv(data: bytes) -> NDArray[np.uint8]:
+    if data[:8] == PNG:
+        if data.rfind(b"IEND") < 0:
+            raise ValueError("PNG ends early")
+        if b"eXIf" in data:
+            return _decode_pillow(data)
+    picture = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_UNCHANGED)
+    if picture is None:
+        return _decode_pillow(data)
+    if picture.dtype == np.uint16:
+        picture = picture // 257
+    picture = picture.astype(np.uint8, copy=False)
+    if picture.ndim == 2:
+        return np.asarray(cv2.cvtColor(picture, cv2.COLOR_GRAY2RGB), dtype=np.uint8)
+    if picture.shape[2] == 4:
+        return _on_white(np.asarray(cv2.cvtColor(picture, cv2.COLOR_BGRA2RGBA), dtype=np.uint8))
+    return np.asarray(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB), dtype=np.uint8)
+
+
+def _decode_pillow(data: bytes) -> NDArray[np.uint8]:
+    with open_picture(data) as file:
+        picture: Image.Image = file
+        picture.load()
+        picture = ImageOps.exif_transpose(picture)
+        if picture.mode.startswith("I;16"):
+            grey = (np.asarray(picture).astype(np.uint16) // 257).astype(np.uint8)
+            return np.repeat(grey[:, :, None], 3, axis=2)
+        if picture.mode in ("I", "F"):
+            raise ValueError(f"32-bit pixels (mode {picture.mode}), expected 8 or 16 bits")
+        if picture.has_transparency_data:
+            return _on_white(np.asarray(picture.convert("RGBA")))
+        return np.array(picture.convert("RGB"))
+
+
+def _on_white(rgba: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    alpha = rgba[:, :, 3:].astype(np.uint16)
+    mixed = (rgba[:, :, :3].astype(np.uint16) * alpha + 255 * (255 - alpha) + 127) // 255
+    return mixed.astype(np.uint8)
+
+
+def _oriented(picture: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Undo EXIF orientation 1 to 8 (EXIF 2.32, tag 0x0112)."""
+    if orientation in (5, 6, 7, 8):
+        picture = picture.transpose(1, 0, 2)
+    if orientation in (3, 4, 7, 8):
+        picture = picture[::-1]
+    if orientation in (2, 3, 6, 7):
+        picture = picture[:, ::-1]
+    return np.ascontiguousarray(picture)

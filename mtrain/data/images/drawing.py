@@ -1,0 +1,68 @@
+"""Pictures for people, whatever the task: pictures in a grid with captions, written as files.
+
+Pictures are uint8 (H, W, 3) RGB.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import cv2
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from mtrain.errors import DataError
+
+Picture: TypeAlias = NDArray[np.uint8]
+_FONT = cv2.FONT_HERSHEY_SIMPLEX
+_GAP_PX = 4
+_CAPTION_PX = 20
+
+
+def fit(picture: Picture, *, width: int, height: int) -> Picture:
+    """``picture`` scaled to fit (width, height), its proportions kept, grey around it."""
+    factor = min(width / picture.shape[1], height / picture.shape[0])
+    size = (max(1, round(picture.shape[1] * factor)), max(1, round(picture.shape[0] * factor)))
+    small = cv2.resize(picture, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR)
+    canvas = np.full((height, width, 3), 60, dtype=np.uint8)
+    left, top = (width - size[0]) // 2, (height - size[1]) // 2
+    canvas[top : top + size[1], left : left + size[0]] = small
+    return canvas
+
+
+def grid(pictures: Sequence[Picture], *, columns: int, cell_px: int = 320, captions: Sequence[str] = ()) -> Picture:
+    """Pictures in rows of ``columns``, each fitted into a cell ``cell_px`` wide and three quarters as high (square
+    when all are square), with an optional caption above."""
+    square = all(picture.shape[0] >= picture.shape[1] for picture in pictures)
+    cell_height = cell_px if square else cell_px * 3 // 4
+    above = _CAPTION_PX if captions else 0
+    rows = -(-len(pictures) // columns)
+    pitch_x, pitch_y = cell_px + _GAP_PX, cell_height + above + _GAP_PX
+    canvas = np.full((rows * pitch_y + _GAP_PX, columns * pitch_x + _GAP_PX, 3), 255, dtype=np.uint8)
+    for i, picture in enumerate(pictures):
+        left, top = _GAP_PX + (i % columns) * pitch_x, _GAP_PX + (i // columns) * pitch_y
+        if captions:
+            cv2.putText(canvas, captions[i], (left, top + _CAPTION_PX - 6), _FONT, 0.42, (0, 0, 0), 1, cv2.LINE_AA)
+        canvas[top + above : top + above + cell_height, left : left + cell_px] = fit(
+            picture, width=cell_px, height=cell_height
+        )
+    return canvas
+
+
+def save_picture(picture: Picture, path: Path) -> None:
+    """Write RGB bytes; the suffix decides: JPEG (quality 90), or PNG and what else OpenCV writes.
+
+    Raises:
+        DataError: the file cannot be written, or the suffix is unknown.
+
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix.lower() in (".jpg", ".jpeg"):
+            data = simplejpeg.encode_jpeg(np.ascontiguousarray(picture), quality=90, colorspace="RGB")
+        else:
+            data = cv2.imencode(path.suffix, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))[1].tobytes()
+        path.write_bytes(data)
+    except (OSError, cv2.error) as error:
+        raise DataError(f"{path}: cannot be written ({' '.join(str(error).split())}); expected .jpg or .png") from error

@@ -1,0 +1,1 @@
+"""The loader: worker processes that prepare micro batches in shared memory."""

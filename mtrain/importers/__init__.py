@@ -1,0 +1,1 @@
+"""Configurations of other projects as specs: PaddleDetection and YOLOv5."""

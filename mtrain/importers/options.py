@@ -1,0 +1,27 @@
+"""The options of a model plugin as targets: what equals a default is not written out."""
+
+from mtrain.importers.key_report import Book, equal
+from mtrain.spec import plugins
+from mtrain.spec.yaml_reader import Path
+
+
+class Options:
+    """``model.options`` of one model.
+
+    Raises: ``PluginError`` where there is no such model.
+    """
+
+    def __init__(self, model: str) -> None:
+        fields = plugins.load("models", model).Options.model_fields
+        self._model = model
+        self._defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+
+    def carry(self, book: Book, source: str | Path, name: str, *, value: object = ...) -> None:
+        """``source`` becomes the option ``name``, unless it says what the default says anyway."""
+        if not book.has(source):
+            return
+        value = book.get(source) if value is ... else value
+        if equal(value, self._defaults[name]):
+            book.same(source, f"the default of model.options.{name} in {self._model}")
+        else:
+            book.carry(source, f"model.options.{name}", value)

@@ -1,1 +1,0 @@
-"""Configs of other projects into specs: PaddleDetection's YAML, YOLOv5's model, hyper-parameter and data YAML."""

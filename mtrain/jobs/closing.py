@@ -1,0 +1,51 @@
+"""What is said at the end of a job: its result, and where everything is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def figure_lines(summary: Mapping[str, Any], figures: Mapping[str, Any]) -> list[str]:
+    """Figures by class, and what the evaluation remarks."""
+    from mtrain.report.wording import class_lines
+
+    return [*class_lines(figures), *summary.get("remarks", ())]
+
+
+def closing_lines(run_dir: Path, *, done: bool) -> list[str]:
+    """What a person wants to know at the end: the result, and where everything is."""
+    from mtrain.system.runfolder import RunFolder, read_summary
+
+    run = RunFolder(run_dir)
+    lines = result_lines(read_summary(run_dir)) if done else []
+    places = {
+        "curves": run.results,
+        "pictures": run.path / "val_batch.jpg",
+        "summary": run.summary,
+        "checkpoints": run.checkpoints,
+        "logs": run.logs,
+    }
+    lines += [f"{name + ':':<13}{path}" for name, path in places.items() if done and path.exists()]
+    return lines
+
+
+def result_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What a finished run says of its result."""
+    from mtrain.report.wording import duration, headline_figures, stopped_early
+
+    if not summary:
+        return []
+    best = summary.get("best") or summary.get("last") or {}
+    figures = "  ".join(f"{name} {value:.4f}" for name, value in headline_figures({**summary, "figures": best}).items())
+    at = f" (update {best['update']})" if "update" in best else ""
+    ranks = summary.get("ranks", 1)
+    where = f" on {ranks} rank{'s' if ranks > 1 else ''}, {summary['device']}" if "device" in summary else ""
+    updates, early = summary.get("updates", "?"), stopped_early(summary)
+    took = f"updates in {duration(summary.get('seconds'))}{where}"
+    lines = [f"done: {updates} {took}"]
+    if early:
+        lines = [
+            f"done, {early}; {updates} of {summary.get('total_updates', '?')} {took}",
+            "--resume would end at once; to go on, give it with -o train.patience=NUMBER (a larger one), or null",
+        ]
+    return lines + ([f"best evaluation: {figures}{at}", *figure_lines(summary, best)] if figures else [])

@@ -1,0 +1,103 @@
+"""What is checked before any rank starts: data, classes, sizes, plugins. Imports no framework."""
+
+import os
+from pathlib import Path
+
+from mtrain.core.cadence import check_continues
+from mtrain.core.checkpoint.format import MANIFEST, size_of
+from mtrain.core.checkpoint.store import listed, progress_of
+from mtrain.core.interfaces import Evaluator, Progress
+from mtrain.core.recipe import check_frozen, is_frozen, make_recipe
+from mtrain.core.sampler import Shuffled
+from mtrain.core.schedule import total_updates
+from mtrain.errors import CheckpointError, SpecError
+from mtrain.rank.assembly import model_plugin, open_task
+from mtrain.spec import plugins
+from mtrain.spec.model import Spec
+from mtrain.spec.suggest import hint
+from mtrain.system import disk, interpreter, placement
+from mtrain.weights.models import check_start
+from mtrain.weights.names import COUNTER
+from mtrain.weights.outline import SpecOutline
+from mtrain.weights.resuming import check_resume, checkpoint_bytes
+
+
+def _check_port(spec: Spec) -> None:
+    backend = plugins.load("backends", spec.backend.name, policy=plugins.read_policy(spec.plugins))
+    port = spec.cluster.master_port
+    if backend.rendezvous != "none" and port != "auto":
+        placement.check_port(spec.cluster.master_addr or next(iter(spec.cluster.ips), placement.LOOPBACK), port)
+
+
+def _check_score(spec: Spec, evaluator: Evaluator) -> None:
+    score = spec.evaluate.score
+    if score is not None and score.partition("/")[0] not in evaluator.figures:
+        raise SpecError(
+            f"evaluate.score: {score!r} given, expected a figure of this job's evaluation{hint(score, evaluator.figures)}"
+        )
+
+
+def _check_freeze(spec: Spec, outline: SpecOutline) -> None:
+    """Refuse patterns of ``train.freeze`` that freeze nothing, or everything, before ranks build the network to find out."""
+    if not spec.train.freeze or outline.state is None:  # a model that cannot be outlined: its ranks will say
+        return
+    names = [name for name in outline.state if name.rpartition(".")[2] not in ("running_mean", "running_var", COUNTER)]
+    check_frozen(names, spec.train.freeze)
+    if all(is_frozen(name, spec.train.freeze) for name in names):
+        raise SpecError(f"train.freeze: {spec.train.freeze} leaves no parameter to train; freeze fewer")
+
+
+def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None = None) -> list[str]:
+    """Open the data, look at all of it that can be unreadable, and derive all numbers of the job for ``size`` ranks.
+
+    ``resumed``: the checkpoint that training goes on from, or that is evaluated. Returns sentences about what is odd
+    in the data, and about what differs from the run of the checkpoint, to be told once.
+
+    Raises:
+        UsageError: something does not fit; the message says what to do. Unreadable pictures are named all at once.
+    """
+    if resumed is not None and not (resumed / MANIFEST).is_file():
+        raise CheckpointError(f"{resumed}: no checkpoint on {os.uname().nodename}, where rank 0 is; copy it there")
+    make_recipe(spec, size=size)
+    interpreter.check(spec)
+    _check_port(spec)
+    task = open_task(spec, training=training)
+    task.verify()
+    scored = spec.evaluate.enabled or not training
+    if scored:
+        _check_score(spec, task.evaluator())
+    model_plugin(spec).prepare_task(task.task(), {})
+    classes = len(task.task().class_names)
+    outline = SpecOutline(spec, classes=classes)
+    notes = []
+    if resumed is not None:
+        notes = check_resume(spec, resumed, outline, classes=classes, training=training)
+    elif spec.model.weights is not None:
+        check_start(spec, outline, training=training)
+    if training:
+        _check_room(spec, resumed, outline)
+        _check_freeze(spec, outline)
+        order = Shuffled(task.length("train"), global_batch=spec.train.batch_size, seed=spec.train.seed)
+        total_updates(spec, order.updates_per_epoch)
+        progress = Progress() if resumed is None else progress_of(resumed)
+        check_continues(progress, updates_per_epoch=order.updates_per_epoch, global_batch=spec.train.batch_size)
+    unscored = "nothing is evaluated (evaluate.enabled is false): the last checkpoint counts as best"
+    return [*notes, *task.report(), *([] if scored else [unscored])]
+
+
+def _check_room(spec: Spec, resumed: Path | None, outline: SpecOutline) -> None:
+    """Whether the checkpoints of the job fit on the disk.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if resumed is not None:
+        held = sum(size_of(path) for path in listed(resumed.parent))
+        disk.check_room(resumed.parent, spec.checkpoint, each=size_of(resumed), held=held)
+        return
+    folder = Path(spec.report.dir)
+    if disk.free_bytes(folder) >= disk.AMPLE_BYTES:
+        return
+    each = checkpoint_bytes(spec, outline)
+    if each is not None:
+        disk.check_room(folder, spec.checkpoint, each=each, held=0)

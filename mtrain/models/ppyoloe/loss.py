@@ -1,0 +1,110 @@
+"""PP-YOLOE's decoding and losses. Import it only where a framework is bound.
+
+Shape letters: B batch, L points of all levels, C classes, S sides of a box (left, top, right, bottom), K bins of a distance,
+"""
+
+from dataclasses import dataclass
+
+from mtrain.core import nn, ops
+from mtrain.core.interfaces import Collective, Tensor
+from mtrain.models.common.boxes import generalised_iou_N
+from mtrain.models.common.losses import varifocal_sum
+from mtrain.models.ppyoloe.assign import Assignment, Points, Truth, assign_aligned, assign_static
+
+_IOU_EPS = 1e-10
+_LAST_GAP = 0.01
+"""A target distance ends this far before the last bin, so that it has a neighbour on both sides."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossSettings:
+    """What the loss needs besides predictions and targets."""
+
+    class_count: int
+    static_assigner_epoch: int
+    """Epochs before this one assign statically, the others by task alignment."""
+    cls: float
+    iou: float
+    dfl: float
+    """Gains of the three losses in ``total``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outputs:
+    """What the head says of each point."""
+
+    logits_BLC: Tensor
+    distances_BLSK: Tensor
+    """Logits of the bins of each distance."""
+    bins_K: Tensor
+    """Distance of each bin, in strides."""
+
+
+def decode(outputs: Outputs, points: Points) -> tuple[Tensor, Tensor]:
+    """Boxes (B, L, 4) ``[x1, y1, x2, y2]`` in strides, and log probabilities of the bins (B, L, S, K).
+
+    A distance is the mean of its distribution over the bins: Li et al. 2020, Generalized Focal Loss, equation 5.
+    """
+    log_BLSK = ops.log_softmax(outputs.distances_BLSK, 3)
+    distance_BLS = ops.sum(ops.exp(log_BLSK) * outputs.bins_K, axis=3)
+    centre_L2 = points.xy_L2 / points.stride_L1
+    boxes_BL4 = ops.concat((centre_L2 - distance_BLS[..., :2], centre_L2 + distance_BLS[..., 2:]), axis=2)
+    return boxes_BL4, log_BLSK
+
+
+def assign(boxes_BL4: Tensor, logits_BLC: Tensor, points: Points, truth: Truth, *, static: bool) -> Assignment:
+    """What each point answers for, without gradient.
+
+    Args:
+        boxes_BL4: predicted, in strides.
+        static: ATSS; otherwise task-aligned.
+    """
+    with nn.no_grad():
+        predicted_BL4 = ops.detach(boxes_BL4) * points.stride_L1
+        wanted = Truth(labels_BN=truth.labels_BN, boxes_BN4=ops.astype(truth.boxes_BN4, ops.dtype(boxes_BL4)))
+        if static:
+            return assign_static(wanted, points, predicted_BL4)
+        return assign_aligned(wanted, points, predicted_BL4, ops.detach(logits_BLC))
+
+
+def loss(
+    outputs: Outputs, points: Points, truth: Truth, *, static: bool, settings: LossSettings, collective: Collective
+) -> dict[str, Tensor]:
+    """``total``; detached and before their gains ``cls``, ``iou``, ``dfl``; and ``l1``, the mean difference of box sides in strides.
+
+    Sums are over positives, weighted by their quality, and divided by the sum of qualities: its mean over ranks, at least 1. So
+    every rank calls this as often. Xu et al. 2022, PP-YOLOE, equation 2, with the published normaliser.
+    """
+    boxes_BL4, log_BLSK = decode(outputs, points)
+    found = assign(boxes_BL4, outputs.logits_BLC, points, truth, static=static)
+    normaliser = ops.clip(collective.all_reduce(ops.sum(found.quality_BL), "mean"), 1.0)
+    target_BL4 = found.boxes_BL4 / points.stride_L1
+    overlap_BL = generalised_iou_N(boxes_BL4, target_BL4, eps=_IOU_EPS)
+    cls = varifocal_sum(outputs.logits_BLC, found.labels_BL, found.quality_BL, found.positive_BL) / normaliser
+    iou = ops.sum((1 - overlap_BL) * found.quality_BL) / normaliser
+    dfl = ops.sum(_distribution_loss(log_BLSK, target_BL4, points) * found.quality_BL) / normaliser
+    total = settings.cls * cls + settings.iou * iou + settings.dfl * dfl
+    with nn.no_grad():
+        l1 = _mean_difference(ops.detach(boxes_BL4), target_BL4, found.positive_BL)
+    return {"total": total, "cls": ops.detach(cls), "iou": ops.detach(iou), "dfl": ops.detach(dfl), "l1": l1}
+
+
+def _distribution_loss(log_BLSK: Tensor, target_BL4: Tensor, points: Points) -> Tensor:
+    """Cross entropies of the two bins next to each target distance, weighted by nearness: mean over the sides, (B, L).
+
+    Li et al. 2020, Generalized Focal Loss, equation 6.
+    """
+    centre_L2 = points.xy_L2 / points.stride_L1
+    distance_BLS = ops.concat((centre_L2 - target_BL4[..., :2], target_BL4[..., 2:] - centre_L2), axis=2)
+    distance_BLS = ops.clip(distance_BLS, 0.0, ops.shape(log_BLSK)[3] - 1 - _LAST_GAP)
+    below_BLS = ops.floor(distance_BLS)
+    share_BLS = distance_BLS - below_BLS
+    index_BLS = ops.astype(below_BLS, "int64")
+    both_BLS2 = ops.take_along_axis(log_BLSK, ops.stack((index_BLS, index_BLS + 1), axis=3), 3)
+    return -ops.mean(both_BLS2[..., 0] * (1 - share_BLS) + both_BLS2[..., 1] * share_BLS, axis=2)
+
+
+def _mean_difference(boxes_BL4: Tensor, target_BL4: Tensor, positive_BL: Tensor) -> Tensor:
+    difference_BL = ops.mean(ops.abs(boxes_BL4 - target_BL4), axis=2)
+    count = ops.clip(ops.astype(ops.sum(positive_BL), ops.dtype(boxes_BL4)), 1.0)
+    return ops.sum(ops.where(positive_BL, difference_BL, 0.0)) / count

@@ -1,0 +1,171 @@
+"""PP-YOLOE s, m, l, x as plugins: options, start values, what predictions mean, the form for inference.
+
+Needs no framework until ``build``.
+"""
+
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Published, Task
+from mtrain.errors import SpecError
+from mtrain.models.common.nms import detections_by_class
+from mtrain.models.ppyoloe.fusing import fuse
+
+_STRIDE = 32
+"""Of the coarsest level."""
+_SCALES = {"s": (0.33, 0.50), "m": (0.67, 0.75), "l": (1.0, 1.0), "x": (1.33, 1.25)}
+"""(depth, width) of each variant."""
+_PRIOR = 0.01
+"""Score of every class of every point at the start: Lin et al. 2017, Focal Loss, section 4.1."""
+_GATE_DEVIATION = 0.001
+"""Of the start weights of the head's gates, which so begin half open everywhere."""
+_SELECTION = ("confidence", "iou_threshold", "max_candidates", "max_detections")
+
+
+class PPYOLOEOptions(BaseModel):
+    """What ``model.options`` may say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    static_assigner_epoch: Annotated[int, Field(ge=0)] = 100
+    """Epochs before this one assign objects by position and shape (ATSS), the others by what the model predicts (task-aligned)."""
+    cls: Annotated[float, Field(ge=0)] = 1.0
+    iou: Annotated[float, Field(ge=0)] = 2.5
+    dfl: Annotated[float, Field(ge=0)] = 0.5
+    """Gains of the three losses."""
+    confidence: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    """Predictions with this score or a lower one are dropped."""
+    iou_threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """A prediction that overlaps a better one of its class by more is dropped."""
+    max_candidates: Annotated[int, Field(ge=1)] = 1000
+    """Per picture and class, before overlaps are looked at."""
+    max_detections: Annotated[int, Field(ge=1)] = 300
+    """Per picture."""
+    deploy: bool = False
+    """The form for inference, where each pair of branches is one convolution: for weights of ``mtrain weights export --deploy``."""
+
+
+class PPYOLOE:
+    """PP-YOLOE as a plugin: ``Model`` of ``core.interfaces``. Subclasses name the variant."""
+
+    Options: ClassVar[type[BaseModel]] = PPYOLOEOptions
+    kind: ClassVar[str] = "detection"
+    published: ClassVar[Published] = Published(
+        float32=("yolo_head.proj_conv.weight",),
+        per_class=(r"^yolo_head\.pred_cls\.\d\.(weight|bias)$",),
+    )
+    variant: ClassVar[str]
+
+    def __init__(self, options: PPYOLOEOptions | None = None) -> None:
+        self.options = PPYOLOEOptions() if options is None else options
+
+    def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
+        """The task as it is: nothing of this model depends on the data.
+
+        Args:
+            statistics: ``class_count`` of the data, optional.
+
+        Raises:
+            SpecError: the image size or the class names do not fit.
+        """
+        problems = []
+        if task.image_size < _STRIDE or task.image_size % _STRIDE:
+            nearest = max(round(task.image_size / _STRIDE), 1) * _STRIDE
+            problems.append(
+                f"data.image_size: {task.image_size} is not a multiple of {_STRIDE} as PP-YOLOE needs; use {nearest}"
+            )
+        if len(task.class_names) == 0:
+            problems.append("data: no class names; a detector needs at least one class")
+        found = statistics.get("class_count")
+        if found is not None and found != len(task.class_names):
+            problems.append(
+                f"data: {len(task.class_names)} class names ({', '.join(task.class_names)}), {found} classes in the "
+                "annotations; name each class of the annotations once"
+            )
+        if problems:
+            raise SpecError(problems)
+        return task
+
+    def build(self, task: Task, collective: Collective) -> Module:
+        """The network (``models.ppyoloe.network.Network``) on the bound framework."""
+        from mtrain.models.ppyoloe.loss import LossSettings
+        from mtrain.models.ppyoloe.network import Network
+
+        o, (depth, width) = self.options, _SCALES[self.variant]
+        settings = LossSettings(
+            class_count=len(task.class_names),
+            static_assigner_epoch=o.static_assigner_epoch,
+            cls=o.cls,
+            iou=o.iou,
+            dfl=o.dfl,
+        )
+        return Network(depth=depth, width=width, settings=settings, collective=collective, deploy=o.deploy)
+
+    @staticmethod
+    def fused(weights: Mapping[str, Array]) -> dict[str, Array]:
+        """The state ``weights`` of a network as that of the same network with the option ``deploy``: see ``models.ppyoloe.fusing``."""
+        return fuse(weights)
+
+    def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
+        """Start values by name: convolutions normal with variance 2 / fan in (He et al. 2015, equation 10), BatchNorm at rest.
+
+        The last convolutions of the head start at 0, with biases for scores of 0.01 and an even distribution over distances.
+        """
+        return {name: self._initial_value(name, shape, seed) for name, shape in shapes.items()}
+
+    def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
+        """Per picture float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
+
+        Pixels are those of the network's input.
+        """
+        chosen = {name: getattr(self.options, name) for name in _SELECTION}
+        pairs = zip(output["boxes"], output["scores"], strict=True)
+        return [detections_by_class(boxes_L4, scores_LC, **chosen) for boxes_L4, scores_LC in pairs]
+
+    def _initial_value(self, name: str, shape: tuple[int, ...], seed: int) -> Array:
+        leaf = name.rsplit(".", 1)[-1]
+        if name.endswith("proj_conv.weight"):
+            return np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
+        if leaf == "num_batches_tracked":
+            return np.zeros(shape, np.int64)
+        if leaf == "running_var" or name.endswith("bn.weight"):
+            return np.ones(shape, np.float32)
+        if ".pred_cls." in name and leaf == "bias":
+            return np.full(shape, -math.log((1 - _PRIOR) / _PRIOR), np.float32)
+        if ".pred_reg." in name and leaf == "bias":
+            return np.ones(shape, np.float32)
+        if leaf in ("bias", "running_mean") or ".pred_" in name:
+            return np.zeros(shape, np.float32)
+        in_head_gate = ".stem_" in name and ".fc." in name
+        deviation = _GATE_DEVIATION if in_head_gate else math.sqrt(2 / math.prod(shape[1:]))
+        rng = np.random.Generator(np.random.PCG64((seed, zlib.crc32(name.encode()))))
+        return (rng.standard_normal(shape) * deviation).astype(np.float32)
+
+
+class PPYOLOEs(PPYOLOE):
+    """8.1 million parameters at 80 classes."""
+
+    variant = "s"
+
+
+class PPYOLOEm(PPYOLOE):
+    """24.1 million parameters at 80 classes."""
+
+    variant = "m"
+
+
+class PPYOLOEl(PPYOLOE):
+    """54.1 million parameters at 80 classes."""
+
+    variant = "l"
+
+
+class PPYOLOEx(PPYOLOE):
+    """102.3 million parameters at 80 classes."""
+
+    variant = "x"

@@ -1,0 +1,202 @@
+"""PP-YOLOE's network on the bound framework. Import it only where a framework is bound.
+
+Architecture: Xu et al. 2022, PP-YOLOE (arXiv 2203.16250): CSPRepResNet backbone, path aggregation neck, one anchor-free
+head a level that predicts classes and, for each side of a box, a distribution over distances. Levels go from coarse to
+fine: strides 32, 16, 8. State names are the published ones.
+Shape letters: B batch, L points of all levels, C classes, S sides of a box (left, top, right, bottom), K bins of a distance,
+H height, W width.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from mtrain.core import nn, ops
+from mtrain.core.interfaces import Batch, Collective, Tensor
+from mtrain.models.ppyoloe.assign import Points, Truth, points_of, truth_of
+from mtrain.models.ppyoloe.blocks import ConvNorm, HeadStem, NeckStage, Stage
+from mtrain.models.ppyoloe.loss import LossSettings, Outputs, decode, loss
+
+STRIDES = (32, 16, 8)
+BINS = 17
+"""Of a distance: 0 to 16 strides."""
+_MEAN = (0.485, 0.456, 0.406)
+_DEVIATION = (0.229, 0.224, 0.225)
+"""Of ImageNet's pictures, RGB in 0..1."""
+
+
+class Stem(nn.Module):
+    """Three 3x3 convolutions, the first at stride 2."""
+
+    def __init__(self, out_channels: int) -> None:
+        super().__init__()
+        self.conv1 = ConvNorm(3, out_channels // 2, 3, 2)
+        self.conv2 = ConvNorm(out_channels // 2, out_channels // 2, 3)
+        self.conv3 = ConvNorm(out_channels // 2, out_channels, 3)
+
+    def forward(self, x_B3HW: Tensor) -> Tensor:
+        """(B, 3, H, W) to (B, out, H / 2, W / 2)."""
+        return self.conv3(self.conv2(self.conv1(x_B3HW)))
+
+
+class Backbone(nn.Module):
+    """The stem and a stage for each further entry of ``channels``."""
+
+    def __init__(self, channels: Sequence[int], repeats: Sequence[int], *, deploy: bool) -> None:
+        super().__init__()
+        self.stem = Stem(channels[0])
+        pairs = zip(channels, channels[1:], repeats, strict=False)
+        self.stages = nn.ModuleList([Stage(c_in, c_out, n, deploy=deploy) for c_in, c_out, n in pairs])
+
+    def forward(self, x_B3HW: Tensor) -> list[Tensor]:
+        """The maps of the last three stages, fine to coarse: strides 8, 16, 32."""
+        maps = [self.stem(x_B3HW)]
+        for stage in self.stages:
+            maps.append(stage(maps[-1]))
+        return maps[-3:]
+
+
+class Neck(nn.Module):
+    """Path aggregation: coarse to fine, then fine to coarse (Liu et al. 2018)."""
+
+    def __init__(self, inputs: Sequence[int], outputs: Sequence[int], repeats: int, *, deploy: bool) -> None:
+        """Channels of ``inputs`` and ``outputs`` coarse to fine."""
+        super().__init__()
+        routes = [channels // 2 for channels in outputs[:-1]]
+
+        def stage(c_in: int, c_out: int, *, pyramid: bool = False) -> nn.Module:
+            return nn.Sequential(NeckStage(c_in, c_out, repeats, pyramid=pyramid, deploy=deploy))
+
+        joined = [c_in + route for c_in, route in zip(inputs, [0, *routes], strict=True)]
+        fpn = [stage(c_in, c_out, pyramid=i == 0) for i, (c_in, c_out) in enumerate(zip(joined, outputs, strict=True))]
+        self.fpn_stages = nn.ModuleList(fpn)
+        self.fpn_routes = nn.ModuleList([ConvNorm(2 * route, route) for route in routes])
+        pairs = list(pairwise(outputs))
+        self.pan_stages = nn.ModuleList([stage(coarse + fine, coarse) for coarse, fine in pairs])
+        self.pan_routes = nn.ModuleList([ConvNorm(fine, fine, 3, 2) for _, fine in pairs])
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Maps of the backbone, fine to coarse, to as many maps, coarse to fine."""
+        downward: list[Tensor] = []
+        for i, x_BCHW in enumerate(reversed(maps)):
+            if i > 0:
+                route_BCHW = ops.upsample_nearest(self.fpn_routes[i - 1](downward[-1]), 2)
+                x_BCHW = ops.concat((route_BCHW, x_BCHW), axis=1)
+            downward.append(self.fpn_stages[i](x_BCHW))
+        upward = [downward[-1]]
+        for i in reversed(range(len(downward) - 1)):
+            joined_BCHW = ops.concat((self.pan_routes[i](upward[0]), downward[i]), axis=1)
+            upward.insert(0, self.pan_stages[i](joined_BCHW))
+        return upward
+
+
+class Projection(nn.Module):
+    """The distance of each bin in strides: ``weight`` (1, K, 1, 1), whole numbers that nothing trains or averages."""
+
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.buffer(self, "weight", np.arange(BINS, dtype=np.int64).reshape(1, BINS, 1, 1))
+
+    def bins_K(self, like: Tensor) -> Tensor:
+        """The distances (K) in the type of ``like``."""
+        return ops.astype(ops.reshape(self.weight, (BINS,)), ops.dtype(like))
+
+
+class Head(nn.Module):
+    """Class logits and distance logits of each point, one pair of branches a level (Feng et al. 2021, TOOD, simplified)."""
+
+    def __init__(self, channels: Sequence[int], class_count: int) -> None:
+        super().__init__()
+        self.stem_cls = nn.ModuleList([HeadStem(c) for c in channels])
+        self.stem_reg = nn.ModuleList([HeadStem(c) for c in channels])
+        self.pred_cls = nn.ModuleList([nn.Conv2d(c, class_count, 3, padding=1) for c in channels])
+        self.pred_reg = nn.ModuleList([nn.Conv2d(c, 4 * BINS, 3, padding=1) for c in channels])
+        self.proj_conv = Projection()
+
+    def forward(self, maps: Sequence[Tensor]) -> Outputs:
+        """Maps of the neck, coarse to fine, to logits in float32 or float64; points by (level, y, x)."""
+        logits, distances = [], []
+        for i, x_BCHW in enumerate(maps):
+            mean_BC11 = ops.mean(x_BCHW, axis=(2, 3), keepdims=True)
+            logits.append(_rows(self.pred_cls[i](self.stem_cls[i](x_BCHW, mean_BC11) + x_BCHW)))
+            distances.append(_rows(self.pred_reg[i](self.stem_reg[i](x_BCHW, mean_BC11))))
+        logits_BLC = _at_least_float32(ops.concat(logits, axis=1))
+        distances_BLM = _at_least_float32(ops.concat(distances, axis=1))
+        batch, points, _ = ops.shape(distances_BLM)
+        return Outputs(
+            logits_BLC=logits_BLC,
+            distances_BLSK=ops.reshape(distances_BLM, (batch, points, 4, BINS)),
+            bins_K=self.proj_conv.bins_K(like=distances_BLM),
+        )
+
+
+class Network(nn.Module):
+    """PP-YOLOE with its loss: in training losses, in evaluation ``boxes`` (B, L, 4) and ``scores`` (B, L, C).
+
+    Args:
+        depth: multiplies the number of blocks.
+        width: multiplies the number of channels.
+        collective: averages the normaliser of the loss over ranks.
+        deploy: the form for inference, see ``models.ppyoloe.fusing``.
+    """
+
+    def __init__(
+        self, *, depth: float, width: float, settings: LossSettings, collective: Collective, deploy: bool = False
+    ) -> None:
+        super().__init__()
+        self.settings, self.collective = settings, collective
+        channels = [round(c * width) for c in (64, 128, 256, 512, 1024)]
+        outputs = [round(c * width) for c in (768, 384, 192)]
+        self.backbone = Backbone(channels, [max(round(n * depth), 1) for n in (3, 6, 6, 3)], deploy=deploy)
+        self.neck = Neck(channels[:-4:-1], outputs, max(round(3 * depth), 1), deploy=deploy)
+        self.yolo_head = Head(outputs, settings.class_count)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Losses in training, ``boxes`` ``[x1, y1, x2, y2]`` in pixels of the input and ``scores`` in 0..1 in evaluation.
+
+        Args:
+            batch: ``images`` uint8 (B, H, W, 3) RGB, sides multiples of 32; in training ``targets`` float32 (T, 6)
+                ``[image, class, xc, yc, w, h]``, boxes as shares of the picture, and ``epoch`` int64 (1,).
+        """
+        images_BHW3 = batch["images"]
+        if not self.training:
+            outputs, points = self.outputs(self.prepared(images_BHW3))
+            boxes_BL4, _ = decode(outputs, points)
+            return {"boxes": boxes_BL4 * points.stride_L1, "scores": ops.sigmoid(outputs.logits_BLC)}
+        # What the host must know is read before the network's work is queued on the device.
+        static = int(ops.to_numpy(batch["epoch"])[0]) < self.settings.static_assigner_epoch
+        truth = truth_of(ops.to_numpy(batch["targets"]), shape=ops.shape(images_BHW3)[:3], like=batch["targets"])
+        outputs, points = self.outputs(self.prepared(images_BHW3))
+        return self.loss(outputs, points, truth, static=static)
+
+    def prepared(self, images_BHW3: Tensor) -> Tensor:
+        """uint8 (B, H, W, 3) to normalised (B, 3, H, W) in the type of the weights."""
+        x_BHW3 = ops.astype(images_BHW3, "float32")
+        scale_3 = ops.asarray([1 / (255 * d) for d in _DEVIATION], like=x_BHW3)
+        shift_3 = ops.asarray([-m / d for m, d in zip(_MEAN, _DEVIATION, strict=True)], like=x_BHW3)
+        x_BHW3 = ops.astype(x_BHW3 * scale_3 + shift_3, ops.dtype(self.yolo_head.pred_cls[0].weight))
+        return ops.permute_dims(x_BHW3, (0, 3, 1, 2))
+
+    def outputs(self, images_B3HW: Tensor) -> tuple[Outputs, Points]:
+        """Of the head for normalised pictures, and the points they stand at."""
+        maps = self.neck(self.backbone(images_B3HW))
+        outputs = self.yolo_head(maps)
+        sizes = [ops.shape(x_BCHW)[2:] for x_BCHW in maps]
+        return outputs, points_of(sizes, STRIDES, like=outputs.logits_BLC)
+
+    def loss(self, outputs: Outputs, points: Points, truth: Truth, *, static: bool) -> dict[str, Tensor]:
+        """``total`` carries the gradient; ``cls``, ``iou``, ``dfl`` (before their gains) and ``l1`` are detached."""
+        return loss(outputs, points, truth, static=static, settings=self.settings, collective=self.collective)
+
+
+def _rows(x_BCHW: Tensor) -> Tensor:
+    """(B, C, H, W) to (B, H * W, C): a view in channels-last memory."""
+    batch, channels, height, width = ops.shape(x_BCHW)
+    return ops.reshape(ops.permute_dims(x_BCHW, (0, 2, 3, 1)), (batch, height * width, channels))
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x if ops.dtype(x) in ("float32", "float64") else ops.astype(x, "float32")

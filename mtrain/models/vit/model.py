@@ -1,0 +1,112 @@
+"""A vision transformer for classification as a plugin: options, start values, what predictions mean.
+
+Needs no framework until ``build``.
+"""
+
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Published, Task
+from mtrain.errors import SpecError
+
+_DEVIATION = 0.5
+"""Of the start values of positions and token: near that of embedded patches, so that places count from the first update on."""
+
+
+class ViTOptions(BaseModel):
+    """What ``model.options`` may say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    patch: Annotated[int, Field(ge=1)] = 4
+    """Side in pixels of the squares that a picture is cut into."""
+    width: Annotated[int, Field(ge=1)] = 64
+    """Numbers that stand for a patch; a multiple of ``heads``."""
+    depth: Annotated[int, Field(ge=1)] = 4
+    """Blocks."""
+    heads: Annotated[int, Field(ge=1)] = 4
+    """Of each attention."""
+    mlp_ratio: Annotated[int, Field(ge=1)] = 4
+    """Hidden size of a block's perceptron, as a multiple of ``width``."""
+    pooling: Literal["mean", "token"] = "mean"
+    """What is classified: the mean over patches (Beyer et al. 2022, arXiv 2205.01580), or an additional class token."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the target that is spread over all classes."""
+
+
+class ViT:
+    """``Model`` of ``core.interfaces``: Dosovitskiy et al. 2021, An Image is Worth 16x16 Words (arXiv 2010.11929)."""
+
+    Options: ClassVar[type[BaseModel]] = ViTOptions
+    kind: ClassVar[str] = "classification"
+    published: ClassVar[Published] = Published(per_class=(r"^head\.(weight|bias)$",))
+
+    def __init__(self, options: ViTOptions | None = None) -> None:
+        self.options = ViTOptions() if options is None else options
+
+    def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
+        """The task as it is: nothing of this model depends on the data.
+
+        Raises:
+            SpecError: image size, patch, width and heads do not fit together, or there are no classes.
+        """
+        o, problems = self.options, []
+        if task.image_size % o.patch:
+            nearest = max(round(task.image_size / o.patch), 1) * o.patch
+            problems.append(
+                f"data.image_size: {task.image_size} is not a multiple of model.options.patch, {o.patch}; use {nearest}"
+            )
+        if o.width % o.heads:
+            nearest = max(round(o.width / o.heads), 1) * o.heads
+            problems.append(
+                f"model.options.width: {o.width} is not a multiple of model.options.heads, {o.heads}; use {nearest}"
+            )
+        if len(task.class_names) < 2:
+            problems.append(f"data: {len(task.class_names)} classes; a classifier needs at least two")
+        if problems:
+            raise SpecError(problems)
+        return task
+
+    def build(self, task: Task, collective: Collective | None = None) -> Module:
+        """The network (``models.vit.network.Network``) on the bound framework."""
+        from mtrain.models.vit.network import Network, Shape
+
+        o = self.options
+        shape = Shape(
+            patch=o.patch,
+            patches=(task.image_size // o.patch) ** 2,
+            width=o.width,
+            depth=o.depth,
+            heads=o.heads,
+            hidden=o.mlp_ratio * o.width,
+            class_count=len(task.class_names),
+        )
+        return Network(shape, with_token=o.pooling == "token", label_smoothing=o.label_smoothing)
+
+    def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
+        """Start values by name: matrices uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio 2010, equation 16), positions
+        and token normal, norms at rest, biases 0."""
+        return {name: _initial_value(name, shape, seed=seed) for name, shape in shapes.items()}
+
+    def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
+        """Per picture float32 (C,): the probability of each class."""
+        return [np.asarray(row_C, np.float32) for row_C in output["probabilities"]]
+
+
+def _initial_value(name: str, shape: tuple[int, ...], *, seed: int) -> Array:
+    rng = np.random.Generator(np.random.PCG64((seed, zlib.crc32(name.encode()))))
+    if name in ("positions", "token"):
+        return rng.normal(0.0, _DEVIATION, size=shape).astype(np.float32)
+    if name.endswith("bias"):
+        return np.zeros(shape, np.float32)
+    if len(shape) == 1:
+        return np.ones(shape, np.float32)
+    outputs, inputs = shape
+    # Queries, keys and values are three matrices in one.
+    bound = math.sqrt(6 / (inputs + (outputs // 3 if name.endswith("qkv.weight") else outputs)))
+    return rng.uniform(-bound, bound, size=shape).astype(np.float32)

@@ -1,0 +1,1 @@
+"""YOLOv5 n, s, m, l and x."""

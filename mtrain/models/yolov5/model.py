@@ -1,0 +1,256 @@
+"""YOLOv5 n, s, m, l, x as plugins: options, anchors, start values, what predictions mean.
+
+Needs no framework until ``build``.
+"""
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Published, Task
+from mtrain.errors import SpecError
+from mtrain.models.common.nms import Selection, detections
+from mtrain.models.yolov5 import anchors as fitting
+from mtrain.models.yolov5.loss import START_BALANCE, LossSettings
+
+STRIDES = (8, 16, 32)
+COCO_ANCHORS = (
+    ((10.0, 13.0), (16.0, 30.0), (33.0, 23.0)),
+    ((30.0, 61.0), (62.0, 45.0), (59.0, 119.0)),
+    ((116.0, 90.0), (156.0, 198.0), (373.0, 326.0)),
+)
+"""Pixels, by level, for boxes like COCO's at 640."""
+_SCALES = {"n": (0.33, 0.25), "s": (0.33, 0.50), "m": (0.67, 0.75), "l": (1.0, 1.0), "x": (1.33, 1.25)}
+"""(depth, width) of each variant."""
+_ANCHOR_SEED = 0
+_SELECTION = ("confidence", "iou_threshold", "max_detections", "multi_label", "class_agnostic")
+
+
+class YOLOv5Options(BaseModel):
+    """What ``model.options`` may say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    anchors: Literal["auto"] | list[list[tuple[float, float]]] | None = None
+    """Pixels at ``image_size``: 3 levels of 3 (width, height), small to large. "auto": always computed from the data;
+    None: COCO's."""
+    autoanchor: bool = True
+    """Compute anchors from the data where COCO's could match 98% of its boxes or fewer."""
+    anchor_threshold: Annotated[float, Field(gt=1)] = 4.0
+    """An anchor matches a box when both sides are within this factor."""
+    box: Annotated[float, Field(ge=0)] = 0.05
+    obj: Annotated[float, Field(ge=0)] = 1.0
+    cls: Annotated[float, Field(ge=0)] = 0.5
+    """Gains of the three losses, for 640 px and 80 classes when ``scale_gains``."""
+    scale_gains: bool = True
+    """``obj`` times (image_size / 640)^2, ``cls`` times (classes / 80)."""
+    cls_pw: Annotated[float, Field(gt=0)] = 1.0
+    obj_pw: Annotated[float, Field(gt=0)] = 1.0
+    """Weights of positive targets in the two cross entropies."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    fl_gamma: Annotated[float, Field(ge=0)] = 0.0
+    """Focal loss; 0: plain cross entropy."""
+    autobalance: bool = False
+    """Adapt the weights of the levels' objectness losses during training."""
+    confidence: Annotated[float, Field(ge=0, lt=1)] = 0.001
+    """Predictions with a lower score are dropped."""
+    iou_threshold: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """A prediction that overlaps a better one by more is dropped."""
+    max_detections: Annotated[int, Field(ge=1)] = 300
+    """Per picture."""
+    multi_label: bool = True
+    """A box may be reported for several classes."""
+    class_agnostic: bool = False
+    """Boxes of different classes suppress each other."""
+
+    @field_validator("anchors")
+    @classmethod
+    def _three_levels_of_three(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        shape = [len(level) for level in value]
+        if shape != [3, 3, 3]:
+            raise ValueError(
+                f"levels of {shape} anchors; give 3 levels (strides 8, 16, 32) of 3 [width, height] in pixels"
+            )
+        if min(side for level in value for anchor in level for side in anchor) <= 0:
+            raise ValueError("an anchor has a side of 0 px or less; give widths and heights in pixels")
+        areas = [sum(w * h for w, h in level) for level in value]
+        if areas != sorted(areas):
+            raise ValueError(
+                "the anchors of a level are smaller than those of the level before; list the smallest level first"
+            )
+        return value
+
+
+class YOLOv5:
+    """YOLOv5 as a plugin: ``Model`` of ``core.interfaces``. Subclasses name the variant."""
+
+    Options: ClassVar[type[BaseModel]] = YOLOv5Options
+    kind: ClassVar[str] = "detection"
+    published: ClassVar[Published] = Published(
+        left_out=(r"^balance\.moved_L$",),
+        per_class=(r"^model\.24\.m\.\d\.(weight|bias)$",),
+        of_data=(r"^model\.24\.anchors$",),
+    )
+    variant: ClassVar[str]
+
+    def __init__(self, options: YOLOv5Options | None = None) -> None:
+        self.options = YOLOv5Options() if options is None else options
+
+    def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
+        """Add ``anchors`` (pixels, 3 x 3 x 2, as lists) and ``anchor_report`` to the task's details.
+
+        Args:
+            statistics: ``boxes_wh_px``, sizes (N, 2) of the training boxes in pixels at ``image_size``; ``class_count``
+                of the data, optional.
+
+        Raises:
+            SpecError: the image size or the class names do not fit.
+        """
+        self._check(task, statistics)
+        boxes = np.asarray(statistics.get("boxes_wh_px", ()), np.float64).reshape(-1, 2)
+        boxes = boxes[(boxes > 0).all(axis=1)]
+        given, threshold = self.options.anchors, self.options.anchor_threshold
+        current = np.asarray(given if isinstance(given, list) else COCO_ANCHORS, np.float64)
+        if given == "auto" or (given is None and self.options.autoanchor):
+            chosen, report = fitting.choose(
+                boxes, current, threshold=threshold, always=given == "auto", seed=_ANCHOR_SEED
+            )
+        else:
+            found = fitting.recall(boxes, current.reshape(-1, 2), threshold=threshold)
+            chosen = current
+            report = {"recall_before": found, "recall_after": found, "changed": False, "reason": "as the spec says"}
+        rounded = np.round(chosen, 2).tolist()
+        return replace(
+            task, details={**task.details, "anchors": rounded, "anchor_report": {**report, "boxes": len(boxes)}}
+        )
+
+    def build(self, task: Task, collective: Collective | None = None) -> Module:
+        """The network (``models.yolov5.network.Network``) on the bound framework, with the task's anchors."""
+        from mtrain.models.yolov5.network import Network
+
+        depth, width = _SCALES[self.variant]
+        return Network(depth=depth, width=width, anchors_px=self._anchors(task), settings=self.loss_settings(task))
+
+    def loss_settings(self, task: Task) -> LossSettings:
+        """The options' loss settings with gains scaled to the task.
+
+        ``gain`` is the global batch: YOLOv5 sums its loss over the pictures of an update, an optimizer here averages.
+        """
+        o, classes = self.options, len(task.class_names)
+        size_scale = (task.image_size / 640) ** 2 if o.scale_gains else 1.0
+        class_scale = classes / 80 if o.scale_gains else 1.0
+        return LossSettings(
+            class_count=classes,
+            box=o.box,
+            obj=o.obj * size_scale,
+            cls=o.cls * class_scale,
+            anchor_threshold=o.anchor_threshold,
+            cls_pw=o.cls_pw,
+            obj_pw=o.obj_pw,
+            label_smoothing=o.label_smoothing,
+            fl_gamma=o.fl_gamma,
+            autobalance=o.autobalance,
+            gain=float(task.global_batch),
+        )
+
+    def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
+        """Start values by name: convolutions uniform in +-1/sqrt(fan in), BatchNorm at rest.
+
+        Head biases start at the expected rates (Lin et al. 2017, section 4.1): eight objects in a picture of 640 px,
+        classes at 0.6 / classes.
+        """
+        values = {name: self._initial_value(name, shape, shapes, task, seed) for name, shape in shapes.items()}
+        for level, stride in enumerate(STRIDES):
+            bias = values.get(f"model.24.m.{level}.bias")
+            if bias is not None:
+                rows = bias.reshape(3, -1)
+                rows[:, 4] += math.log(8 / (640 / stride) ** 2)
+                rows[:, 5:] += math.log(0.6 / (len(task.class_names) - 0.99999))
+        return values
+
+    def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
+        """Per picture float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
+
+        Pixels are those of the network's input.
+        """
+        chosen = {name: getattr(self.options, name) for name in _SELECTION}
+        selection = Selection(**chosen)
+        return [detections(decoded_NC, selection) for decoded_NC in output["decoded"]]
+
+    def _anchors(self, task: Task) -> Array:
+        given = self.options.anchors if isinstance(self.options.anchors, list) else COCO_ANCHORS
+        return np.asarray(task.details.get("anchors", given), np.float32)
+
+    def _initial_value(
+        self, name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]], task: Task, seed: int
+    ) -> Array:
+        leaf = name.rsplit(".", 1)[-1]
+        if leaf == "anchors":
+            return self._anchors(task) / np.asarray(STRIDES, np.float32)[:, None, None]
+        if leaf == "moved_L":
+            return np.asarray(START_BALANCE, np.float64)
+        if leaf == "num_batches_tracked":
+            return np.zeros(shape, np.int64)
+        if leaf == "running_var" or name.endswith("bn.weight"):
+            return np.ones(shape, np.float32)
+        if leaf == "running_mean" or name.endswith("bn.bias"):
+            return np.zeros(shape, np.float32)
+        kernel = shape if leaf == "weight" else shapes[name.removesuffix("bias") + "weight"]
+        bound = 1 / math.sqrt(math.prod(kernel[1:]))
+        rng = np.random.Generator(np.random.PCG64((seed, zlib.crc32(name.encode()))))
+        return rng.uniform(-bound, bound, size=shape).astype(np.float32)
+
+    def _check(self, task: Task, statistics: Mapping[str, Any]) -> None:
+        problems = []
+        if task.image_size < STRIDES[-1] or task.image_size % STRIDES[-1]:
+            nearest = max(round(task.image_size / STRIDES[-1]), 1) * STRIDES[-1]
+            problems.append(
+                f"data.image_size: {task.image_size} is not a multiple of {STRIDES[-1]} as YOLOv5 needs; use {nearest}"
+            )
+        if len(task.class_names) == 0:
+            problems.append("data: no class names; a detector needs at least one class")
+        found = statistics.get("class_count")
+        if found is not None and found != len(task.class_names):
+            problems.append(
+                f"data: {len(task.class_names)} class names ({', '.join(task.class_names)}), {found} classes in the "
+                "annotations; name each class of the annotations once"
+            )
+        if problems:
+            raise SpecError(problems)
+
+
+class YOLOv5n(YOLOv5):
+    """1.9 million parameters at 80 classes."""
+
+    variant = "n"
+
+
+class YOLOv5s(YOLOv5):
+    """7.2 million parameters at 80 classes."""
+
+    variant = "s"
+
+
+class YOLOv5m(YOLOv5):
+    """21.2 million parameters at 80 classes."""
+
+    variant = "m"
+
+
+class YOLOv5l(YOLOv5):
+    """46.5 million parameters at 80 classes."""
+
+    variant = "l"
+
+
+class YOLOv5x(YOLOv5):
+    """86.7 million parameters at 80 classes."""
+
+    variant = "x"

@@ -1,0 +1,172 @@
+"""YOLOv5's network on the bound framework. Import it only where a framework is bound.
+
+Architecture: CSP backbone (Wang et al. 2020), SPPF, path aggregation neck (Liu et al. 2018), three anchor-based heads
+(Redmon and Farhadi 2018), in the arrangement of YOLOv5 6.0. State names are YOLOv5's: ``model.<layer>.<...>``.
+Shape letters: B batch, L levels, A anchors of a level, N = A * cells of all levels, C = 5 + classes, H height, W width.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from mtrain.core import nn, ops
+from mtrain.core.interfaces import Array, Batch, Tensor
+from mtrain.models.yolov5.blocks import C3, SPPF, Concat, ConvNormAct
+from mtrain.models.yolov5.loss import START_BALANCE, LossSettings, loss
+
+STRIDES = (8, 16, 32)
+_INPUTS = {12: 6, 16: 4, 19: 14, 22: 10}
+"""The second input of the layers that join two maps; every other layer takes the one before."""
+_HEADS = (17, 20, 23)
+
+
+class Detect(nn.Module):
+    """One 1x1 convolution a level, and the anchors in grid units."""
+
+    def __init__(self, channels: Sequence[int], anchors_px: Array, class_count: int) -> None:
+        super().__init__()
+        strides = np.asarray(STRIDES, np.float32)[:, None, None]
+        nn.buffer(self, "anchors", np.asarray(anchors_px, np.float32) / strides)
+        outputs = anchors_px.shape[1] * (5 + class_count)
+        self.m = nn.ModuleList([nn.Conv2d(c, outputs, 1) for c in channels])
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """A feature map of each level to raw predictions (B, A * C, H, W)."""
+        return [conv(x_BCHW) for conv, x_BCHW in zip(self.m, maps, strict=True)]
+
+
+class LevelBalance(nn.Module):
+    """Weight of each level's objectness loss. With ``adapt`` they move towards 1 / loss, stride 16 keeping weight 1.
+
+    They are a buffer then, so that a resumed job goes on with them; each rank follows its own micro batches.
+    """
+
+    moved_L: Tensor
+
+    def __init__(self, *, adapt: bool) -> None:
+        super().__init__()
+        self.adapt = adapt
+        if adapt:
+            nn.buffer(self, "moved_L", np.asarray(START_BALANCE, np.float64))
+
+    def weights_L(self, like: Tensor) -> Tensor:
+        """A copy of the weights (L,) for this micro batch."""
+        return ops.astype(self.moved_L, ops.dtype(like)) * 1 if self.adapt else ops.asarray(START_BALANCE, like=like)
+
+    def update(self, weights_L: Tensor, obj_L: Tensor) -> None:
+        """Take the mean objectness loss of each level of this micro batch into account."""
+        if self.adapt:
+            moved_L = 0.9999 * weights_L + 0.0001 / obj_L
+            self.moved_L[:] = moved_L / moved_L[1:2]
+
+
+class Network(nn.Module):
+    """YOLOv5 with its loss: in training losses, in evaluation ``decoded`` (B, N, C).
+
+    Args:
+        depth: multiplies the number of bottlenecks.
+        width: multiplies the number of channels.
+        anchors_px: (L, A, 2) in pixels.
+    """
+
+    def __init__(self, *, depth: float, width: float, anchors_px: Array, settings: LossSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.model = nn.ModuleList(_layers(depth, width, anchors_px, settings.class_count))
+        self.balance = LevelBalance(adapt=settings.autobalance)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Losses in training, ``decoded`` in evaluation.
+
+        Args:
+            batch: ``images`` uint8 (B, H, W, 3) RGB, sides multiples of 32; in training ``targets`` float32 (T, 6)
+                ``[image, class, xc, yc, w, h]``, boxes as shares of the picture.
+        """
+        images_BHW3 = ops.astype(ops.astype(batch["images"], "float32") / 255, ops.dtype(self.model[0].conv.weight))
+        heads = self.heads(ops.permute_dims(images_BHW3, (0, 3, 1, 2)))
+        return self.loss(heads, batch["targets"]) if self.training else {"decoded": self.decode(heads)}
+
+    def features(self, images_B3HW: Tensor) -> list[Tensor]:
+        """The output of each of the 24 layers before the heads."""
+        outputs: list[Tensor] = []
+        x_BCHW = images_B3HW
+        for i in range(len(self.model) - 1):
+            second = _INPUTS.get(i)
+            x_BCHW = self.model[i](x_BCHW if second is None else [x_BCHW, outputs[second]])
+            outputs.append(x_BCHW)
+        return outputs
+
+    def heads(self, images_B3HW: Tensor) -> list[Tensor]:
+        """Raw predictions of each level, (B, A * C, H / stride, W / stride)."""
+        outputs = self.features(images_B3HW)
+        return list(self.model[-1]([outputs[i] for i in _HEADS]))
+
+    def loss(self, heads: Sequence[Tensor], targets_T6: Tensor) -> dict[str, Tensor]:
+        """``total`` carries the gradient; ``box``, ``obj``, ``cls`` are detached, after their gains."""
+        heads = [_at_least_float32(head) for head in heads]
+        anchors_LA2 = ops.astype(self.model[-1].anchors, ops.dtype(heads[0]))
+        balance_L = self.balance.weights_L(like=heads[0])
+        losses, obj_L = loss(heads, targets_T6, anchors_LA2, balance_L, self.settings)
+        self.balance.update(balance_L, obj_L)
+        return losses
+
+    def decode(self, heads: Sequence[Tensor]) -> Tensor:
+        """(B, N, C): xc, yc, w, h in pixels of the network's input, scores in 0..1; rows by (level, anchor, y, x)."""
+        return ops.concat([self._decode_level(_at_least_float32(head), i) for i, head in enumerate(heads)], axis=1)
+
+    def _decode_level(self, head_BCHW: Tensor, level: int) -> Tensor:
+        anchors_A2 = ops.astype(self.model[-1].anchors[level], ops.dtype(head_BCHW))
+        batch, channels, height, width = ops.shape(head_BCHW)
+        per_level = ops.shape(anchors_A2)[0]
+        columns = channels // per_level
+        x_BACHW = ops.reshape(head_BCHW, (batch, per_level, columns, height, width))
+        s_BAHWC = ops.sigmoid(ops.permute_dims(x_BACHW, (0, 1, 3, 4, 2)))
+        x_W, y_H = ops.arange(0, width, like=head_BCHW), ops.arange(0, height, like=head_BCHW)
+        grid_HW2 = ops.stack(ops.meshgrid(x_W, y_H, indexing="xy"), axis=2)
+        xy = (s_BAHWC[..., :2] * 2 - 0.5 + grid_HW2) * STRIDES[level]
+        wh = ops.square(s_BAHWC[..., 2:4] * 2) * (anchors_A2 * STRIDES[level])[:, None, None]
+        decoded = ops.concat((xy, wh, s_BAHWC[..., 4:]), axis=4)
+        return ops.reshape(decoded, (batch, per_level * height * width, columns))
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x if ops.dtype(x) in ("float32", "float64") else ops.astype(x, "float32")
+
+
+def _layers(depth: float, width: float, anchors_px: Array, class_count: int) -> list[nn.Module]:
+    """The 25 layers in the order of their state names."""
+
+    def c(channels: int) -> int:
+        return math.ceil(channels * width / 8) * 8
+
+    def n(repeats: int) -> int:
+        return max(round(repeats * depth), 1)
+
+    return [
+        ConvNormAct(3, c(64), 6, 2, padding=2),  # 0
+        ConvNormAct(c(64), c(128), 3, 2),
+        C3(c(128), c(128), n(3), shortcut=True),
+        ConvNormAct(c(128), c(256), 3, 2),
+        C3(c(256), c(256), n(6), shortcut=True),  # 4, stride 8
+        ConvNormAct(c(256), c(512), 3, 2),
+        C3(c(512), c(512), n(9), shortcut=True),  # 6, stride 16
+        ConvNormAct(c(512), c(1024), 3, 2),
+        C3(c(1024), c(1024), n(3), shortcut=True),
+        SPPF(c(1024), c(1024)),
+        ConvNormAct(c(1024), c(512)),  # 10, stride 32
+        nn.Upsample(scale_factor=2),
+        Concat(),
+        C3(2 * c(512), c(512), n(3), shortcut=False),
+        ConvNormAct(c(512), c(256)),  # 14
+        nn.Upsample(scale_factor=2),
+        Concat(),
+        C3(2 * c(256), c(256), n(3), shortcut=False),  # 17, to the head of stride 8
+        ConvNormAct(c(256), c(256), 3, 2),
+        Concat(),
+        C3(2 * c(256), c(512), n(3), shortcut=False),  # 20, stride 16
+        ConvNormAct(c(512), c(512), 3, 2),
+        Concat(),
+        C3(2 * c(512), c(1024), n(3), shortcut=False),  # 23, stride 32
+        Detect((c(256), c(512), c(1024)), anchors_px, class_count),
+    ]

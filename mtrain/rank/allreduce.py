@@ -1,0 +1,71 @@
+"""What the ranks of ``mtrain doctor`` do: start a backend as for training, add up numbers, and say how that went."""
+
+import socket
+import time
+from typing import Any
+
+import numpy as np
+
+from mtrain.core import binding
+from mtrain.core.interfaces import Array, Backend
+from mtrain.errors import TrainingError
+from mtrain.rank import process
+from mtrain.report.reporter import SUMMARY, write_json
+from mtrain.spec import plugins
+from mtrain.spec.model import Spec
+from mtrain.system.runfolder import RunFolder
+
+VALUES = 1 << 20
+"""float32 in the array that is timed: 4 MiB."""
+ROUNDS = 5
+
+
+def allreduce(spec: Spec, run_folder: RunFolder, *, leave: process.Leaving) -> None:
+    """One rank. Rank 0 writes the summary: ranks, hosts, seconds to the first result, and how fast the timed array went.
+
+    Raises:
+        TrainingError: what comes back is not the sum.
+    """
+    policy = plugins.read_policy(spec.plugins)
+    name = spec.backend.name
+    options = plugins.options("backends", name, spec.backend.options, path="backend.options", policy=policy)
+    began = time.perf_counter()
+    backend: Backend = plugins.load("backends", name, policy=policy)(options)
+    binding.bind(backend.nn, backend.ops)
+    with backend:
+        try:
+            summary = _added(backend, began=began)
+        except BaseException as error:
+            leave(error)
+            raise
+        if backend.collective.rank == 0:
+            write_json(run_folder.path / SUMMARY, summary)
+
+
+def _added(backend: Backend, *, began: float) -> dict[str, Any]:
+    collective = backend.collective
+    value = np.full(4, collective.rank + 1.0, dtype=np.float32)
+    expected = collective.size * (collective.size + 1) / 2
+    _check(np.asarray(collective.all_reduce(value, "sum")), expected, where="on the host")
+    on_device = next(iter(backend.batches([{"values": value}])))["values"]
+    _check(backend.ops.to_numpy(collective.all_reduce(on_device, "sum")), expected, where="on the device")
+    seconds = time.perf_counter() - began
+    hosts = collective.all_gather(socket.gethostname())
+    large = next(iter(backend.batches([{"values": np.zeros(VALUES, dtype=np.float32)}])))["values"]
+    times = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        backend.ops.to_numpy(collective.all_reduce(large, "sum"))
+        times.append(time.perf_counter() - start)
+    return {
+        "reason": "done",
+        "ranks": collective.size,
+        "hosts": list(dict.fromkeys(hosts)),
+        "seconds": round(seconds, 3),
+        "mib_per_s": round(VALUES * 4 / (1 << 20) / sorted(times)[ROUNDS // 2], 1),
+    }
+
+
+def _check(found: Array, expected: float, *, where: str) -> None:
+    if not np.array_equal(found, np.full(4, expected, dtype=np.float32)):
+        raise TrainingError(f"the ranks added up to {found.tolist()} {where}, expected {expected:g} each")

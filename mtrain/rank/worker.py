@@ -1,0 +1,448 @@
+"""What one rank runs: spec -> data -> backend -> model -> Trainer. With ``assembly.py`` the only place that knows all parts.
+
+``python -m mtrain.rank.worker --run-dir RUN [--mode train|evaluate|predict|allreduce] [--resume CHECKPOINT]``, started by a launcher.
+"""
+
+import argparse
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mtrain.core import cadence
+from mtrain.core.checkpoint import store as checkpoint
+from mtrain.core.checkpoint.sharing import load_everywhere
+from mtrain.core.collective import barrier
+from mtrain.core.digest import digest
+from mtrain.core.evaluate import evaluate, interruptible
+from mtrain.core.interfaces import Evaluator, Progress, TaskData
+from mtrain.core.schedule import Schedule, total_updates
+from mtrain.core.trace import Shares, Tracer, traffic
+from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
+from mtrain.errors import Interrupted, SpecError
+from mtrain.rank import process
+from mtrain.rank.assembly import Assembly, assembled, open_task, unused_gpus
+from mtrain.report.reporter import Report, Reporter, SilentReporter
+from mtrain.spec import config
+from mtrain.system.devices import device_words
+from mtrain.system.runfolder import RunFolder, adopt, keep_private
+
+Stop = Callable[[], bool]
+"""Whether this rank was asked to end."""
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the arguments that a plan wrote, and work; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="mtrain.rank.worker", description="one rank of a job; started by `mtrain train`"
+    )
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--mode", choices=("train", "evaluate", "predict", "allreduce"), default="train")
+    parser.add_argument("--resume", type=Path)
+    given = parser.parse_args(argv)
+    keep_private()
+    spec = config.read(RunFolder(given.run_dir).spec_to_read)
+    run_folder = RunFolder(given.run_dir, Path(spec.cluster.log_dir) if spec.cluster.log_dir else None)
+    modes: dict[str, Callable[[process.StopRequest, process.Leaving], None]] = {
+        "train": lambda stop, leave: train(spec, run_folder, given.resume, stop=stop, leave=leave),
+        "evaluate": lambda stop, leave: evaluate_only(spec, run_folder, given.resume, stop=stop, leave=leave),
+        "predict": lambda stop, leave: predict_only(spec, run_folder, given.resume, leave=leave),
+        "allreduce": lambda stop, leave: add_up(spec, run_folder, leave=leave),
+    }
+    return process.run(modes[given.mode], run_folder=run_folder, rank=process.number(os.environ))
+
+
+def train(spec: Any, run_folder: RunFolder, resume: Path | None, *, stop: Stop, leave: process.Leaving) -> None:
+    """Train to the end, or from ``resume`` to the end."""
+    _log_to_stderr()
+    started = time.perf_counter()
+    data = open_task(spec)
+    with assembled(spec, data, leave=leave, training=True, restored=resume is not None) as job:
+        saved = None if resume is None else load_everywhere(resume, job.backend.collective)
+        session = Session(job, data, run_folder, _Result.of(saved))
+        if saved is not None:
+            session.check_continues()
+            job.backend.restore(job.model, job.optimizer, saved.state)
+            session.adopt_spec()
+        session.announce(resumed_from=resume)
+        try:
+            session.trainer(stop).run(session.progress)
+        except Interrupted:
+            session.end("interrupted", seconds=time.perf_counter() - started)
+            raise
+        except BaseException as error:
+            leave(error)
+            try:
+                session.end("failed", seconds=time.perf_counter() - started)
+            except Exception:
+                log.exception("after the failure")
+            raise
+        session.end("done", seconds=time.perf_counter() - started)
+
+
+class Session:
+    """One rank's run of a job: what the trainer calls, and what is written beside."""
+
+    def __init__(self, job: Assembly, data: TaskData, run_folder: RunFolder, result: "_Result") -> None:
+        self.job = job
+        self._data = data
+        self.run_folder = run_folder
+        self.loader = job.training_loader()
+        self._tracer: Tracer | None = None
+        self._shares = Shares()
+        if job.spec.report.trace == "state":
+            self._tracer = Tracer(
+                job.backend.collective,
+                job.optimizer.groups,
+                lambda: job.backend.state(job.model, job.optimizer),
+                accumulate=job.recipe.accumulate,
+            )
+            self.loader = self._tracer.watch(self.loader)
+        self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
+        self.report, self.checkpoints = _writers(job, run_folder, result.progress)
+        self._result = result
+        self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
+        self._stop: Stop = lambda: False
+        self.device = job.backend.device
+        """Of all ranks in words, once ``announce`` has asked them."""
+
+    @property
+    def progress(self) -> Progress:
+        """Where the job was saved last, or starts."""
+        return self._result.progress
+
+    def check_continues(self) -> None:
+        """See ``cadence.check_continues``."""
+        cadence.check_continues(
+            self.progress,
+            updates_per_epoch=self.loader.updates_per_epoch,
+            global_batch=self.job.spec.train.batch_size,
+        )
+
+    def trainer(self, stop: Stop) -> Trainer:
+        """The loop with everything it calls."""
+        self._stop = lambda: self._asked_to_end(stop)
+        job, spec = self.job, self.job.spec
+        schedule = Schedule(spec, updates_per_epoch=self.loader.updates_per_epoch, total_updates=self.updates)
+        return Trainer(
+            Job(
+                backend=job.backend,
+                model=job.model,
+                optimizer=job.optimizer,
+                loader=self.loader,
+                schedule=schedule,
+                total_updates=self.updates,
+                accumulate=job.recipe.accumulate,
+                global_batch=spec.train.batch_size,
+            ),
+            Cadences(
+                report_every=spec.report.every_updates,
+                evaluations=cadence.evaluations(spec.evaluate),
+                saves=cadence.saves(spec.checkpoint),
+                evaluate_at_end=spec.evaluate.at_end and spec.evaluate.enabled,
+                patience=spec.train.patience,
+                max_nonfinite=spec.train.max_nonfinite,
+            ),
+            Hooks(on_update=self.updated, evaluate=self.evaluate, save=self.save, stop=self._stop),
+        )
+
+    def _asked_to_end(self, stop: Stop) -> bool:
+        """Whether this rank was asked to end. A save that failed beside the loop is found here, not at the next save.
+
+        Raises:
+            TrainingError: it did.
+        """
+        self.checkpoints.check()
+        return stop()
+
+    def adopt_spec(self) -> None:
+        """Make the spec of this job the run's own, now that its checkpoint fits."""
+        barrier(self.job.backend.collective)  # every rank has restored
+        if self.job.backend.collective.rank == 0:
+            adopt(self.run_folder)
+
+    def announce(self, *, resumed_from: Path | None) -> None:
+        """The first record: what is about to be trained."""
+        job = self.job
+        parameters = sum(len(group) for group in job.optimizer.groups)
+        self.device = device_words(job.backend.collective.all_gather(job.backend.device))
+        self.report.event(
+            "start",
+            update=self._result.progress.update,
+            total_updates=self.updates,
+            updates_per_epoch=self.loader.updates_per_epoch,
+            epoch=self._result.progress.epoch,
+            ranks=job.backend.collective.size,
+            device=self.device,
+            backend=job.spec.backend.name,
+            model=job.spec.model.name,
+            classes=list(job.task.class_names),
+            train_samples=job.data.length("train"),
+            val_samples=job.data.length("val"),
+            trained_arrays=parameters,
+            details=dict(job.task.details),
+            resumed_from=None if resumed_from is None else str(resumed_from),
+            **({} if self._tracer is None else {"trace": self._tracer.look()}),
+        )
+        _tell_weights(self.report, job)
+        if unused := unused_gpus(job.spec, job.backend, os.environ):
+            self.report.event("warning", message=unused)
+
+    def updated(self, record: Mapping[str, Any]) -> None:
+        """Take the record of one update; one that was skipped is told to the person too."""
+        self._shares.take(record)
+        self.report.update({**record, **self._traced()})
+        if not math.isfinite(record["norm"]):
+            self.report.event(
+                "warning",
+                message=f"update {record['update']}: the gradient was not finite; the update was skipped, weights are as "
+                f"before ({record['skipped']} so far)",
+            )
+
+    def _traced(self) -> dict[str, Any]:
+        """What ``report.trace`` adds to the record of an update; collective."""
+        if self.job.spec.report.trace == "none":
+            return {}
+        return {**traffic(), **({} if self._tracer is None else {"trace": self._tracer.after_update()})}
+
+    def evaluate(self, progress: Progress) -> Mapping[str, float]:
+        """Score the averaged weights; collective."""
+        job, began = self.job, time.perf_counter()
+        assert self._evaluations is not None, "nothing is evaluated where that is not enabled"
+        evaluator = job.data.evaluator()
+        figures = evaluate(
+            job.backend,
+            job.model,
+            job.optimizer,
+            interruptible(self._evaluations.micro_batches(0), collective=job.backend.collective, stop=self._stop),
+            predictions=job.plugin.predictions,
+            evaluator=evaluator,
+        )
+        if not figures:
+            message = f"update {progress.update}: not scored: {'; '.join(evaluator.remarks())}"
+            self.report.event("warning", message=message)
+            return figures
+        figures["score"] = _score(figures, job.spec.evaluate.score)
+        best = self._result.take(figures, progress, evaluator)
+        self._result.found = evaluator.partial()
+        self.report.evaluation(
+            figures,
+            update=progress.update,
+            epoch=progress.epoch,
+            headline=list(evaluator.headline),
+            best=best,
+            seconds=time.perf_counter() - began,
+        )
+        return figures
+
+    def save(self, progress: Progress, score: float | None) -> None:
+        """Write a checkpoint beside the loop; collective."""
+        job = self.job
+        state = job.backend.state(job.model, job.optimizer)
+        self._result.progress = progress
+        self.checkpoints.save(
+            state,
+            progress,
+            score=score,
+            spec=job.spec.model_dump(mode="json"),
+            extra={**self._data.labels(), "details": dict(job.task.details), "results": self._result.figures()},
+        )
+        self.report.event("checkpoint", update=progress.update, folder=str(self.run_folder.checkpoints), score=score)
+
+    def end(self, reason: str, *, seconds: float) -> None:
+        """Finish what is being written; the last record and the summary. Collective unless ``reason`` is "failed".
+
+        A job that ends before its last update because of ``train.patience`` is "done" too, and ``stopped_by`` says so.
+        """
+        self.checkpoints.wait()
+        self.loader.close()
+        if self._evaluations is not None:
+            self._evaluations.close()
+        if reason == "interrupted":
+            barrier(self.job.backend.collective)  # a rank that leaves early hurries the one that still writes
+        result, job = self._result, self.job
+        summary: dict[str, Any] = {
+            "reason": reason,
+            "stopped_by": "patience" if reason == "done" and result.progress.update < self.updates else None,
+            "patience": job.spec.train.patience,
+            "name": self.run_folder.path.name,
+            "backend": job.spec.backend.name,
+            "ranks": job.backend.collective.size,
+            "device": self.device,
+            "updates": result.progress.update,
+            "total_updates": self.updates,
+            "epochs": result.progress.epoch,
+            "samples": result.progress.samples,
+            "skipped_updates": result.progress.skipped,
+            "save_wait_seconds": round(self.checkpoints.waited_s, 3),
+            "seconds": round(seconds, 2),
+            "best": result.best,
+            "last": result.last,
+            "headline": result.headline,
+            "remarks": result.remarks,
+        }
+        if reason == "done":
+            state = job.backend.state(job.model, job.optimizer)
+            summary |= {
+                "weights_sha256": digest(state.weights),
+                "ema_sha256": digest(state.ema),
+                "best_checkpoint": _text(self.checkpoints.best() or self.checkpoints.newest()),
+                "newest_checkpoint": _text(self.checkpoints.newest()),
+                "measured": job.backend.collective.all_gather({**job.backend.measure(), **self._shares.told()}),
+            }
+            self._draw()
+        self.report.event("end", **summary)
+        self.report.close(summary)
+
+    def _draw(self) -> None:
+        spec, found = self.job.spec, self._result.found
+        if not (spec.report.plots and found and self.job.backend.collective.rank == 0):
+            return
+        try:
+            self._data.draw(found, self.run_folder.path / "val_batch.jpg")
+        except Exception as error:  # a picture is no reason for a finished job to fail
+            log.exception("val_batch.jpg could not be drawn")
+            self.report.event("warning", message=f"val_batch.jpg could not be drawn: {error}")
+
+
+@dataclass(kw_only=True)
+class _Result:
+    """What the summary will say."""
+
+    progress: Progress
+    best_score: float = float("-inf")
+    best: dict[str, Any] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
+    headline: list[str] = field(default_factory=list)
+    """Which figures a person looks at first."""
+    remarks: list[str] = field(default_factory=list)
+    """About the best evaluation."""
+    found: Any = None
+
+    @classmethod
+    def of(cls, saved: checkpoint.Saved | None) -> "_Result":
+        """What is known at the start: nothing, or what a resumed job had reached."""
+        if saved is None:
+            return cls(progress=Progress())
+        figures = saved.meta["extra"].get("results", {})
+        return cls(progress=saved.progress, best_score=saved.progress.best, **figures)
+
+    def figures(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {
+            "best": dict(self.best),
+            "last": dict(self.last),
+            "headline": list(self.headline),
+            "remarks": list(self.remarks),
+        }
+
+    def take(self, figures: Mapping[str, float], progress: Progress, evaluator: Evaluator) -> bool:
+        """Figures of an evaluation, and who made them; returns whether they are the best so far."""
+        self.last = {"update": progress.update, "epoch": progress.epoch, **figures}
+        self.headline = list(evaluator.headline)
+        best = figures["score"] > self.best_score
+        if best:
+            self.best_score, self.best, self.remarks = figures["score"], self.last, evaluator.remarks()
+        return best
+
+
+def evaluate_only(
+    spec: Any, run_folder: RunFolder, weights: Path | None, *, stop: Stop, leave: process.Leaving
+) -> None:
+    """Score the averaged weights of a checkpoint, or those that ``model.weights`` names."""
+    _log_to_stderr()
+    saved = None if weights is None else checkpoint.load(weights)
+    details = None if saved is None else saved.meta["extra"].get("details")
+    task, restored = open_task(spec, training=False), saved is not None
+    with assembled(spec, task, leave=leave, details=details, restored=restored) as job:
+        progress = Progress()
+        if saved is not None:
+            progress = saved.progress
+            job.backend.restore(job.model, job.optimizer, saved.state)
+        report = _reporter(job, run_folder, progress)
+        _tell_weights(report, job)
+        evaluator, loader = job.data.evaluator(), job.evaluation_loader()
+        figures = evaluate(
+            job.backend,
+            job.model,
+            job.optimizer,
+            interruptible(loader.micro_batches(0), collective=job.backend.collective, stop=stop),
+            predictions=job.plugin.predictions,
+            evaluator=evaluator,
+        )
+        loader.close()
+        headline = list(evaluator.headline)
+        report.evaluation(figures, update=progress.update, epoch=progress.epoch, headline=headline, best=False)
+        device = device_words(job.backend.collective.all_gather(job.backend.device))
+        summary: dict[str, Any] = {"reason": "done", "device": device, "figures": figures, "weights": _text(weights)}
+        summary |= {"headline": headline, "remarks": evaluator.remarks()}
+        report.event("end", **summary)
+        report.close(summary)
+
+
+def predict_only(spec: Any, run_folder: RunFolder, weights: Path | None, *, leave: process.Leaving) -> None:
+    """Predict on the pictures that ``predict.json`` of the run folder lists."""
+    from mtrain.rank.predict import predict
+
+    _log_to_stderr()
+    predict(spec, run_folder.path, weights, leave=leave)
+
+
+def add_up(spec: Any, run_folder: RunFolder, *, leave: process.Leaving) -> None:
+    """Add up numbers over all ranks, and nothing else."""
+    from mtrain.rank.allreduce import allreduce
+
+    _log_to_stderr()
+    allreduce(spec, run_folder, leave=leave)
+
+
+def _tell_weights(report: Report, job: Assembly) -> None:
+    """What became of the arrays of ``model.weights``."""
+    for kind, sentence in job.told:
+        report.event(kind, message=sentence)
+
+
+def _writers(job: Assembly, run_folder: RunFolder, progress: Progress) -> tuple[Report, checkpoint.CheckpointStore]:
+    if job.backend.collective.rank != 0:
+        return SilentReporter(), checkpoint.NoCheckpoints()
+    rule = job.spec.checkpoint
+    store = checkpoint.Checkpoints(
+        run_folder.checkpoints, keep_last=rule.keep_last, keep_best=rule.keep_best, asynchronous=rule.asynchronous
+    )
+    return _reporter(job, run_folder, progress), store
+
+
+def _reporter(job: Assembly, run_folder: RunFolder, progress: Progress) -> Report:
+    if job.backend.collective.rank != 0:
+        return SilentReporter()
+    spec = job.spec.report
+    return Reporter(run_folder.path, tensorboard=spec.tensorboard, plots=spec.plots, start_update=progress.update)
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _score(figures: Mapping[str, float], wanted: str | None) -> float:
+    """The figure to maximise: ``evaluate.score``, else the evaluator's own.
+
+    Raises:
+        SpecError: there is no such figure, e.g. of a class that does not occur.
+    """
+    if wanted is not None and wanted not in figures:
+        raise SpecError(f"evaluate.score: {wanted!r} given, this evaluation has {', '.join(figures)}")
+    return figures[wanted or "score"]
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

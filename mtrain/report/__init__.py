@@ -1,0 +1,1 @@
+"""What a job tells people: records, terminal display, TensorBoard, curves."""

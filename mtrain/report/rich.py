@@ -1,0 +1,145 @@
+"""The display on a terminal: a table that grows by one row per evaluation, over a panel that stands still."""
+
+from typing import IO, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from mtrain.report.history import Record, rate_of
+from mtrain.report.wording import (
+    duration,
+    epoch_count,
+    event_line,
+    headline_figures,
+    left_s,
+    memory,
+    number,
+    speed,
+)
+
+SMOOTHING = 0.9
+"""Share of the former value in the speed from which the time left is computed."""
+
+
+class Rich:
+    """Progress, losses, speed and time left, redrawn four times a second; evaluations scroll above."""
+
+    def __init__(self, stream: IO[str], *, title: str, force: bool = False) -> None:
+        self._console = Console(file=stream, force_terminal=True if force else None, highlight=False)
+        self._title = title
+        self._update: dict[str, Any] = {}
+        self._seconds: float | None = None
+        self._status = "starting the ranks"
+        self._columns: list[str] = []
+        self._spinner = Spinner("dots", text=Text(self._status, style="dim"))
+        self._live: Live | None = Live(
+            console=self._console, get_renderable=self._render, refresh_per_second=4, transient=True, auto_refresh=False
+        )
+        self._live.start()
+
+    def record(self, record: Record) -> None:
+        """Take it in; what belongs to the past is printed above the panel."""
+        kind = record.get("kind")
+        if kind == "update":
+            self._take(record)
+        elif kind == "evaluation":
+            self._row(record)
+        elif kind == "checkpoint":
+            self._status = f"saved at update {record.get('update')}"
+        elif kind in ("note", "warning"):
+            self._console.print(Text(event_line(record), style="yellow" if kind == "warning" else "dim"))
+        elif kind == "start":
+            self._console.print(Text(event_line(record), style="dim"))
+            self._status = "first update"
+
+    def note(self, text: str) -> None:
+        """Print above the panel, and show until something else happens."""
+        self._console.print(Text(text, style="bold"))
+        self._status = text
+
+    def tick(self) -> None:
+        """Redraw."""
+        if self._live is not None:
+            self._live.refresh()
+
+    def close(self) -> None:
+        """Remove the panel; the last state stays as one line."""
+        if self._live is None:
+            return
+        self._live.stop()
+        self._live = None
+        if self._update:
+            self._console.print(self._numbers())
+
+    def _take(self, record: Record) -> None:
+        seconds = record.get("seconds")
+        if isinstance(seconds, int | float):
+            former = self._seconds
+            self._seconds = seconds if former is None else SMOOTHING * former + (1 - SMOOTHING) * seconds
+        self._update = dict(record) | {"seconds": self._seconds}
+        if self._status.startswith(("starting", "first")):
+            self._status = ""
+
+    def _row(self, record: Record) -> None:
+        """One line of the table; the heading is printed when the columns become known or change."""
+        figures = headline_figures(record)
+        total = (self._update.get("losses") or {}).get("total")
+        cells = {"epoch": str(record.get("epoch", "")), "update": str(record.get("update", ""))}
+        cells |= {"loss": number(total)} if total is not None else {}
+        cells |= {name: f"{value:.4f}" for name, value in figures.items()}
+        if list(cells) != self._columns:
+            self._columns = list(cells)
+            self._console.print(Text("".join(f"{name:>10}" for name in cells), style="bold cyan"))
+        best = bool(record.get("best"))
+        line = Text("".join(f"{value:>10}" for value in cells.values()), style="bold green" if best else "")
+        self._console.print(line.append("  best so far" if best else ""))
+
+    def _render(self) -> RenderableType:
+        if not self._update:
+            self._spinner.update(text=Text(self._status, style="dim"))
+            return Panel(self._spinner, title=self._title, title_align="left", border_style="cyan", padding=(0, 1))
+        body: list[RenderableType] = [self._bars(), self._numbers()]
+        if self._status:
+            body.append(Text(self._status, style="dim"))
+        return Panel(Group(*body), title=self._title, title_align="left", border_style="cyan", padding=(0, 1))
+
+    def _bars(self) -> Table:
+        """One bar for the epoch, one for the job."""
+        record = self._update
+        grid = Table.grid(padding=(0, 2), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True, justify="right")
+        epochs, per_epoch = epoch_count(record), record.get("updates_per_epoch")
+        if per_epoch:
+            name = f"epoch {int(record.get('epoch', 0)) + 1}" + (f"/{epochs}" if epochs else "")
+            position = int(record.get("position", 0)) + 1
+            grid.add_row(name, ProgressBar(total=per_epoch, completed=position), f"{position}/{per_epoch}")
+        total = record.get("total_updates")
+        if total:
+            update = int(record["update"]) + 1
+            grid.add_row("job", ProgressBar(total=total, completed=update), f"{duration(left_s(record))} left")
+        return grid
+
+    def _numbers(self) -> RenderableType:
+        """Losses and rate, then speed and memory: two lines."""
+        record = self._update
+        losses = record.get("losses") or {}
+        first = Text()
+        for name in sorted(losses, key=lambda name: name != "total"):
+            first.append(f"{name} ", style="dim").append(
+                f"{number(losses[name])}   ", style="bold" if name == "total" else ""
+            )
+        rate = rate_of(record)
+        for name, value in (("rate", rate), ("momentum", record.get("momentum")), ("norm", record.get("norm"))):
+            if value is not None:
+                first.append(f"{name} ", style="dim").append(f"{value:.3g}   ")
+        parts = [speed(record), memory(record)]
+        if record.get("skipped"):
+            parts.append(f"{record['skipped']} updates skipped (not finite)")
+        return Group(first, Text("   ".join(part for part in parts if part), style="dim"))

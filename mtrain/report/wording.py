@@ -1,0 +1,133 @@
+"""Records of a run in words, for every display."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mtrain.report.history import Record, rate_of
+
+
+def update_line(record: Record) -> str:
+    """One update as text, e.g. ``epoch 3/60 update 121/2400 total 0.81 rate 9.1e-03 112 pictures/s ... 4 min left``."""
+    parts = [place(record), losses(record)]
+    rate = rate_of(record)
+    parts += [f"rate {rate:.2e}"] if rate is not None else []
+    parts += [speed(record), memory(record), f"{duration(left_s(record))} left" if left_s(record) is not None else ""]
+    return "  ".join(part for part in parts if part)
+
+
+def place(record: Record) -> str:
+    """Where the job stands: epoch and update, counted from 1."""
+    update, total = int(record.get("update", 0)) + 1, record.get("total_updates")
+    epochs = epoch_count(record)
+    epoch = f"epoch {int(record.get('epoch', 0)) + 1}" + (f"/{epochs}" if epochs else "")
+    return f"{epoch}  update {update}" + (f"/{total}" if total else "")
+
+
+def epoch_count(record: Record) -> int | None:
+    """Epochs in all, the last one perhaps in part."""
+    total, per_epoch = record.get("total_updates"), record.get("updates_per_epoch")
+    return -(-total // per_epoch) if total and per_epoch else None
+
+
+def losses(record: Record) -> str:
+    """The losses, the total first."""
+    values: Mapping[str, Any] = record.get("losses") or {}
+    names = sorted(values, key=lambda name: name != "total")
+    return "  ".join(f"{name} {number(values[name])}" for name in names)
+
+
+def number(value: Any) -> str:
+    """Four significant digits; ``-`` for what is not a finite number."""
+    return f"{value:.4g}" if isinstance(value, int | float) and not isinstance(value, bool) else "-"
+
+
+def speed(record: Record) -> str:
+    """Pictures a second and the share of time spent waiting for data."""
+    rate, share = record.get("samples_per_s"), record.get("wait_share")
+    parts = (
+        [f"{rate:.0f} pictures/s" if rate >= 10 else f"{rate:.1f} pictures/s"] if isinstance(rate, int | float) else []
+    )
+    parts += [f"waiting for data {100 * share:.0f}%"] if isinstance(share, int | float) else []
+    return "  ".join(parts)
+
+
+def memory(record: Record) -> str:
+    """Peak memory of rank 0."""
+    held = record.get("memory_bytes")
+    return f"{held / 2**30:.2f} GiB" if isinstance(held, int | float) and held else ""
+
+
+def left_s(record: Record) -> float | None:
+    """Seconds to the end at the speed of this update; evaluations are not counted."""
+    total, seconds = record.get("total_updates"), record.get("seconds")
+    if not total or not isinstance(seconds, int | float):
+        return None
+    return float(max(0, total - int(record.get("update", 0)) - 1) * seconds)
+
+
+def duration(seconds: float | None) -> str:
+    """``42 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    if seconds is None:
+        return "-"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def headline_figures(record: Record) -> dict[str, float]:
+    """The figures worth a column: those that the record's ``headline`` names, else at most five that are not of one class."""
+    figures = {k: v for k, v in (record.get("figures") or {}).items() if isinstance(v, int | float)}
+    known = [name for name in record.get("headline") or () if name in figures]
+    names = known or [name for name in figures if "/" not in name and name != "score"][:5]
+    return {name: figures[name] for name in names}
+
+
+def evaluation_line(record: Record) -> str:
+    """One evaluation as text; its epoch is the number of complete ones."""
+    figures = "  ".join(f"{name} {value:.4f}" for name, value in headline_figures(record).items())
+    best = "  best so far" if record.get("best") else ""
+    return (
+        f"epoch {record.get('epoch')}  update {record.get('update')}  evaluation: {figures or 'nothing to score'}{best}"
+    )
+
+
+def event_line(record: Record) -> str:
+    """A start, a note, a warning or an end as text; empty when there is nothing to say."""
+    kind = record.get("kind")
+    if kind == "warning":
+        return f"warning: {record.get('message', '')}"
+    if kind == "note":
+        return str(record.get("message", ""))
+    if kind == "end":
+        return f"end: {record.get('reason', 'done')}" + (f", {stopped_early(record)}" if stopped_early(record) else "")
+    hidden = ("kind", "time")
+    shown = "  ".join(f"{name} {value}" for name, value in record.items() if name not in hidden and _short(value))
+    return f"start: {shown}" if shown else ""
+
+
+def stopped_early(summary: Mapping[str, Any]) -> str:
+    """Why a job was done before its last update; empty: it was not."""
+    if summary.get("stopped_by") != "patience":
+        return ""
+    count = summary.get("patience")
+    return f"stopped early by train.patience: no better score in {count} evaluation{'s' if count != 1 else ''}"
+
+
+def _short(value: Any) -> bool:
+    return isinstance(value, int | float | str) and len(str(value)) <= 60
+
+
+def class_lines(figures: Mapping[str, Any]) -> list[str]:
+    """Figures by class (``<figure>/<class>``), one line for each figure; none where there are none."""
+    lines = []
+    for kind in dict.fromkeys(name.partition("/")[0] for name in figures if "/" in name):
+        parts = [
+            f"{name.partition('/')[2]} {number(value)}"
+            for name, value in figures.items()
+            if name.startswith(f"{kind}/")
+        ]
+        lines.append(f"{kind} by class: " + "  ".join(parts))
+    return lines

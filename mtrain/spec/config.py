@@ -1,0 +1,302 @@
+"""Files, environment, ``-o`` and flags into a validated spec, with the origin of every value.
+
+Precedence: flag > ``-o`` > ``MTRAIN_*`` environment > file > its ``_BASE_`` > defaults of ``plugins.toml`` > default.
+This is the one module of ``core`` that reads ``os.environ``.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from mtrain.errors import PluginError, SpecError
+from mtrain.spec import plugins
+from mtrain.spec.model import Spec, both_lengths
+from mtrain.spec.provenance import Layers, Origin
+from mtrain.spec.schema import Problem, dotted, field_at, problems_of
+from mtrain.spec.sources import Given, Sources, display, find_config, shipped_names, shortened
+from mtrain.spec.suggest import hint
+from mtrain.spec.yaml_reader import Path
+
+__all__ = ["Given", "Loaded", "Origin", "debug", "dump", "from_json", "load", "read", "resolved_json", "shipped_names"]
+
+DEMO = "digits"
+HERE = "mtrain.yml"
+_PLUGIN_KEYS = (("model", "name", "models"), ("data", "format", "datasets"), ("backend", "name", "backends"))
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A validated spec and where it came from."""
+
+    spec: Spec
+    source: str
+    """For people: which file was read."""
+    path: FilePath | None
+    name: str
+    """The file's stem."""
+    provenance: Mapping[str, Origin]
+    """Origin of each given value, by dotted path; what is not here is a default."""
+    values: Mapping[str, Any]
+    """All values of the spec as plain data, defaults included."""
+    history: Mapping[str, Sequence[tuple[Any, Origin]]] = field(default_factory=dict)
+    """What each given value replaced, weakest first."""
+    policy: plugins.Policy = field(default_factory=plugins.Policy)
+    notes: tuple[str, ...] = ()
+    """What a person should know of how the spec was read, one sentence each."""
+
+    def origin(self, path: str) -> Origin:
+        """The origin of a value or of the nearest section around it that was given as a whole."""
+        return self.provenance.get(path, Origin("default"))
+
+
+def load(
+    path: str | None,
+    *,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Read and validate a spec.
+
+    ``path``: a file, or the name of a shipped config; None: ``./mtrain.yml``, else the embedded demo. ``overrides``:
+    ``PATH=VALUE`` each. ``flags``: dotted path -> value or ``Given``. ``environ``: None means the process's.
+
+    Raises: ``SpecError`` with every mistake of every source, one line each.
+    """
+    file, source = _locate(path)
+    sources = Sources(defaults=Spec().model_dump(mode="json"))
+    sources.add_file(file)
+    sources.add_environment(os.environ if environ is None else environ)
+    sources.add_overrides(overrides)
+    sources.add_flags(flags or {})
+    policy = _policy(sources, file)
+    notes = (*sources.notes, *_drop_options_of_former_backend(sources, policy))
+    _add_plugin_defaults(sources, policy)
+    spec = _validate(sources, policy)
+    layers = sources.layers
+    return Loaded(
+        spec=spec,
+        source=source,
+        path=file,
+        name=file.stem,
+        provenance={dotted(key): origin for key, origin in layers.origins.items()},
+        values=spec.model_dump(mode="json"),
+        history={dotted(key): tuple(entries) for key, entries in layers.history.items()},
+        policy=policy,
+        notes=notes,
+    )
+
+
+def resolved_json(spec: Spec) -> str:
+    """The spec with every default written out, as JSON text."""
+    return spec.model_dump_json(indent=2) + "\n"
+
+
+def from_json(text: str, *, name: str = "spec") -> Spec:
+    """The spec that ``resolved_json`` wrote. Raises: ``SpecError`` where the text holds none."""
+    try:
+        return Spec.model_validate_json(text)
+    except ValidationError as error:
+        lines = [f"{name} {dotted(item['loc'])}: {item['msg']}" for item in error.errors(include_url=False)]
+        raise SpecError(lines) from None
+
+
+def dump(spec: Spec, path: str | FilePath) -> None:
+    """Write a spec for the ranks of a job."""
+    FilePath(path).write_text(resolved_json(spec), encoding="utf-8")
+
+
+def read(path: str | FilePath) -> Spec:
+    """Read what ``dump`` wrote. Raises: ``SpecError`` where the file is missing or holds no spec."""
+    try:
+        text = FilePath(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
+    return from_json(text, name=str(path))
+
+
+def debug(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether ``MTRAIN_DEBUG`` asks for tracebacks of every error."""
+    return (os.environ if environ is None else environ).get("MTRAIN_DEBUG", "") not in ("", "0")
+
+
+def _locate(path: str | None) -> tuple[FilePath, str]:
+    if path is None:
+        here = FilePath(HERE)
+        if here.is_file():
+            return here.resolve(), f"{HERE} in the current folder"
+        return _shipped(DEMO), f"the embedded demo {DEMO!r} (no -c was given and there is no {HERE} here)"
+    file = find_config(path)
+    if file is not None:
+        shipped = display(file).startswith("mtrain/configs/")
+        return file, f"the shipped config {display(file)}" if shipped else display(file)
+    if os.path.isdir(path):
+        raise SpecError(f"{path}: is a folder; give a YAML file in it, or the name of a shipped config")
+    parent = FilePath(path).parent
+    entries = [*parent.glob("*.yml"), *parent.glob("*.yaml")] if os.path.isdir(parent) else []
+    near = [str(parent / entry.name) for entry in entries]
+    known = hint(path, [*shipped_names(), *near])
+    raise SpecError(f"{shortened(path)}: no such file, and no shipped config of that name{known}")
+
+
+def _shipped(name: str) -> FilePath:
+    file = find_config(f"{name}.yml", beside=FilePath("/nonexistent"))
+    if file is None:
+        raise SpecError(f"the shipped config {name!r} is missing: the installation of mtrain is incomplete")
+    return file
+
+
+def _policy(sources: Sources, file: FilePath) -> plugins.Policy:
+    """The plugin policy; the file that was found is written into the spec, so that every rank reads the same one."""
+    given = sources.layers.get(("plugins",))
+    found = next((near for near in (file.parent, FilePath()) if (near / plugins.POLICY_FILE).is_file()), None)
+    try:
+        if isinstance(given, str):
+            return plugins.read_policy(given)
+        if found is not None and not display(file).startswith("mtrain/configs/"):
+            chosen = str((found / plugins.POLICY_FILE).resolve())
+            sources.layers.assign(("plugins",), chosen, Origin("plugins", file=chosen), sources.defaults)
+            return plugins.read_policy(chosen)
+        return plugins.read_policy()
+    except PluginError as error:
+        sources.problems.extend(str(error).splitlines())
+        return plugins.Policy()
+
+
+def _drop_options_of_former_backend(sources: Sources, policy: plugins.Policy) -> tuple[str, ...]:
+    """Options that were given for the backend that a stronger source has replaced, and that the new one does not have."""
+    name, chosen = sources.layers.get(("backend", "name")), sources.layers.origin(("backend", "name"))
+    given = sources.layers.get(("backend", "options"))
+    if not isinstance(name, str) or not isinstance(given, dict) or not _replaced(sources, name):
+        return ()
+    try:
+        known = plugins.load("backends", name, policy=policy).Options.model_fields
+    except PluginError:
+        return ()
+    paths: list[Path] = [("backend", "options", option) for option in given if option not in known]
+    foreign = [path for path in paths if sources.layers.origin(path).is_weaker_than(chosen)]
+    told = tuple(
+        f"{sources.layers.origin(path)} {dotted(path)}: left out, {name} has no such option ({chosen})"
+        for path in foreign
+    )
+    for path in foreign:
+        sources.layers.drop(path)
+    return told
+
+
+def _replaced(sources: Sources, name: str) -> bool:
+    """Whether the backend was another one before the strongest source spoke."""
+    former = [value for value, _ in sources.layers.history.get(("backend", "name"), ())]
+    return (former[-1] if former else Spec().backend.name) != name
+
+
+def _add_plugin_defaults(sources: Sources, policy: plugins.Policy) -> None:
+    for section, key, kind in _PLUGIN_KEYS:
+        name = _given_or_default(sources, (section, key))
+        defaults = policy.of(kind, name).options if isinstance(name, str) else {}
+        for option, value in defaults.items():
+            path: Path = (section, "options", option)
+            options = sources.layers.get(path[:2])
+            if options is None or (isinstance(options, dict) and option not in options):
+                origin = Origin("plugins", text=f"{plugins.POLICY_FILE} [{kind}.{name}]")
+                sources.layers.assign(path, value, origin, sources.defaults)
+
+
+def _validate(sources: Sources, policy: plugins.Policy) -> Spec:
+    values = sources.layers.values
+    spec, found = _try(values)
+    if spec is None and _repair(sources, found):
+        spec, found = _try(values)
+    lengths = [sources.layers.get(("train", key)) for key in ("epochs", "updates")]
+    if None not in lengths:
+        found = [problem for problem in found if problem.path != ("train",) or problem.kind != "value_error"]
+        found.append(Problem(("train", "updates"), both_lengths(*lengths), "value_error"))
+    found += _plugin_problems(sources, policy)
+    if spec is None or found or sources.problems:
+        found.sort(key=lambda problem: _place(sources.layers.origin(problem.path)))
+        lines = [_line(sources.layers, problem) for problem in found]
+        raise SpecError(list(dict.fromkeys([*sources.problems, *lines])))
+    return spec
+
+
+def _place(origin: Origin) -> tuple[bool, str, int]:
+    """Files first, by line; then what has none."""
+    return origin.file is None, origin.file or "", origin.line or 0
+
+
+def _try(values: Mapping[str, Any]) -> tuple[Spec | None, list[Problem]]:
+    try:
+        return Spec.model_validate(deepcopy(values)), []
+    except ValidationError as error:
+        return None, problems_of(error, Spec, values)
+
+
+def _repair(sources: Sources, problems: Sequence[Problem]) -> bool:
+    """Text from ``-o`` or the environment is text where text is expected; one item is a list where a list is."""
+    repaired = False
+    for problem in problems:
+        origin = sources.layers.origin(problem.path)
+        if origin.kind not in ("override", "environment"):
+            continue
+        if problem.kind == "string_type" and not isinstance(problem.given, dict | list):
+            text = sources.raw.get(problem.path, str(problem.given))
+        elif problem.kind == "string_type" and problem.path in sources.raw:
+            text = sources.raw[problem.path]
+        elif problem.kind == "list_type" and not isinstance(problem.given, dict):
+            text = None
+        else:
+            continue
+        value = [problem.given] if text is None else text
+        sources.layers.assign(problem.path, value, origin, sources.defaults)
+        sources.layers.history[problem.path].pop()  # the same value in other words replaces nothing
+        repaired = True
+    return repaired
+
+
+def _line(layers: Layers, problem: Problem) -> str:
+    origin = layers.origin(problem.path)
+    where = dotted(problem.path)
+    if origin.file is not None:
+        return f"{origin} {where}: {problem.message}"
+    if origin.kind in ("override", "environment"):
+        key = origin.text.removeprefix("-o ").partition("=")[0].strip()
+        plain = origin.kind == "environment" or key == where
+        return f"{origin.text}: {problem.message}" if plain else f"{origin.text}: {where}: {problem.message}"
+    return f"{f'{origin.text}: ' if origin.text else ''}{where}: {problem.message}"
+
+
+def _plugin_problems(sources: Sources, policy: plugins.Policy) -> list[Problem]:
+    found = []
+    for section, key, kind in (*_PLUGIN_KEYS, ("cluster", "launcher", "launchers")):
+        name = _given_or_default(sources, (section, key))
+        if not isinstance(name, str) or (kind == "launchers" and name == "auto"):
+            continue
+        given = sources.layers.get((section, "options"))
+        try:
+            plugins.find(kind, name, policy=policy)
+            if kind != "launchers" and isinstance(given, dict) and given:
+                plugins.options(kind, name, given, path=f"{section}.options", policy=policy)
+        except PluginError as error:
+            found.append(Problem((section, key), str(error), "plugin"))
+        except SpecError as error:
+            for text in error.problems:
+                where, _, message = text.partition(": ")
+                found.append(Problem(_keys(where), message, "option"))
+    return found
+
+
+def _keys(where: str) -> Path:
+    return tuple(int(part) if part.isdigit() else part for part in where.split("."))
+
+
+def _given_or_default(sources: Sources, path: Path) -> Any:
+    given = sources.layers.get(path)
+    if given is not None:
+        return given
+    known = field_at(Spec, path)
+    return known.default if known is not None else None

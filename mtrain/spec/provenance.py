@@ -1,0 +1,165 @@
+"""Values laid over one another, each remembering where it came from and what it replaced."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from mtrain.spec.yaml_reader import Path
+
+Kind = Literal["default", "plugins", "base", "file", "environment", "override", "flag"]
+"""From the weakest to the strongest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value was given; ``text`` is what stood there: ``-o a.b=1``, ``MTRAIN_A__B=1``, ``--flag 1``."""
+
+    kind: Kind
+    file: str | None = None
+    line: int | None = None
+    text: str = ""
+
+    def is_weaker_than(self, other: "Origin") -> bool:
+        """Whether what ``other`` gives replaces what this one gives."""
+        kinds = get_args(Kind)
+        return kinds.index(self.kind) < kinds.index(other.kind)
+
+    def __str__(self) -> str:
+        if self.file is None:
+            return self.text or self.kind
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+
+class Misplaced(Exception):
+    """A path runs through a value that has no keys, or past the end of a list."""
+
+
+@dataclass(slots=True)
+class Layers:
+    """Nested mappings built from the weakest source to the strongest: mappings merge, everything else replaces."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[Path, Origin] = field(default_factory=dict)
+    history: dict[Path, list[tuple[Any, Origin]]] = field(default_factory=dict)
+    touched: set[Path] = field(default_factory=set)
+
+    def begin(self) -> None:
+        """Start the next layer: ``touched`` becomes empty."""
+        self.touched.clear()
+
+    def merge(self, values: Mapping[str, Any], origin_at: Callable[[Path], Origin], path: Path = ()) -> None:
+        """Lay ``values`` over the mapping at ``path``."""
+        self._merge(self._at(path), values, origin_at, path)
+
+    def assign(self, path: Path, value: Any, origin: Origin, defaults: Mapping[str, Any]) -> None:
+        """Give one value. Positions reach into lists; a list that was not given starts as the default one.
+
+        Raises: ``Misplaced`` where the path cannot be followed.
+        """
+        container: Any = self.values
+        for position, key in enumerate(path[:-1]):
+            container = self._step(container, key, path[: position + 1], origin, defaults)
+        last = path[-1]
+        if isinstance(container, list):
+            index = _index(container, last, path)
+            real = (*path[:-1], index)
+            if isinstance(value, dict) and isinstance(container[index], dict):
+                self._merge(container[index], value, lambda _: origin, real)
+            else:
+                self._replace(container, real, value, lambda _: origin)
+        else:
+            self._merge(container, {str(last): value}, lambda _: origin, path[:-1])
+
+    def drop(self, path: Path) -> None:
+        """Take back the value at ``path``, whose container is a mapping."""
+        self._at(path[:-1]).pop(str(path[-1]), None)
+        for known in [known for known in self.origins if known[: len(path)] == path]:
+            del self.origins[known]
+
+    def origin(self, path: Path) -> Origin:
+        """The origin of a value, or of the nearest section around it."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.origins:
+                return self.origins[path[:length]]
+        return Origin("default")
+
+    def get(self, path: Path) -> Any:
+        """The value given at ``path``; None where nothing was given."""
+        return lookup(self.values, path)
+
+    def _at(self, path: Path) -> dict[str, Any]:
+        current: Any = self.values
+        for key in path:
+            if not isinstance(current.get(key), dict):
+                current[key] = {}
+            current = current[key]
+        return current  # type: ignore[no-any-return]
+
+    def _merge(self, into: Any, values: Mapping[str, Any], origin_at: Callable[[Path], Origin], path: Path) -> None:
+        for key, value in values.items():
+            here = (*path, key)
+            if isinstance(value, dict) and (isinstance(into.get(key), dict) or into.get(key) is None):
+                if into.get(key) is None:
+                    into[key] = {}
+                self.origins[here] = origin_at(here)
+                self.touched.add(here)
+                self._merge(into[key], value, origin_at, here)
+            else:
+                self._replace(into, here, value, origin_at)
+
+    def _replace(self, container: Any, path: Path, value: Any, origin_at: Callable[[Path], Origin]) -> None:
+        key: Any = path[-1]
+        if isinstance(container, list) or key in container:  # for new keys the search of all origins would be quadratic
+            self.history.setdefault(path, []).append((container[key], self.origin(path)))
+            for known in [known for known in self.origins if known[: len(path)] == path]:
+                del self.origins[known]
+        container[key] = deepcopy(value)
+        self._note(value, origin_at, path)
+
+    def _note(self, value: Any, origin_at: Callable[[Path], Origin], path: Path) -> None:
+        self.origins[path] = origin_at(path)
+        self.touched.add(path)
+        children: Sequence[tuple[str | int, Any]] = ()
+        if isinstance(value, dict):
+            children = list(value.items())
+        elif isinstance(value, list):
+            children = list(enumerate(value))
+        for key, child in children:
+            self._note(child, origin_at, (*path, key))
+
+    def _step(self, container: Any, key: str | int, path: Path, origin: Origin, defaults: Mapping[str, Any]) -> Any:
+        if isinstance(container, list):
+            return container[_index(container, key, path)]
+        if not isinstance(container, dict):
+            raise Misplaced(f"{_dotted(path[:-1])} is {container!r}, which has no keys")
+        key = str(key)
+        if container.get(key) is None:
+            default = lookup(defaults, path)
+            container[key] = deepcopy(default) if isinstance(default, list) else {}
+            self.origins.setdefault(path, origin)
+        if not isinstance(container[key], dict | list):
+            raise Misplaced(f"{_dotted(path)} is {container[key]!r}, which has no keys")
+        return container[key]
+
+
+def lookup(values: Any, path: Path) -> Any:
+    """What ``values`` hold at ``path``; None where the path leads nowhere."""
+    for key in path:
+        if isinstance(values, Mapping):
+            values = values.get(key)
+        elif isinstance(values, list) and str(key).isdigit() and int(key) < len(values):
+            values = values[int(key)]
+        else:
+            return None
+    return values
+
+
+def _index(items: list[Any], key: str | int, path: Path) -> int:
+    if not str(key).isdigit() or int(key) >= len(items):
+        raise Misplaced(f"{_dotted(path[:-1])} is a list of {len(items)}; use 0 to {len(items) - 1}, not {key!r}")
+    return int(key)
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))

@@ -1,0 +1,221 @@
+"""What a pydantic model accepts, in words: for messages, ``config explain`` and the reference.
+
+Validation errors of pydantic become lines such as ``train.batch_size: given 'eight', expected an integer > 0``.
+"""
+
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from mtrain.spec.suggest import closest, hint
+from mtrain.spec.yaml_reader import Path
+
+_WORDS: Mapping[Any, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+_MOST_PROBLEMS = 100
+"""Explained at once: to look for the word that was meant takes milliseconds."""
+_BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake: where in the values, what was found wrong, and pydantic's name for it."""
+
+    path: Path
+    message: str
+    kind: str
+    given: Any = None
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """``("optimizer", "groups", 0)`` as ``optimizer.groups.0``."""
+    return ".".join(map(str, path))
+
+
+def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """What a value must be: ``an integer > 0 or 'auto'``. Empty where the annotation says nothing."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *extra = get_args(annotation)
+        return describe(inner, [*metadata, *_flatten(extra)])
+    if origin in (Union, types.UnionType):
+        return _either([describe(choice, metadata) for choice in get_args(annotation)])
+    if origin is Literal:
+        return _either([repr(choice) for choice in get_args(annotation)])
+    if origin in (list, tuple, Sequence):
+        items = [choice for choice in get_args(annotation) if choice is not Ellipsis]
+        inner = describe(items[0]) if items else ""
+        least = next((entry.min_length for entry in metadata if getattr(entry, "min_length", None)), 0)
+        many = f"a list of at least {least}" if least else "a list"
+        return f"{many}, each {inner}" if inner else many
+    if origin in (dict, Mapping) or annotation in (dict, Mapping):
+        return "`key: value` pairs"
+    if annotation in (None, types.NoneType):
+        return "null"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a section with the keys " + ", ".join(annotation.model_fields)
+    word = _WORDS.get(annotation, "")
+    return f"{word}{_bounds(metadata)}" if word and annotation is not bool else word
+
+
+def field_at(model: type[BaseModel], path: Path) -> FieldInfo | None:
+    """The field that ``path`` leads to; None where there is none, or inside free mappings and list items."""
+    return _descend(model, path)[0]
+
+
+def _descend(model: type[BaseModel], path: Path) -> tuple[FieldInfo | None, type[BaseModel] | None]:
+    """The field at ``path``, and the model whose keys may stand below it."""
+    field: FieldInfo | None = None
+    current: type[BaseModel] | None = model
+    free = False
+    for key in path:
+        if free or isinstance(key, int) or key.isdigit():
+            field, free = None, False
+            continue
+        if current is None or key not in current.model_fields:
+            return None, None
+        field = current.model_fields[key]
+        current = model_of(field.annotation)
+        free = get_origin(field.annotation) is dict
+    return field, None if free else current
+
+
+def model_of(annotation: Any) -> type[BaseModel] | None:
+    """The pydantic model inside an annotation: of ``X``, ``X | None``, ``list[X]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for choice in get_args(annotation) if (found := model_of(choice))), None)
+
+
+def walk(model: type[BaseModel], prefix: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
+    """Every field of a model and of its sections, in order, with its path. Items of lists appear under ``0``."""
+    for name, field in model.model_fields.items():
+        path = (*prefix, name)
+        yield path, field
+        inner = model_of(field.annotation)
+        if inner is not None:
+            yield from walk(inner, (*path, 0) if get_origin(field.annotation) is list else path)
+
+
+def problems_of(error: ValidationError, model: type[BaseModel], values: Any) -> list[Problem]:
+    """The mistakes that ``error`` reports about ``values``: one per place, in the words of this module."""
+    found: dict[Path, Problem] = {}
+    items = error.errors(include_url=False, include_context=False)
+    for item in items[:_MOST_PROBLEMS]:
+        path = _real_path(item["loc"], values, item["type"])
+        if path not in found or item["type"] == "value_error":
+            found[path] = Problem(path, _message(item, path, model), item["type"], item["input"])
+    if len(items) > _MOST_PROBLEMS:
+        path, last = found.popitem()
+        message = f"{last.message} (and {len(items) - _MOST_PROBLEMS} mistakes more)"
+        found[path] = Problem(path, message, last.kind, last.given)
+    return list(found.values())
+
+
+def keys_at(model: type[BaseModel], path: Path) -> list[str]:
+    """The keys that may stand in the section at ``path``; empty for free mappings."""
+    below = _descend(model, path)[1]
+    return list(below.model_fields) if below is not None else []
+
+
+def _message(item: Any, path: Path, model: type[BaseModel]) -> str:
+    if item["type"] == "extra_forbidden":
+        return "unknown key" + _key_hint(str(path[-1]), path[:-1], model)
+    expected = _expected(path, model)
+    if item["type"] == "missing":
+        return f"missing; expected {expected}" if expected else "missing"
+    if item["type"] in ("value_error", "assertion_error"):
+        return str(item["msg"]).split(", ", 1)[-1]
+    given = item["input"]
+    shown = repr(given) if len(repr(given)) <= 80 else repr(given)[:77] + "..."
+    shown = {"None": "null", "True": "true", "False": "false"}.get(shown, shown)
+    quotes = "; put it in quotes" if item["type"] == "string_type" and isinstance(given, int | float) else ""
+    nearest = closest(given, choices(model, path)) if isinstance(given, str) else None
+    meant = f"; did you mean {nearest!r}?" if nearest else ""
+    return f"given {shown}, expected {expected or item['msg']}{quotes}{meant}"
+
+
+def choices(model: type[BaseModel], path: Path) -> list[str]:
+    """The words that the field at ``path`` names as its values; those of YAML for truth values."""
+    field = field_at(model, path)
+    found: list[str] = []
+    open_annotations = [field.annotation] if field is not None else []
+    while open_annotations:
+        annotation: Any = open_annotations.pop()
+        if get_origin(annotation) is Literal:
+            found.extend(choice for choice in get_args(annotation) if isinstance(choice, str))
+        elif annotation is bool:
+            found.extend(("true", "false"))
+        else:
+            open_annotations.extend(get_args(annotation) if get_origin(annotation) is not None else ())
+    return found
+
+
+def _key_hint(word: str, section: Path, model: type[BaseModel]) -> str:
+    answer = hint(word, keys_at(model, section))
+    if "did you mean" in answer:
+        return answer
+    elsewhere = [dotted(path) for path, _ in walk(model) if path[-1] == word]
+    if word in elsewhere:
+        return f"; {word!r} belongs to no section: it is a key at the top"
+    return f"; did you mean {elsewhere[0]!r}?" if elsewhere else answer
+
+
+def _expected(path: Path, model: type[BaseModel]) -> str:
+    position = len(path)
+    while position and isinstance(path[position - 1], int):
+        position -= 1
+    field = field_at(model, path[:position])
+    if field is None:
+        return ""
+    annotation: Any = field.annotation
+    if position == len(path):
+        return describe(annotation, field.metadata)
+    for _ in path[position:]:
+        annotation = next((choice for choice in get_args(annotation) if get_origin(choice) is list), annotation)
+        annotation = (get_args(annotation) or (None,))[0]
+    return describe(annotation)
+
+
+def _real_path(location: tuple[int | str, ...], values: Any, kind: str) -> Path:
+    """pydantic's location without the tags that it adds for the members of a union."""
+    path: list[int | str] = []
+    current = values
+    for position, key in enumerate(location):
+        last = position == len(location) - 1
+        if isinstance(current, Mapping) and (key in current or (last and kind in ("missing", "extra_forbidden"))):
+            path.append(key)
+            current = current.get(key)
+        elif isinstance(current, list) and isinstance(key, int) and key < len(current):
+            path.append(key)
+            current = current[key]
+    return tuple(path)
+
+
+def _flatten(metadata: Sequence[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for entry in metadata:
+        flat.extend(entry.metadata if isinstance(entry, FieldInfo) else [entry])
+    return flat
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    parts = [
+        f"{sign} {getattr(entry, name):g}"
+        if isinstance(getattr(entry, name), float)
+        else f"{sign} {getattr(entry, name)}"
+        for entry in metadata
+        for name, sign in _BOUNDS
+        if getattr(entry, name, None) is not None
+    ]
+    return f" {' and '.join(parts)}" if parts else ""
+
+
+def _either(words: Sequence[str]) -> str:
+    known = [word for word in dict.fromkeys(words) if word]
+    if len(known) < 2:
+        return "".join(known)
+    return f"{', '.join(known[:-1])} or {known[-1]}"

@@ -1,0 +1,1 @@
+"""Processes, addresses, disks, environment and run folders of one machine."""

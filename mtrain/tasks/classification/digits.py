@@ -1,0 +1,78 @@
+"""Handwritten digits one by one: the pictures of 8 x 8 that come with scikit-learn, as a classification data set.
+
+UCI "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak 1998), 1797 pictures, CC BY 4.0. Nothing is downloaded.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from mtrain.data.reading import Split
+from mtrain.errors import DataError
+from mtrain.tasks.classification.labels import LabelledPictures
+
+NAMES = tuple(str(digit) for digit in range(10))
+_FULL_INK = 16
+"""The darkest value in the set."""
+
+
+class DigitsClassesOptions(BaseModel):
+    """How the pictures are divided."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    val_every: int = Field(default=5, ge=2, description="picture 0 and every so many-th behind it is for evaluation")
+
+
+class DigitsClasses:
+    """The ``digits_classes`` data set plugin."""
+
+    kind: ClassVar[str] = "classification"
+    Options = DigitsClassesOptions
+
+    def __init__(self, options: DigitsClassesOptions | None = None) -> None:
+        self.options = options or DigitsClassesOptions()
+
+    def read(
+        self,
+        root: Path | None,
+        split_value: str | None,
+        images: str | None,
+        names: Sequence[str] | None,
+        *,
+        split: Split,
+    ) -> LabelledPictures:
+        """One split: white ink on black.
+
+        Raises:
+            DataError: a place is given, or names are not ten.
+        """
+        places = {"data.root": root, f"data.{split}": split_value, "data.images": images}
+        given = [key for key, value in places.items() if value is not None]
+        if given:
+            raise DataError(f"{', '.join(given)}: given, but digits_classes comes with scikit-learn; leave it out")
+        if names is not None and len(names) != len(NAMES):
+            raise DataError(f"data.names: {len(names)} given, expected {len(NAMES)}, of the digits from 0 to 9")
+        pictures, labels = _all_digits()
+        places_of_val = np.arange(len(labels)) % self.options.val_every == 0
+        mine = np.flatnonzero(~places_of_val if split == "train" else places_of_val)
+        return LabelledPictures(
+            pictures=pictures[mine],
+            labels=labels[mine],
+            class_names=tuple(names or NAMES),
+            origins=[f"digit {i}" for i in mine],
+        )
+
+
+@cache
+def _all_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Pictures (N, 8, 8, 3) and labels (N,), in the order of the set."""
+    from sklearn.datasets import load_digits  # a slow import, needed only where the set is read
+
+    digits = load_digits()
+    grey = np.rint(digits.images * (255 / _FULL_INK)).astype(np.uint8)
+    return np.repeat(grey[..., None], 3, axis=3), digits.target.astype(np.int64)

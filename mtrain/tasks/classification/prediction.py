@@ -1,0 +1,108 @@
+"""Pictures without labels, for a classifier to name; and what it named, written down."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.core.interfaces import Task
+from mtrain.data.images.decode import decode
+from mtrain.data.images.drawing import grid, save_picture
+from mtrain.data.reading import listed, unique_stems
+from mtrain.errors import DataError
+from mtrain.report.reporter import write_json
+from mtrain.tasks.classification.evaluator import ClassEvaluator
+from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.classification.source import ClassificationSource, fitted
+from mtrain.tasks.description import describe_task
+
+if TYPE_CHECKING:
+    from mtrain.data.loader.pool import PooledSource
+    from mtrain.spec.model import DataSpec, Spec
+
+
+class ClassPictures:
+    """``PictureData`` of ``core.interfaces`` for classification."""
+
+    def __init__(self, spec: "Spec", pictures: LabelledPictures) -> None:
+        self._spec = spec
+        self._pictures = pictures
+
+    def task(self) -> Task:
+        """What a model must know before it is built."""
+        return describe_task("classification", self._spec, self._pictures.class_names)
+
+    def sources(self) -> "Mapping[str, PooledSource]":
+        """``val``: the pictures."""
+        return {"val": ClassificationSource(self._pictures, side=self._spec.data.image_size)}
+
+    def length(self, split: str) -> int:
+        """Pictures."""
+        return len(self._pictures)
+
+    def statistics(self) -> Mapping[str, Any]:
+        """Nothing is known."""
+        return {}
+
+    def evaluator(self) -> ClassEvaluator:
+        """Collects predictions; there is nothing to score them by."""
+        return ClassEvaluator(self._pictures)
+
+    def write(
+        self,
+        found: Mapping[int, NDArray[np.float32]],
+        out: Path,
+        *,
+        confidence: float,
+        draw: bool,
+        names: Mapping[Path, str] | None = None,
+    ) -> None:
+        """``predictions.json``: ``file_name``, ``class``, ``label`` (its number, from 0) and ``score`` (its probability) of each
+        picture whose surest class reaches ``confidence``; pictures with the class above."""
+        out.mkdir(parents=True, exist_ok=True)
+        files, classes = self._pictures.origins, self._pictures.class_names
+        called = names or {}
+        stems = unique_stems([Path(file) for file in files])
+        rows = []
+        for index, probabilities_C in sorted(found.items()):
+            label = int(probabilities_C.argmax())
+            score = float(probabilities_C[label])
+            named = score >= confidence
+            if named:
+                name = called.get(Path(files[index]), files[index])
+                rows.append({"file_name": name, "class": classes[label], "label": label, "score": score})
+            if draw:
+                caption = f"{classes[label]} {score:.0%}" if named else f"no class with a score >= {confidence:g}"
+                save_picture(
+                    grid(
+                        [decode(Path(files[index]), max_pixels=self._spec.data.max_pixels)],
+                        columns=1,
+                        captions=[caption],
+                    ),
+                    out / f"{stems[index]}.jpg",
+                )
+        write_json(out / "predictions.json", rows)
+
+
+def unlabelled(files: Sequence[Path], data: "DataSpec", *, class_names: Sequence[str]) -> LabelledPictures:
+    """Pictures as the network takes them, in the order of their names; their labels mean nothing.
+
+    Raises:
+        DataError: some cannot be read; all of them are named.
+    """
+    files, pictures, problems = sorted(files), [], []
+    for file in files:
+        try:
+            pictures.append(fitted(decode(file, max_pixels=data.max_pixels), side=data.image_size, resize=data.resize))
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError(f"{len(problems)} of {len(files)} pictures cannot be read:\n{listed(problems)}")
+    return LabelledPictures(
+        pictures=np.stack(pictures),
+        labels=np.zeros(len(files), dtype=np.int64),
+        class_names=tuple(class_names),
+        origins=[str(file) for file in files],
+    )

@@ -1,0 +1,102 @@
+"""Classification samples as a pure function of (seed, epoch, index): what the loader asks for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.core.interfaces import Array
+from mtrain.data.images.geometry import letterbox, random_map
+from mtrain.data.images.hsv_flip import finish
+from mtrain.data.loader.shared_memory import ArraySpec
+from mtrain.spec.model import AugmentSpec
+from mtrain.tasks.classification.labels import LabelledPictures
+
+_HALF = np.array([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [0.0, 0.0, 1.0]])
+"""From OpenCV's coordinates, where a pixel's centre is whole, to those where its corner is: in 8 x 8 pixels it shows."""
+_NO_BOXES = (np.zeros((0, 4)), np.zeros(0, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassItem:
+    """One sample as it goes into a batch."""
+
+    index: int
+    label: int
+    image: NDArray[np.uint8] | None = None
+    """(S, S, 3) RGB; None: it lies in shared memory."""
+
+
+class ClassificationSource:
+    """One split as samples: augmented where ``augment`` is given. Implements ``loading.PooledSource``."""
+
+    def __init__(
+        self,
+        split: LabelledPictures,
+        *,
+        side: int,
+        resize: Literal["letterbox", "stretch"] = "letterbox",
+        augment: AugmentSpec | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._split = split
+        self._pictures = np.stack([fitted(picture, side=side, resize=resize) for picture in split.pictures])
+        self._augment = augment
+        self._seed = seed
+        self.array = ArraySpec("images", (side, side, 3))
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def describe(self, index: int) -> str:
+        """Where the picture comes from."""
+        return self._split.origins[index]
+
+    def shape(self, epoch: int, update: int) -> tuple[int, ...]:
+        """(S, S, 3), always."""
+        return self.array.shape
+
+    def sample(self, epoch: int, index: int, *, update: int = 0) -> ClassItem:
+        """One sample with its picture; augmentation is keyed by (seed, epoch, index)."""
+        image = np.empty(self.array.shape, dtype=np.uint8)
+        item = self.fill(epoch, index, image, update=update)
+        return ClassItem(item.index, item.label, image)
+
+    def fill(self, epoch: int, index: int, out: Array, *, update: int = 0) -> ClassItem:
+        """``sample`` with the picture written to ``out`` (S, S, 3) uint8."""
+        out[...] = self._pictures[index]
+        if self._augment is not None:
+            rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
+            _vary(out, self._augment, rng)
+        return ClassItem(index, int(self._split.labels[index]))
+
+    def collate(self, samples: Sequence[ClassItem]) -> dict[str, Array]:
+        """A micro batch: ``images`` uint8 (B, S, S, 3) RGB (unless the loader has it), ``labels`` and ``index`` int64 (B,)."""
+        batch: dict[str, Array] = {
+            "labels": np.array([item.label for item in samples], dtype=np.int64),
+            "index": np.array([item.index for item in samples], dtype=np.int64),
+        }
+        images = [item.image for item in samples if item.image is not None]
+        return {"images": np.stack(images), **batch} if images else batch
+
+
+def fitted(picture: NDArray[np.uint8], *, side: int, resize: Literal["letterbox", "stretch"]) -> NDArray[np.uint8]:
+    """(H, W, 3) as (side, side, 3): as it is, with a margin of grey, or stretched."""
+    if picture.shape[:2] == (side, side):
+        return picture
+    if resize == "letterbox":
+        return letterbox(picture, (side, side)).picture
+    method = cv2.INTER_AREA if side < max(picture.shape[:2]) else cv2.INTER_LINEAR
+    return np.asarray(cv2.resize(picture, (side, side), interpolation=method), dtype=np.uint8)
+
+
+def _vary(out: Array, spec: AugmentSpec, rng: np.random.Generator) -> None:
+    """Map ``out`` about its centre, its edges drawn outwards; then colours and flips. In place."""
+    side = len(out)
+    matrix, _ = random_map(rng, spec, canvas=side, side=side)
+    moved = np.linalg.inv(_HALF) @ matrix @ _HALF
+    out[...] = cv2.warpPerspective(out, moved, (side, side), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    finish(rng, spec, _NO_BOXES, out)

@@ -1,0 +1,136 @@
+"""Classification as a kind of task: one class a picture. What a job asks of such a data set; it decides nothing itself."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtrain.core.interfaces import Array, Remark, Table, Task
+from mtrain.errors import SpecError
+from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.description import describe_task
+
+if TYPE_CHECKING:
+    from mtrain.data.loader.pool import PooledSource
+    from mtrain.spec.model import AugmentSpec, Spec
+    from mtrain.tasks.classification.evaluator import ClassEvaluator
+    from mtrain.tasks.classification.prediction import ClassPictures
+    from mtrain.tasks.datasets import OpenData
+
+_NOT_DONE: Mapping[str, Any] = {"mosaic": 0.0, "mixup": 0.0, "multi_scale": 0.0} | dict.fromkeys(
+    ("distort", "expand", "crop", "sizes")
+)
+"""Keys of ``tasks.detection.augment.letterboxed`` that only make sense with boxes or that no one needs here yet, and how each is off."""
+
+
+class ClassificationTask:
+    """The classification side of one job: ``TaskData`` of ``core.interfaces``, and the class itself is a ``TaskKind``."""
+
+    def __init__(self, spec: "Spec", data: "OpenData", *, training: bool = True) -> None:
+        """Raises ``SpecError`` for augmentation that classification does not have."""
+        _check_augmentation(spec.data.augment)
+        self._spec = spec
+        self._data = data
+        self._training = training
+        self._scored = spec.evaluate.enabled or not training
+
+    @classmethod
+    def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "ClassPictures":
+        """See ``TaskKind.pictures``."""
+        from mtrain.tasks.classification.prediction import ClassPictures, unlabelled
+
+        return ClassPictures(spec, unlabelled(files, spec.data, class_names=labels["class_names"]))
+
+    def task(self) -> Task:
+        """What a model must know before it is built."""
+        return describe_task("classification", self._spec, self._data.class_names)
+
+    def sources(self) -> "Mapping[str, PooledSource]":
+        """``train`` (augmented; left out where nothing is trained) and ``val`` (left out where nothing is scored)."""
+        from mtrain.tasks.classification.source import ClassificationSource
+
+        data, seed = self._spec.data, self._spec.train.seed
+        sources = {}
+        if self._training:
+            sources["train"] = ClassificationSource(
+                self._data.train, side=data.image_size, resize=data.resize, augment=data.augment, seed=seed
+            )
+        if self._scored:
+            sources["val"] = ClassificationSource(self._data.val, side=data.image_size, resize=data.resize)
+        return sources
+
+    def verify(self) -> str:
+        """Reading a split has looked at every picture already."""
+        return f"{sum(map(len, self._splits().values()))} pictures, all read"
+
+    def length(self, split: str) -> int:
+        """Samples of ``train`` or ``val``; 0 where a split is not used."""
+        splits = self._splits()
+        return len(splits[split]) if split in splits else 0
+
+    def statistics(self) -> Mapping[str, Any]:
+        """``class_count`` and ``pictures`` of the training split."""
+        return {"class_count": len(self._data.class_names), "pictures": len(self._data.train)}
+
+    def evaluator(self) -> "ClassEvaluator":
+        """A fresh one over the evaluation split."""
+        from mtrain.tasks.classification.evaluator import ClassEvaluator
+
+        return ClassEvaluator(self._data.val)
+
+    def labels(self) -> dict[str, Any]:
+        """The class names."""
+        return {"class_names": list(self._data.class_names)}
+
+    def report(self) -> list[str]:
+        """Classes without a picture."""
+        return [f"data.{name}: {line}" for name, split in self._splits().items() for line in split.report()]
+
+    def describe(self) -> list[Table | Remark]:
+        """Pictures per split and class."""
+        from mtrain.tasks.tables import class_table
+
+        splits, side = self._splits(), self._spec.data.image_size
+        totals = Table(columns=("", *splits), rows=[("pictures", *(str(len(split)) for split in splits.values()))])
+        parts: list[Table | Remark] = [totals]
+        parts.append(class_table({name: split.histogram() for name, split in splits.items()}, unit="pictures"))
+        for name, split in splits.items():
+            height, width = split.pictures.shape[1:3]
+            text = f"{name} pictures: {width} x {height} px, given to the network as {side} x {side}"
+            parts.append(Remark(text=text))
+            problems = split.report()
+            parts += [Remark(text=f"{name}: {line}", good=not problems) for line in problems or ["every class occurs"]]
+        return parts
+
+    def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
+        """Pictures of the splits with their classes, and what becomes of training pictures."""
+        from mtrain.tasks.classification.drawing import inputs_grid, labelled_grid
+
+        for name, split in self._splits().items():
+            yield name, f"{name} pictures with their classes", labelled_grid(split, limit=limit)
+        inputs = inputs_grid(self.sources()["train"], self._data.train, limit=limit)
+        yield "augmented", "train pictures as the network is given them", inputs
+
+    def draw(self, found: Mapping[int, Any], path: Path) -> None:
+        """Pictures with the class that was given and the one that was predicted, mistakes first."""
+        from mtrain.data.images.drawing import save_picture
+        from mtrain.tasks.classification.drawing import comparison
+
+        save_picture(comparison(self._data.val, found), path)
+
+    def _splits(self) -> dict[str, LabelledPictures]:
+        if not self._training:
+            return {"val": self._data.val}
+        if not self._scored:
+            return {"train": self._data.train}
+        return dict(zip(("train", "val"), self._data.both(), strict=True))
+
+
+def _check_augmentation(spec: "AugmentSpec") -> None:
+    problems = [
+        f"data.augment.{name}: given {getattr(spec, name)}, which a classification job does not have; set it to "
+        f"{'null' if off is None else f'{off:g}'}"
+        for name, off in _NOT_DONE.items()
+        if getattr(spec, name) != off
+    ]
+    if problems:
+        raise SpecError(problems)

@@ -1,0 +1,1 @@
+"""Object detection: pictures with boxes."""

@@ -1,0 +1,74 @@
+"""One training picture from a layout: mosaic or letterbox, map, mixing, then colours and flips, in the order and with
+the ranges of the YOLOv5 documentation."""
+
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.data.images.geometry import fitted_size, random_map
+from mtrain.data.images.hsv_flip import Labelled, finish
+from mtrain.spec.model import AugmentSpec
+from mtrain.tasks.detection.augment import mosaic
+from mtrain.tasks.detection.augment.render import Renderer
+from mtrain.tasks.detection.picture_cache import Pictures
+
+MIX_BETA = 32.0
+"""mixup's share of the first picture follows Beta(32, 32): near a half."""
+
+
+class Augmenter:
+    """Draws augmented pictures. All randomness comes from the generator that each call is given."""
+
+    def __init__(self, pictures: Pictures, spec: AugmentSpec) -> None:
+        self._pictures = pictures
+        self._spec = spec
+        self._renderer = Renderer(pictures)
+        self._second = np.empty((0, 0, 3), dtype=np.uint8)
+
+    def draw(
+        self, rng: np.random.Generator, index: int, out: NDArray[np.uint8], *, mosaics: bool = True
+    ) -> NDArray[np.float32]:
+        """Fill ``out`` (S, S, 3) RGB with sample ``index``, augmented.
+
+        Returns (N, 5) rows ``[class, xc, yc, w, h]``, normalised. Without ``mosaics`` the picture is letterboxed.
+
+        Raises:
+            DataError: a picture (a partner's too) is unreadable; it is named.
+
+        """
+        spec, side = self._spec, len(out)
+        if rng.random() < spec.mosaic and mosaics:
+            boxes, labels = self._mosaic(rng, index, out)
+            if rng.random() < spec.mixup:
+                boxes, labels = self._mixed(rng, (boxes, labels), out)
+        else:
+            layout = mosaic.alone(index, self._size_at(side), side)
+            matrix, zoom = random_map(rng, spec, canvas=side, side=side)
+            boxes, labels = self._renderer.draw(layout, matrix, zoom, out)
+        return finish(rng, spec, (boxes, labels), out)
+
+    def _size_at(self, side: int) -> Callable[[int], tuple[int, int]]:
+        """From a sample to the (width, height) to place its picture with: the longest side is the output's."""
+        return lambda index: fitted_size(*self._pictures.original_size(index), side)
+
+    def _mosaic(self, rng: np.random.Generator, index: int, out: NDArray[np.uint8]) -> Labelled:
+        layout_of, count = (mosaic.nine, 9) if rng.random() < self._spec.mosaic9 else (mosaic.four, 4)
+        indices = [index, *rng.integers(len(self._pictures), size=count - 1).tolist()]
+        if count == 4:
+            # In a mosaic of nine the sample itself stays in the middle.
+            indices = rng.permutation(indices).tolist()
+        side = len(out)
+        layout = layout_of(indices, self._size_at(side), side, rng)
+        matrix, zoom = random_map(rng, self._spec, canvas=layout.canvas, side=side)
+        return self._renderer.draw(layout, matrix, zoom, out)
+
+    def _mixed(self, rng: np.random.Generator, first: Labelled, out: NDArray[np.uint8]) -> Labelled:
+        """Blend ``out`` with another mosaic; the boxes of both count in full (mixup: Zhang et al. 2018)."""
+        if self._second.shape != out.shape:  # the side differs between updates
+            self._second = np.empty_like(out)
+        boxes, labels = self._mosaic(rng, int(rng.integers(len(self._pictures))), self._second)
+        share = float(rng.beta(MIX_BETA, MIX_BETA))
+        cv2.addWeighted(out, share, self._second, 1.0 - share, 0.0, dst=out)
+        return np.concatenate([first[0], boxes]), np.concatenate([first[1], labels])

@@ -1,0 +1,85 @@
+"""Which pictures stand where on the canvas: one alone, four around a random centre, nine around the one in the middle.
+
+A layout is geometry only: nothing is decoded before it is known which pictures the output will show.
+Mosaic of four: YOLOv4 (Bochkovskiy et al. 2020, section 3.3); sizes and ranges as the YOLOv5 documentation gives them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mtrain.data.images.geometry import margin
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One picture, resized so that its longest side is the output's, on the canvas; parts outside it are cut."""
+
+    index: int
+    """Which sample."""
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A square canvas and the pictures on it; they never overlap."""
+
+    canvas: int
+    """Side in pixels."""
+    placements: Sequence[Placement]
+
+
+def alone(index: int, size_of: Callable[[int], Size], side: int) -> Layout:
+    """One picture, letterboxed."""
+    width, height = size_of(index)
+    return Layout(side, (Placement(index, margin((side - width) / 2), margin((side - height) / 2), width, height),))
+
+
+def four(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng: np.random.Generator) -> Layout:
+    """Four pictures meet in a point that is uniform in the middle half of a canvas of twice the side."""
+    centre_x, centre_y = (int(v) for v in rng.uniform(side / 2, 3 * side / 2, 2))
+    placements = []
+    for corner, index in enumerate(indices):
+        width, height = size_of(index)
+        left = centre_x - width if corner % 2 == 0 else centre_x
+        top = centre_y - height if corner < 2 else centre_y
+        placements.append(Placement(index, left, top, width, height))
+    return Layout(2 * side, tuple(placements))
+
+
+def nine(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng: np.random.Generator) -> Layout:
+    """One picture in the middle, eight around it like the vanes of a windmill; a random window of twice the side is
+    kept.
+
+    Going round, each side's picture touches the middle one and is aligned with the corner where its neighbour begins:
+    top at its left edge, right at its top edge, bottom at its right edge, left at its bottom edge. Each corner's
+    picture continues its side's one outwards.
+    """
+    sizes = [size_of(index) for index in indices]
+    x0 = y0 = side
+    x1, y1 = x0 + sizes[0][0], y0 + sizes[0][1]
+    corners = [
+        (x0, y0),
+        (x0, y0 - sizes[1][1]),
+        (x0 + sizes[1][0], y0 - sizes[2][1]),
+        (x1, y0),
+        (x1, y0 + sizes[3][1]),
+        (x1 - sizes[5][0], y1),
+        (x1 - sizes[5][0] - sizes[6][0], y1),
+        (x0 - sizes[7][0], y1 - sizes[7][1]),
+        (x0 - sizes[8][0], y1 - sizes[7][1] - sizes[8][1]),
+    ]
+    shift_x, shift_y = (int(v) for v in rng.uniform(0, side, 2))
+    return Layout(
+        2 * side,
+        tuple(
+            Placement(index, left - shift_x, top - shift_y, width, height)
+            for index, (left, top), (width, height) in zip(indices, corners, sizes, strict=True)
+        ),
+    )

@@ -1,0 +1,159 @@
+"""From a layout and a map to pixels and boxes.
+
+The plain way is to paste every picture on the canvas and to warp the canvas. Where the map only zooms and shifts
+(YOLOv5's default settings) each visible part of a picture goes straight to its place in the output by one resize, a
+third of the cost; its edges land on whole pixels and its boxes take the very map its pixels took. Pictures that the
+output does not show are never decoded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.data.images.geometry import FILL, is_upright, map_boxes, survives
+from mtrain.tasks.detection.augment.mosaic import Layout, Placement
+
+
+class Shelf(Protocol):
+    """Where pictures and their boxes come from."""
+
+    def load(self, index: int) -> NDArray[np.uint8]:
+        """uint8 (H, W, 3) RGB, of any size: it is stretched to its placement."""
+        ...
+
+    def boxes(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """(N, 4) xyxy as fractions of the picture's width and height, and (N,) labels."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of an upright map: output = scale * canvas + shift."""
+
+    scale: float
+    shift: float
+
+    def covered(self, start: int, length: int, canvas: int, side: int) -> tuple[int, int]:
+        """Output pixels [p, q) that a placement covers; none where q <= p."""
+        p, q = self.scale * max(start, 0) + self.shift, self.scale * min(start + length, canvas) + self.shift
+        return max(round(p), 0), min(round(q), side)
+
+    def source(self, covered: tuple[int, int], start: int, length: int, pixels: int) -> tuple[int, int, float, float]:
+        """The source pixels [a, b), at least one of ``pixels``, that belong to the covered output pixels, and the map
+        that they take: output = scale * canvas + shift."""
+        ratio = pixels / length
+        p, q = covered
+        a = min(max(round(((p - self.shift) / self.scale - start) * ratio), 0), pixels - 1)
+        b = min(max(round(((q - self.shift) / self.scale - start) * ratio), a + 1), pixels)
+        scale = (q - p) / (b - a) * ratio
+        return a, b, scale, p - (start + a / ratio) * scale
+
+
+class Renderer:
+    """Draws layouts; keeps its canvas, so that memory is asked for once. One per process."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._canvas = np.empty((0, 0, 3), dtype=np.uint8)
+
+    def draw(
+        self, layout: Layout, matrix: NDArray[np.float64], zoom: float, out: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Fill ``out`` (S, S, 3); returns the boxes (N, 4) in its pixels, clipped and filtered, and their labels (N,).
+
+        ``matrix`` takes canvas positions to output positions, ``zoom`` is its scale.
+        """
+        if is_upright(matrix):
+            shown, maps = self._draw_upright(layout, matrix, out)
+            boxes, labels, owner = self._boxes(shown, layout.canvas)
+            scales_shifts = np.array(maps).reshape(-1, 2, 4)[owner]
+            after = boxes * scales_shifts[:, 0] + scales_shifts[:, 1]
+        else:
+            boxes, labels, _ = self._boxes(self._draw_canvas(layout, matrix, out), layout.canvas)
+            after = map_boxes(boxes, matrix)
+        after = np.clip(after, 0.0, float(len(out)))
+        keep = survives(boxes * zoom, after)
+        return after[keep], labels[keep]
+
+    def _boxes(
+        self, shown: Sequence[Placement], canvas: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+        """Boxes (N, 4) of placed pictures in canvas pixels, clipped to the canvas, without those outside it; their
+        labels (N,) and the number of their placement (N,)."""
+        if not shown:
+            return np.zeros((0, 4)), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        found = [self._shelf.boxes(placement.index) for placement in shown]
+        owner = np.repeat(np.arange(len(shown)), [len(labels) for _, labels in found])
+        places = np.array([(p.left, p.top, p.width, p.height) for p in shown], dtype=np.float64)[owner]
+        fractions, labels = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        boxes = np.clip(fractions * places[:, [2, 3, 2, 3]] + places[:, [0, 1, 0, 1]], 0.0, float(canvas))
+        inside = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+        return boxes[inside], labels[inside], owner[inside]
+
+    def _draw_upright(
+        self, layout: Layout, matrix: NDArray[np.float64], out: NDArray[np.uint8]
+    ) -> tuple[list[Placement], list[tuple[float, ...]]]:
+        """What is shown, and for each the scales and the shifts of its x1, y1, x2, y2."""
+        horizontal, vertical = Axis(*matrix[0, [0, 2]].tolist()), Axis(*matrix[1, [1, 2]].tolist())
+        out.fill(FILL)
+        shown: list[Placement] = []
+        maps: list[tuple[float, ...]] = []
+        for placement in layout.placements:
+            # Which output pixels it covers is known before the picture is read.
+            x = horizontal.covered(placement.left, placement.width, layout.canvas, len(out))
+            y = vertical.covered(placement.top, placement.height, layout.canvas, len(out))
+            if x[1] <= x[0] or y[1] <= y[0]:
+                continue
+            picture = self._shelf.load(placement.index)
+            left, right, scale_x, shift_x = horizontal.source(x, placement.left, placement.width, picture.shape[1])
+            top, bottom, scale_y, shift_y = vertical.source(y, placement.top, placement.height, picture.shape[0])
+            region = out[y[0] : y[1], x[0] : x[1]]
+            size = (x[1] - x[0], y[1] - y[0])
+            cv2.resize(picture[top:bottom, left:right], size, dst=region, interpolation=cv2.INTER_LINEAR)
+            shown.append(placement)
+            maps.append((scale_x, scale_y, scale_x, scale_y, shift_x, shift_y, shift_x, shift_y))
+        return shown, maps
+
+    def _draw_canvas(self, layout: Layout, matrix: NDArray[np.float64], out: NDArray[np.uint8]) -> list[Placement]:
+        if len(self._canvas) != layout.canvas:
+            self._canvas = np.empty((layout.canvas, layout.canvas, 3), dtype=np.uint8)
+        canvas, side = self._canvas, len(out)
+        canvas.fill(FILL)
+        shown = [p for p in layout.placements if _is_visible(p, layout.canvas, matrix, side)]
+        for placement in shown:
+            self._paste(placement, canvas)
+        if matrix[2, 0] or matrix[2, 1]:
+            cv2.warpPerspective(canvas, matrix, (side, side), dst=out, borderValue=(FILL, FILL, FILL))
+        else:
+            cv2.warpAffine(canvas, matrix[:2], (side, side), dst=out, borderValue=(FILL, FILL, FILL))
+        return shown
+
+    def _paste(self, placement: Placement, canvas: NDArray[np.uint8]) -> None:
+        left, top = max(placement.left, 0), max(placement.top, 0)
+        right = min(placement.left + placement.width, len(canvas))
+        bottom = min(placement.top + placement.height, len(canvas))
+        picture = self._shelf.load(placement.index)
+        if picture.shape[:2] != (placement.height, placement.width):
+            size = (placement.width, placement.height)
+            picture = np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+        y, x = top - placement.top, left - placement.left
+        canvas[top:bottom, left:right] = picture[y : y + bottom - top, x : x + right - left]
+
+
+def _is_visible(placement: Placement, canvas: int, matrix: NDArray[np.float64], side: int) -> bool:
+    """False only where no pixel of the placement can reach the output: its mapped corners lie beyond one border.
+
+    Under perspective a corner may have no image, so every placement counts as visible.
+    """
+    left, top = max(placement.left, 0), max(placement.top, 0)
+    right, bottom = min(placement.left + placement.width, canvas), min(placement.top + placement.height, canvas)
+    if right <= left or bottom <= top:
+        return False
+    if matrix[2, 0] or matrix[2, 1]:
+        return True
+    x1, y1, x2, y2 = map_boxes(np.array([[left, top, right, bottom]], dtype=np.float64), matrix)[0]
+    return bool(x2 >= -1 and y2 >= -1 and x1 <= side and y1 <= side)

@@ -1,0 +1,190 @@
+"""One training picture stretched to a square: distort, expand, crop, flip, resize, in PP-YOLOE's order and ranges.
+
+Expansion and crop only say which window of the picture's plane is seen; what the window shows of the picture goes to its
+place in the output by one resize, and no larger canvas is ever painted. Colours are distorted after it, where there
+are fewest pixels, and not those of the fill.
+Positions are in pixels of the file's picture unless a name says otherwise. Letters of shapes: A attempts, N boxes.
+"""
+
+import math
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.data.images.colour import distort, random_distortion
+from mtrain.data.images.geometry import survives
+from mtrain.data.images.hsv_flip import finish
+from mtrain.spec.model import STRIDE, AugmentSpec, CropSpec, ExpandSpec
+from mtrain.tasks.detection.augment.render import Axis
+from mtrain.tasks.detection.picture_cache import Pictures
+
+METHODS = {
+    "nearest": cv2.INTER_NEAREST,
+    "linear": cv2.INTER_LINEAR,
+    "area": cv2.INTER_AREA,
+    "cubic": cv2.INTER_CUBIC,
+    "lanczos4": cv2.INTER_LANCZOS4,
+}
+"""``tasks.detection.augment.letterboxed.interpolations`` as OpenCV knows them."""
+SHARED = 1
+"""Marks the random numbers that the samples of an update share; a sample's own key ends in 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What is seen of the plane that the picture lies in, its upper left corner at (0, 0)."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+    @property
+    def xyxy(self) -> NDArray[np.float64]:
+        """Its corners."""
+        return np.array([self.left, self.top, self.left + self.width, self.top + self.height], dtype=np.float64)
+
+
+def sides_of(spec: AugmentSpec, *, image_size: int) -> list[int]:
+    """The sides in pixels from which that of an update is drawn."""
+    if spec.sizes is not None:
+        return spec.sizes
+    if not spec.multi_scale:
+        return [image_size]
+    first = max(math.ceil(image_size * (1 - spec.multi_scale) / STRIDE), 1)
+    last = max(math.floor(image_size * (1 + spec.multi_scale) / STRIDE), first)
+    return [STRIDE * count for count in range(first, last + 1)]
+
+
+def shared_by_update(spec: AugmentSpec, *, image_size: int, key: tuple[int, int, int]) -> tuple[int, int]:
+    """Side in pixels and OpenCV's interpolation of all samples of an update; ``key``: (seed, epoch, update)."""
+    sides = sides_of(spec, image_size=image_size)
+    if len(sides) == len(spec.interpolations) == 1:
+        return sides[0], METHODS[spec.interpolations[0]]
+    rng = np.random.Generator(np.random.PCG64([*key, SHARED]))
+    side = sides[int(rng.integers(len(sides)))]
+    return side, METHODS[spec.interpolations[int(rng.integers(len(spec.interpolations)))]]
+
+
+def expanded(rng: np.random.Generator, spec: ExpandSpec, window: Window) -> Window:
+    """A larger window of the same shape around ``window``, which lies anywhere in it."""
+    if rng.random() >= spec.probability:
+        return window
+    ratio = rng.uniform(1.0, spec.ratio)
+    width, height = int(window.width * ratio), int(window.height * ratio)
+    left, top = rng.integers(width - window.width + 1), rng.integers(height - window.height + 1)
+    return Window(window.left - int(left), window.top - int(top), width, height)
+
+
+def cropped(rng: np.random.Generator, spec: CropSpec, window: Window, boxes_N4: NDArray[np.float64]) -> Window:
+    """A part of ``window`` that overlaps some box by one of the thresholds and holds the centre of at least one.
+
+    Thresholds are drawn without repetition until one can be met; where none can be, without boxes, and where
+    ``allow_no_crop`` is drawn, the window stays.
+    """
+    if not len(boxes_N4):
+        return window
+    choices: list[float | None] = [*spec.thresholds]
+    if spec.allow_no_crop:
+        choices.append(None)
+    for number in rng.permutation(len(choices)).tolist():
+        threshold = choices[number]
+        if threshold is None:
+            return window
+        crops_A4 = _random_crops(rng, spec, window)
+        fits_A = (_iou_AN(crops_A4, boxes_N4).max(axis=1) >= threshold) & centres_inside(crops_A4, boxes_N4).any(axis=1)
+        if fits_A.any():
+            left, top, right, bottom = crops_A4[int(fits_A.argmax())].astype(int).tolist()
+            return Window(left, top, right - left, bottom - top)
+    return window
+
+
+def _random_crops(rng: np.random.Generator, spec: CropSpec, window: Window) -> NDArray[np.float64]:
+    """(A, 4) xyxy, whole pixels inside ``window``."""
+    scale = rng.uniform(spec.scaling[0], spec.scaling[1], spec.num_attempts)
+    area = scale * scale
+    low, high = np.maximum(spec.aspect_ratio[0], area), np.minimum(spec.aspect_ratio[1], 1 / np.maximum(area, 1e-9))
+    root = np.sqrt(low + (high - low) * rng.random(spec.num_attempts))
+    width = np.clip((window.width * scale * root).astype(int), 1, window.width)
+    height = np.clip((window.height * scale / root).astype(int), 1, window.height)
+    left = window.left + rng.integers(window.width - width + 1)
+    top = window.top + rng.integers(window.height - height + 1)
+    return np.stack([left, top, left + width, top + height], axis=1).astype(np.float64)
+
+
+def _iou_AN(crops_A4: NDArray[np.float64], boxes_N4: NDArray[np.float64]) -> NDArray[np.float64]:
+    crops, boxes = crops_A4[:, None], boxes_N4[None]
+    shared = np.minimum(crops[..., 2:], boxes[..., 2:]) - np.maximum(crops[..., :2], boxes[..., :2])
+    inter = shared.clip(0).prod(axis=-1)
+    areas = [(x[..., 2:] - x[..., :2]).prod(axis=-1) for x in (crops, boxes)]
+    iou: NDArray[np.float64] = inter / (areas[0] + areas[1] - inter)
+    return iou
+
+
+def centres_inside(windows_A4: NDArray[np.float64], boxes_N4: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """(A, N) whether the centre of a box lies strictly inside a window."""
+    centres, windows = (boxes_N4[:, :2] + boxes_N4[:, 2:])[None] / 2, windows_A4[:, None]
+    inside: NDArray[np.bool_] = np.all((windows[..., :2] < centres) & (centres < windows[..., 2:]), axis=-1)
+    return inside
+
+
+class Stretcher:
+    """Draws augmented pictures. All randomness comes from the generator that each call is given."""
+
+    def __init__(self, pictures: Pictures, spec: AugmentSpec) -> None:
+        self._pictures = pictures
+        self._spec = spec
+
+    def draw(self, rng: np.random.Generator, index: int, out: NDArray[np.uint8], *, method: int) -> NDArray[np.float32]:
+        """Fill ``out`` (S, S, 3) RGB with sample ``index``, augmented, resized by OpenCV's interpolation ``method``.
+
+        Returns (N, 5) rows ``[class, xc, yc, w, h]``, normalised.
+
+        Raises:
+            DataError: the picture is unreadable; it is named.
+
+        """
+        spec = self._spec
+        width, height = self._pictures.original_size(index)
+        fractions, labels = self._pictures.boxes(index)
+        boxes = fractions * np.array([width, height] * 2)
+        matrix = np.eye(3, 4) if spec.distort is None else random_distortion(rng, spec.distort)
+        window = Window(0, 0, width, height)
+        if spec.expand is not None:
+            window = expanded(rng, spec.expand, window)
+        if spec.crop is not None:
+            window = cropped(rng, spec.crop, window, boxes)
+        scales, shifts = self._paint(index, window, out, matrix, method)
+        before = boxes * scales + shifts
+        after = np.clip(before, 0.0, float(len(out)))
+        keep = centres_inside(window.xyxy[None], boxes)[0] & survives(before, after)
+        return finish(rng, spec, (after[keep], labels[keep]), out)
+
+    def _paint(
+        self, index: int, window: Window, out: NDArray[np.uint8], matrix: NDArray[np.float64], method: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What the window shows, at its place in ``out``; (4,) scales and shifts from picture to output positions."""
+        width, height = self._pictures.original_size(index)
+        side = len(out)
+        axes = [
+            Axis(side / window.width, -window.left * side / window.width),
+            Axis(side / window.height, -window.top * side / window.height),
+        ]
+        x, y = axes[0].covered(0, width, width, side), axes[1].covered(0, height, height, side)
+        if (x, y) != ((0, side), (0, side)):
+            out[...] = self._fill()
+        if x[1] <= x[0] or y[1] <= y[0]:  # thinner than a pixel, and so are its boxes
+            return np.zeros(4), np.zeros(4)
+        picture = self._pictures.load(index)
+        left, right, scale_x, shift_x = axes[0].source(x, 0, width, picture.shape[1])
+        top, bottom, scale_y, shift_y = axes[1].source(y, 0, height, picture.shape[0])
+        region = out[y[0] : y[1], x[0] : x[1]]
+        cv2.resize(picture[top:bottom, left:right], (x[1] - x[0], y[1] - y[0]), dst=region, interpolation=method)
+        distort(region, matrix)
+        return np.array([scale_x, scale_y] * 2), np.array([shift_x, shift_y] * 2)
+
+    def _fill(self) -> NDArray[np.uint8]:
+        colour = [0.0] * 3 if self._spec.expand is None else self._spec.expand.fill
+        return np.rint(colour).astype(np.uint8)

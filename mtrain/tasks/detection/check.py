@@ -1,0 +1,53 @@
+"""Is this data set fit for training? Every picture is looked at before anything starts."""
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from mtrain.data.images.header import probe
+from mtrain.data.reading import listed
+from mtrain.errors import DataError
+from mtrain.tasks.detection.annotations import Annotations, Sample
+
+
+def verify_pictures(*splits: Annotations, workers: int = 8) -> int:
+    """Look at every picture file: it exists, is whole, and has the size that the annotations say. Returns how many.
+
+    Only headers are parsed and end markers sought; nothing is decompressed.
+
+    Raises:
+        DataError: some fail; the first 20 are named with the reason, the rest counted.
+
+    """
+    samples = list(_unique(splits))
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        faults = [fault for fault in pool.map(_fault, samples, chunksize=64) if fault]
+    if faults:
+        missing = any(not os.path.exists(sample.path) for sample in samples)
+        remedy = " (data.skip_missing=true leaves out those that are not there)" if missing else ""
+        raise DataError(
+            f"{len(faults)} of {len(samples)} pictures cannot be used; replace or remove them{remedy}:\n{listed(faults)}"
+        )
+    return len(samples)
+
+
+def _unique(splits: Sequence[Annotations]) -> Iterable[Sample]:
+    seen = set()
+    for annotations in splits:
+        for sample in annotations.samples:
+            if sample.path not in seen:
+                seen.add(sample.path)
+                yield sample
+
+
+def _fault(sample: Sample) -> str:
+    try:
+        width, height = probe(sample.path)
+    except DataError as error:
+        return str(error)
+    if (width, height) == (sample.width, sample.height):
+        return ""
+    turned = " (turned by its EXIF orientation)" if (height, width) == (sample.width, sample.height) else ""
+    return (
+        f"{sample.path}: {width} x {height} as displayed{turned}, the annotations say {sample.width} x {sample.height}"
+    )

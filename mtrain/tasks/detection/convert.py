@@ -1,0 +1,186 @@
+"""Writing a detection data set in another format: COCO JSON, Pascal VOC XML or YOLO text files.
+
+What is written is what the annotation files say (:class:`mtrain.tasks.detection.annotations.Picture`), not what training makes of it: boxes
+partly outside their picture, without area or given twice are kept. COCO holds everything; VOC has no areas and marks crowds
+``difficult``; YOLO has neither.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, TypeAlias
+
+import yaml
+from lxml import etree
+
+from mtrain.data.reading import listed
+from mtrain.errors import DataError
+from mtrain.tasks.detection.annotations import Annotations, Picture
+
+Format: TypeAlias = Literal["coco", "voc", "yolo"]
+Placing: TypeAlias = Literal["link", "copy"]
+PICTURES: Mapping[Format, str] = {"coco": "images", "voc": "JPEGImages", "yolo": "images/{split}"}
+"""Folder of the pictures in each format."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A picture and the name it has in the new data set."""
+
+    picture: Picture
+    name: PurePosixPath
+    """Relative to the folder of the pictures; unique but for its suffix too."""
+
+
+def check_kind(kind: str, name: str) -> None:
+    """Refuse data of a kind that has no boxes; ``name`` is its format.
+
+    Raises:
+        DataError: it is not for detection.
+    """
+    if kind != "detection":
+        raise DataError(f"data.format: {name} is for {kind}; only detection data is converted")
+
+
+def convert(splits: Mapping[str, Annotations], folder: Path, form: Format, *, pictures: Placing) -> list[str]:
+    """Write ``splits`` to the new or empty ``folder``; returns sentences about what the format cannot hold.
+
+    Pictures are hard-linked where that is possible (``link``), else copied.
+
+    Raises:
+        DataError: the folder is not empty or cannot be written, or a picture is missing.
+    """
+    missing = [str(p.path) for split in splits.values() for p in split.pictures if not p.path.is_file()]
+    if missing:
+        raise DataError(
+            f"{len(missing)} pictures are missing; correct data.images, or leave them out with "
+            f"-o data.skip_missing=true:\n{listed(missing)}"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder}: is there and not empty; name a new folder")
+    write = _WRITERS[form]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken: set[PurePosixPath] = set()
+        for name, annotations in splits.items():
+            if form == "yolo":
+                taken = set()
+            placed = [_Placed(picture, _free_name(picture, taken)) for picture in annotations.pictures]
+            for item in placed:
+                _place(item, folder / PICTURES[form].format(split=name), pictures)
+            write(folder, name, annotations, placed)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written ({error.strerror}: {error.filename})") from error
+    return _losses(splits, form)
+
+
+def _free_name(picture: Picture, taken: set[PurePosixPath]) -> PurePosixPath:
+    """The picture's own file name; numbered where another one differs only in folder or suffix."""
+    own = PurePosixPath(picture.path.name)
+    name, number = own, 1
+    while name.with_suffix("") in taken:
+        number += 1
+        name = own.with_stem(f"{own.stem}-{number}")
+    taken.add(name.with_suffix(""))
+    return name
+
+
+def _place(item: _Placed, folder: Path, how: Placing) -> None:
+    target = folder / item.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if how == "link":
+        try:
+            os.link(item.picture.path.resolve(), target)
+        except OSError:  # another file system, or one without links
+            pass
+        else:
+            return
+    shutil.copyfile(item.picture.path, target)
+
+
+def _write_coco(folder: Path, split: str, annotations: Annotations, placed: Sequence[_Placed]) -> None:
+    numbers = {item.picture.image_id: number for number, item in enumerate(placed, start=1)}
+    keep = all(isinstance(item.picture.image_id, int) for item in placed)
+    content = dict(annotations.ground_truth)
+    for image, item in zip(content["images"], placed, strict=True):
+        image["file_name"] = str(item.name)
+        image["id"] = image["id"] if keep else numbers[image["id"]]
+    for annotation in content["annotations"]:
+        annotation["image_id"] = annotation["image_id"] if keep else numbers[annotation["image_id"]]
+    target = folder / "annotations" / f"instances_{split}.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _write_voc(folder: Path, split: str, annotations: Annotations, placed: Sequence[_Placed]) -> None:
+    for item in placed:
+        root = etree.Element("annotation")
+        _add(root, "folder", PICTURES["voc"])
+        _add(root, "filename", str(item.name))
+        size = etree.SubElement(root, "size")
+        for tag, pixels in (("width", item.picture.width), ("height", item.picture.height), ("depth", 3)):
+            _add(size, tag, pixels)
+        for label, box, crowd in _rows(item.picture):
+            found = etree.SubElement(root, "object")
+            _add(found, "name", annotations.class_names[label])
+            _add(found, "difficult", int(crowd))
+            corners = etree.SubElement(found, "bndbox")
+            x, y, width, height = box
+            for tag, value in (("xmin", x), ("ymin", y), ("xmax", x + width), ("ymax", y + height)):
+                _add(corners, tag, _number(value))
+        target = folder / "Annotations" / f"{item.name.stem}.xml"
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(etree.tostring(root, pretty_print=True, encoding="utf-8"))
+    lists = folder / "ImageSets" / "Main"
+    lists.mkdir(parents=True, exist_ok=True)
+    (lists / f"{split}.txt").write_text("".join(f"{item.name.stem}\n" for item in placed), encoding="utf-8")
+
+
+def _write_yolo(folder: Path, split: str, annotations: Annotations, placed: Sequence[_Placed]) -> None:
+    labels = folder / "labels" / split
+    labels.mkdir(parents=True, exist_ok=True)
+    for item in placed:
+        side = (item.picture.width, item.picture.height) * 2
+        lines = []
+        for label, (x, y, width, height), _ in _rows(item.picture):
+            values = [v / s for v, s in zip((x + width / 2, y + height / 2, width, height), side, strict=True)]
+            lines.append(" ".join([str(label), *map(_number, values)]))
+        (labels / f"{item.name.stem}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    file = folder / "data.yaml"
+    known: dict[str, Any] = yaml.safe_load(file.read_text("utf-8")) if file.is_file() else {}
+    known = {**known, split: f"images/{split}", "names": dict(enumerate(annotations.class_names))}
+    file.write_text(yaml.safe_dump(known, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+_Writer: TypeAlias = Callable[[Path, str, Annotations, Sequence[_Placed]], None]
+_WRITERS: Mapping[Format, _Writer] = {"coco": _write_coco, "voc": _write_voc, "yolo": _write_yolo}
+
+
+def _rows(picture: Picture) -> list[tuple[int, list[float], bool]]:
+    return list(zip(picture.labels.tolist(), picture.boxes_xywh.tolist(), picture.crowd.tolist(), strict=True))
+
+
+def _add(parent: etree._Element, tag: str, value: object) -> None:
+    etree.SubElement(parent, tag).text = str(value)
+
+
+def _number(value: float) -> str:
+    """The shortest text that reads back as the same number."""
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def _losses(splits: Mapping[str, Annotations], form: Format) -> list[str]:
+    every = [picture for annotations in splits.values() for picture in annotations.pictures]
+    crowds = sum(int(picture.crowd.sum()) for picture in every)
+    areas = sum(int((picture.area != picture.boxes_xywh[:, 2:].prod(axis=1)).sum()) for picture in every)
+    lines = []
+    if crowds and form == "voc":
+        lines.append(f"{crowds} crowd boxes are marked difficult; read them with data.options.use_difficult=false")
+    if crowds and form == "yolo":
+        lines.append(f"{crowds} crowd boxes have become ordinary ones: the format has no crowds")
+    if areas and form != "coco":
+        lines.append(f"{areas} areas that are not width x height are lost: the format has no areas")
+    return lines

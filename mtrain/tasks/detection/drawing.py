@@ -1,0 +1,126 @@
+"""Pictures for people: boxes with names on them, pictures in a grid, ground truth beside predictions.
+
+Pictures are uint8 (H, W, 3) RGB; boxes are xyxy in their pixels.
+"""
+
+import colorsys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.data.images.drawing import Picture, grid
+from mtrain.tasks.detection.annotations import Annotations
+from mtrain.tasks.detection.picture_cache import decode_annotated
+from mtrain.tasks.detection.source import DetectionSource
+
+_FONT = cv2.FONT_HERSHEY_SIMPLEX
+
+
+def class_colour(label: int) -> tuple[int, int, int]:
+    """A bright RGB colour; neighbouring labels differ strongly (steps of the golden angle around the hue circle)."""
+    red, green, blue = colorsys.hsv_to_rgb((0.02 + label * 0.381966) % 1.0, 0.85, 1.0)
+    return int(red * 255), int(green * 255), int(blue * 255)
+
+
+def draw_boxes(
+    picture: Picture,
+    boxes: NDArray[Any],
+    labels: Sequence[int] | NDArray[Any],
+    class_names: Sequence[str],
+    *,
+    scores: Sequence[float] | NDArray[Any] | None = None,
+) -> Picture:
+    """A copy of ``picture`` with boxes (N, 4) and a name, with ``scores`` also a percentage, on each."""
+    canvas = picture.copy()
+    side = max(canvas.shape[:2])
+    thickness = max(1, round(side / 400))
+    scale = max(0.35, side / 1400)
+    for i, (box, label) in enumerate(zip(boxes, labels, strict=True)):
+        colour = class_colour(int(label))
+        x1, y1, x2, y2 = (round(float(value)) for value in box)
+        cv2.rectangle(canvas, (x1, y1), (x2, y2), colour, thickness, cv2.LINE_AA)
+        text = class_names[int(label)] + ("" if scores is None else f" {float(scores[i]):.0%}")
+        _label(canvas, text, (x1, y1), colour=colour, scale=scale)
+    return canvas
+
+
+def _label(canvas: Picture, text: str, corner: tuple[int, int], *, colour: tuple[int, int, int], scale: float) -> None:
+    (width, height), below = cv2.getTextSize(text, _FONT, scale, 1)
+    x = min(max(corner[0], 0), max(canvas.shape[1] - width - 2, 0))
+    y = corner[1] if corner[1] - height - below >= 0 else corner[1] + height + below
+    cv2.rectangle(canvas, (x, y - height - below), (x + width + 2, y), colour, cv2.FILLED)
+    dark = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] < 140
+    ink = (255, 255, 255) if dark else (0, 0, 0)
+    cv2.putText(canvas, text, (x + 1, y - below // 2 - 1), _FONT, scale, ink, 1, cv2.LINE_AA)
+
+
+def annotated(annotations: Annotations, index: int) -> Picture:
+    """One picture of a split with its training boxes."""
+    sample = annotations.samples[index]
+    boxes, labels = sample.targets
+    return draw_boxes(decode_annotated(sample), boxes, labels, annotations.class_names)
+
+
+def annotations_grid(annotations: Annotations, *, limit: int = 16, columns: int = 4, cell_px: int = 320) -> Picture:
+    """Up to ``limit`` pictures, spread evenly over the split, with their boxes."""
+    count = min(limit, len(annotations.samples))
+    chosen = [int(i) for i in np.linspace(0, len(annotations.samples) - 1, count)]
+    captions = [_caption(annotations, i) for i in chosen]
+    pictures = [annotated(annotations, i) for i in chosen]
+    return grid(pictures, columns=min(columns, count), cell_px=cell_px, captions=captions)
+
+
+def inputs_grid(source: DetectionSource, class_names: Sequence[str], *, limit: int = 16, cell_px: int = 320) -> Picture:
+    """Up to ``limit`` samples, spread evenly over the split, as the network is given them in epoch 0, four a row.
+
+    Each is drawn as a sample of another update, so that all sides and interpolations can be seen.
+    """
+    count = min(limit, len(source))
+    pictures, captions = [], []
+    for update, index in enumerate(np.linspace(0, len(source) - 1, count).astype(int).tolist()):
+        item = source.sample(0, index, update=update)
+        assert item.image is not None
+        side = len(item.image)
+        centres, sizes = item.targets[:, 1:3] * side, item.targets[:, 3:] * side
+        boxes = np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1)
+        pictures.append(draw_boxes(item.image, boxes, item.targets[:, 0].astype(int), class_names))
+        captions.append(f"{Path(source.describe(index)).name[-24:]}  {side} px  {len(boxes)} boxes")
+    return grid(pictures, columns=min(4, count), cell_px=cell_px, captions=captions)
+
+
+def _caption(annotations: Annotations, index: int) -> str:
+    sample = annotations.samples[index]
+    return f"{sample.path.name[-32:]}  {len(sample.targets[0])} boxes"
+
+
+def comparison(
+    annotations: Annotations,
+    found: Mapping[int, NDArray[Any]],
+    *,
+    threshold: float = 0.25,
+    limit: int = 8,
+    cell_px: int = 400,
+) -> Picture:
+    """Ground truth (left of each pair) beside predictions (right) for up to ``limit`` pictures, two pairs a row.
+
+    ``found``: by sample index (K, 6) x1, y1, x2, y2 in pixels of the picture, score, class index, as
+    :func:`mtrain.tasks.detection.evaluator.merge` gives them; those below ``threshold`` are not drawn.
+    """
+    indices = sorted(found)
+    chosen = [indices[int(i)] for i in np.linspace(0, len(indices) - 1, min(limit, len(indices)))]
+    pictures: list[Picture] = []
+    captions: list[str] = []
+    for index in chosen:
+        rows = found[index]
+        rows = rows[rows[:, 4] >= threshold]
+        picture = decode_annotated(annotations.samples[index])
+        order = np.argsort(rows[:, 4])  # the surest last, on top
+        rows = rows[order]
+        drawn = draw_boxes(picture, rows[:, :4], rows[:, 5].astype(int), annotations.class_names, scores=rows[:, 4])
+        pictures += [annotated(annotations, index), drawn]
+        captions += [f"truth: {_caption(annotations, index)}", f"found: {len(rows)} with a score >= {threshold:g}"]
+    return grid(pictures, columns=min(4, max(2, len(pictures))), cell_px=cell_px, captions=captions)

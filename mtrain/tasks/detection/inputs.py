@@ -1,0 +1,152 @@
+"""How the pictures of a split become network inputs: augmented or for evaluation, letterboxed or stretched."""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.data.images.geometry import FILL, margin, targets
+from mtrain.spec.model import AugmentSpec
+from mtrain.tasks.detection.annotations import Sample
+from mtrain.tasks.detection.augment.letterboxed import Augmenter
+from mtrain.tasks.detection.augment.stretched import Stretcher, shared_by_update, sides_of
+from mtrain.tasks.detection.cache_size import AtLeast, AtMost, Fitted, Stretched
+from mtrain.tasks.detection.picture_cache import Pictures
+
+ScalePad = tuple[float, float, float, float]
+"""ratio_w, ratio_h, pad_w, pad_h: a position in the original picture x ratio + pad is one in the network's input."""
+NO_WAY_BACK: ScalePad = (1.0, 1.0, 0.0, 0.0)
+"""Of training pictures."""
+Drawn = tuple[NDArray[np.float32], ScalePad]
+"""(N, 5) rows ``[class, xc, yc, w, h]``, normalised, and the way back."""
+Key = tuple[int, int, int]
+"""Epoch, update of the epoch, index of the sample: what a sample may depend on besides the seed."""
+
+
+class View(Protocol):
+    """One way to make network inputs of a split."""
+
+    pictures: Pictures
+    largest: int
+    """Side in pixels that no input exceeds."""
+
+    def side(self, epoch: int, update: int) -> int:
+        """Of the square inputs of one update, in pixels."""
+        ...
+
+    def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
+        """Fill ``out`` (S, S, 3) RGB with a sample.
+
+        Raises:
+            DataError: the picture, or one of a mosaic's others, is unreadable.
+
+        """
+        ...
+
+
+class LetterboxTraining:
+    """Mosaics and letterboxed pictures, augmented; the side is keyed by (seed, epoch, update), all else by (seed, epoch,
+    index)."""
+
+    def __init__(
+        self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int, epochs: int | None
+    ) -> None:
+        """``epochs``: length of the job, so that ``close_mosaic_epochs`` knows which are the last; None: no end."""
+        self.largest = max(sides_of(spec, image_size=side))
+        self.pictures = Pictures(samples, AtMost(self.largest))
+        self._spec = spec
+        self._image_size = side
+        self._seed = seed
+        self._last_mosaic = np.inf if epochs is None else epochs - spec.close_mosaic_epochs
+        self._augmenter = Augmenter(self.pictures, spec)
+
+    def side(self, epoch: int, update: int) -> int:
+        """As drawn for the update; always the same without multi-scale training."""
+        return shared_by_update(self._spec, image_size=self._image_size, key=(self._seed, epoch, update))[0]
+
+    def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
+        """See ``View.draw``."""
+        epoch, _, index = key
+        rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
+        return self._augmenter.draw(rng, index, out, mosaics=epoch < self._last_mosaic), NO_WAY_BACK
+
+
+class StretchTraining:
+    """Stretched pictures, augmented; side and interpolation are keyed by (seed, epoch, update), all else by (seed,
+    epoch, index)."""
+
+    def __init__(self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int) -> None:
+        self.largest = max(sides_of(spec, image_size=side))
+        self.pictures = Pictures(samples, AtLeast(round(self.largest / max(_narrowest(spec), 0.1))))
+        self._spec = spec
+        self._image_size = side
+        self._seed = seed
+        self._stretcher = Stretcher(self.pictures, spec)
+
+    def side(self, epoch: int, update: int) -> int:
+        """As drawn for the update."""
+        return self._shared(epoch, update)[0]
+
+    def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
+        """See ``View.draw``."""
+        epoch, update, index = key
+        rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
+        return self._stretcher.draw(rng, index, out, method=self._shared(epoch, update)[1]), NO_WAY_BACK
+
+    def _shared(self, epoch: int, update: int) -> tuple[int, int]:
+        return shared_by_update(self._spec, image_size=self._image_size, key=(self._seed, epoch, update))
+
+
+def _narrowest(spec: AugmentSpec) -> float:
+    """The shorter side of the smallest crop, as a share of the picture's."""
+    if spec.crop is None:
+        return 1.0
+    flattest, steepest = spec.crop.aspect_ratio
+    return spec.crop.scaling[0] * math.sqrt(min(flattest, 1 / max(steepest, 1.0)))
+
+
+class LetterboxEvaluation:
+    """Each picture as it is, its longest side the input's, centred on grey."""
+
+    def __init__(self, samples: Sequence[Sample], *, side: int) -> None:
+        self.pictures = Pictures(samples, Fitted(side))
+        self.largest = side
+
+    def side(self, epoch: int, update: int) -> int:
+        """Always the same."""
+        return self.largest
+
+    def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
+        """See ``View.draw``."""
+        picture = self.pictures.load(key[2])
+        height, width = picture.shape[:2]
+        pad_w, pad_h = (self.largest - width) / 2, (self.largest - height) / 2
+        top, left = margin(pad_h), margin(pad_w)
+        out.fill(FILL)
+        out[top : top + height, left : left + width] = picture
+        fractions, labels = self.pictures.boxes(key[2])
+        boxes = fractions * (np.array([width, height] * 2)) + np.array([pad_w, pad_h] * 2)
+        original = self.pictures.original_size(key[2])
+        return targets(boxes, labels, self.largest), (width / original[0], height / original[1], pad_w, pad_h)
+
+
+class StretchEvaluation:
+    """Each picture as it is, both sides the input's."""
+
+    def __init__(self, samples: Sequence[Sample], *, side: int) -> None:
+        self.pictures = Pictures(samples, Stretched(side))
+        self.largest = side
+
+    def side(self, epoch: int, update: int) -> int:
+        """Always the same."""
+        return self.largest
+
+    def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
+        """See ``View.draw``."""
+        out[...] = self.pictures.load(key[2])
+        fractions, labels = self.pictures.boxes(key[2])
+        width, height = self.pictures.original_size(key[2])
+        back = (self.largest / width, self.largest / height, 0.0, 0.0)
+        return targets(fractions * self.largest, labels, self.largest), back

@@ -1,0 +1,224 @@
+"""The pictures of one split, decoded and shrunk to what the network needs, from memory or disk where that was asked
+for.
+
+Sizes are known from the annotations before anything is read. Every cache holds exactly what decoding gives: training
+sees the same bytes with any of them."""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import cv2
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from mtrain.data.images.decode import decode
+from mtrain.data.images.fast_decode import decode_quickly
+from mtrain.data.images.header import MAX_PIXELS
+from mtrain.data.loader.shared_memory import shared_bytes
+from mtrain.errors import DataError, SpecError
+from mtrain.tasks.detection.annotations import Sample
+from mtrain.tasks.detection.cache_size import Sizing
+
+RAM_SHARE = 0.8
+"""Largest part of the memory now available that the RAM cache may plan to take."""
+
+
+def decode_annotated(sample: Sample) -> NDArray[np.uint8]:
+    """The picture of a sample, whose size has been compared with ``data.max_pixels`` before.
+
+    Raises:
+        DataError: as ``decode``.
+    """
+    return decode(sample.path, max_pixels=max(MAX_PIXELS, sample.width * sample.height))
+
+
+class Cache(Protocol):
+    """Decoded pictures by sample index."""
+
+    def get(self, index: int) -> NDArray[np.uint8] | None:
+        """The picture, not to be written to, or None."""
+        ...
+
+    def put(self, index: int, picture: NDArray[np.uint8]) -> None:
+        """Keep a picture. Several processes may put the same one at once."""
+        ...
+
+
+class NoCache:
+    """Keeps nothing."""
+
+    def get(self, index: int) -> None:
+        """Nothing is here."""
+
+    def put(self, index: int, picture: NDArray[np.uint8]) -> None:
+        """Drop it."""
+
+
+class RamCache:
+    """Anonymous shared memory, one place per picture: workers forked later fill and read the same pages.
+
+    Pages are taken when first written. A flag per picture is set after its bytes; two workers that fill one place at
+    once write equal bytes."""
+
+    def __init__(self, shapes: Sequence[tuple[int, int]]) -> None:
+        """``shapes``: (height, width) of every picture.
+
+        Raises:
+            SpecError: the pictures would not fit into the memory that is available now.
+
+        """
+        self._shapes = shapes
+        sizes = np.array([3 * height * width for height, width in shapes], dtype=np.int64)
+        self._offsets = np.concatenate([[0], np.cumsum(sizes)])
+        total, free = int(self._offsets[-1]), psutil.virtual_memory().available
+        if total > RAM_SHARE * free:
+            raise SpecError(
+                f"data.cache: ram needs {total / 2**30:.1f} GiB for {len(shapes)} pictures, "
+                f"{free / 2**30:.1f} GiB are available; use disk or none, or a smaller data.image_size"
+            )
+        self._bytes = shared_bytes(total)
+        self._ready = shared_bytes(len(shapes))
+
+    def get(self, index: int) -> NDArray[np.uint8] | None:
+        """A view of the place, once it is filled."""
+        return self._place(index) if self._ready[index] else None
+
+    def put(self, index: int, picture: NDArray[np.uint8]) -> None:
+        """Copy the picture into its place."""
+        self._place(index)[...] = picture
+        self._ready[index] = 1
+
+    def _place(self, index: int) -> NDArray[np.uint8]:
+        start, end = self._offsets[index : index + 2]
+        return self._bytes[start:end].reshape(*self._shapes[index], 3)
+
+
+class DiskCache:
+    """One ``.npy`` file per picture, named after the source file's path, time and size and how it was decoded."""
+
+    def __init__(self, folder: Path, samples: Sequence[Sample], *, kind: str) -> None:
+        self._folder = folder
+        self._samples = samples
+        self._kind = kind
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"data.cache_dir: {folder}: {error.strerror}; name a folder that can be written") from error
+
+    def get(self, index: int) -> NDArray[np.uint8] | None:
+        """The stored picture; a file that is missing or damaged counts as not there."""
+        sample = self._samples[index]
+        try:
+            picture = np.load(self._file(sample), allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            return None
+        return picture if isinstance(picture, np.ndarray) and picture.dtype == np.uint8 else None
+
+    def put(self, index: int, picture: NDArray[np.uint8]) -> None:
+        """Write beside and rename, so that no reader sees half a file.
+
+        Raises:
+            DataError: the folder cannot be written, e.g. the disk is full.
+
+        """
+        target = self._file(self._samples[index])
+        temporary = ""
+        try:
+            handle, temporary = tempfile.mkstemp(dir=self._folder, suffix=".part")
+            with os.fdopen(handle, "wb") as file:
+                np.save(file, picture, allow_pickle=False)
+            Path(temporary).replace(target)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+            raise DataError(
+                f"data.cache: {target}: {error.strerror}; make room, name another data.cache_dir, or use cache: none"
+            ) from error
+
+    def _file(self, sample: Sample) -> Path:
+        status = sample.path.stat()
+        key = f"{sample.path.resolve()}|{status.st_mtime_ns}|{status.st_size}|{self._kind}"
+        return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
+
+
+class Pictures:
+    """The pictures of a split at the size that ``sizing`` keeps them at; a ``Shelf`` for the renderer."""
+
+    def __init__(self, samples: Sequence[Sample], sizing: Sizing) -> None:
+        self._samples = samples
+        self._sizing = sizing
+        self._cache: Cache = NoCache()
+        sizes = [(sample.width, sample.height) for sample in samples]
+        self._fractions = [
+            (boxes.astype(np.float64) / np.array(size * 2), labels)
+            for size, (boxes, labels) in zip(sizes, (sample.targets for sample in samples), strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def keep(self, where: Literal["none", "ram", "disk"], folder: Path | None = None) -> None:
+        """Cache the pictures from now on; before workers are forked. ``folder``: of the disk cache.
+
+        Raises:
+            SpecError: not enough memory.
+            DataError: the folder cannot be made.
+
+        """
+        if where == "ram":
+            self._cache = RamCache([self._sizing.kept(self.original_size(i))[::-1] for i in range(len(self))])
+        elif where == "disk":
+            folder = folder or Path.home() / ".cache" / "mtrain" / "pictures"
+            self._cache = DiskCache(folder, self._samples, kind=self._sizing.key)
+
+    def path(self, index: int) -> Path:
+        """The picture file of a sample."""
+        return self._samples[index].path
+
+    def original_size(self, index: int) -> tuple[int, int]:
+        """(width, height) in the file, as displayed."""
+        sample = self._samples[index]
+        return sample.width, sample.height
+
+    def boxes(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """(N, 4) xyxy as fractions of width and height, and (N,) labels; crowds are left out."""
+        return self._fractions[index]
+
+    def load(self, index: int) -> NDArray[np.uint8]:
+        """uint8 (H, W, 3) RGB, not to be written to.
+
+        Raises:
+            DataError: the file is unreadable or not of the annotated size.
+
+        """
+        picture = self._cache.get(index)
+        if picture is None:
+            picture = self._read(index)
+            self._cache.put(index, picture)
+        return picture
+
+    def _read(self, index: int) -> NDArray[np.uint8]:
+        sample, sizing, original = self._samples[index], self._sizing, self.original_size(index)
+        reduce = sizing.reduction(original)
+        # The annotated size was compared with data.max_pixels when the data set was read.
+        allowed = max(MAX_PIXELS, sample.width * sample.height)
+        if sizing.exact:
+            picture = decode(sample.path, max_pixels=allowed)
+        else:
+            picture = decode_quickly(sample.path, reduce=reduce, max_pixels=allowed)
+        found, expected = picture.shape[:2], (-(-sample.height // reduce), -(-sample.width // reduce))
+        if found != expected:
+            raise DataError(
+                f"{sample.path}: the picture is {found[1] * reduce} x {found[0] * reduce} pixels, its annotation says "
+                f"{sample.width} x {sample.height}; correct the annotation or the picture (`mtrain data check`)"
+            )
+        size = sizing.kept(original)
+        if found == size[::-1]:
+            return picture
+        return np.asarray(cv2.resize(picture, size, interpolation=sizing.method(original)), dtype=np.uint8)

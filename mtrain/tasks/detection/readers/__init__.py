@@ -1,0 +1,1 @@
+"""Readers of annotation formats, one plugin each."""

@@ -1,0 +1,131 @@
+"""Annotations in Pascal VOC form (http://host.robots.ox.ac.uk/pascal/VOC/voc2012/htmldoc/): one XML file a picture.
+
+Corners are taken as they stand: continuous pixel coordinates, no shift by one. (The first VOC releases counted pixels
+from 1; the tools that people label with today do not.)
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from mtrain.data.reading import Split, listed, need_root, order_names, size_of
+from mtrain.errors import DataError
+from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.readers.voc_layout import Entry, Layout, layout_of
+from mtrain.tasks.detection.readers.voc_xml import VocPicture, read_voc_xml, voc_class_names
+
+
+class Voc:
+    """The ``voc`` data set plugin.
+
+    Reads ``Annotations/<id>.xml`` with lists of ids ``ImageSets/Main/<split>.txt``, or a folder per split with the
+    XML files in it; ``data.train`` and ``data.val`` name a list or a folder. A picture has the name of its XML file with
+    any picture suffix, and lies beside it, in ``data.images``, ``JPEGImages`` or ``images``; <filename> and <path> in
+    the XML are not relied on. Classes are ``data.names``, or all names found in alphabetical order, whichever split is
+    read.
+    """
+
+    kind: ClassVar[str] = "detection"
+
+    class Options(BaseModel):
+        """What to do with what only VOC has."""
+
+        model_config = ConfigDict(extra="forbid", frozen=True)
+        use_difficult: bool = Field(
+            default=True, description="false: what is marked difficult is neither trained on nor scored"
+        )
+        annotations: str = Field(default="Annotations", description="folder of the XML files, from data.root")
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or self.Options()
+        self._found_names: dict[Path, set[str]] = {}
+
+    def read(
+        self,
+        root: Path | None,
+        split_value: str | None,
+        images: str | None,
+        names: Sequence[str] | None,
+        *,
+        split: Split,
+    ) -> Annotations:
+        """One split.
+
+        Raises:
+            DataError: files are missing or damaged, or ``names`` disagrees with the classes found. All mistakes are
+            listed.
+
+        """
+        root = need_root(root, "voc")
+        layout = layout_of(root, split_value, images, annotations=self.options.annotations, split=split)
+        if not layout.entries:
+            raise DataError(
+                f"data.{split}: no annotation files in {layout.place}; expected XML files in Pascal VOC form, or a list of "
+                "picture ids"
+            )
+        class_names = order_names(self._names(layout.xml_files), names, where=str(layout.place))
+        return assemble(
+            self._read_all(layout, {name: label for label, name in enumerate(class_names)}),
+            class_names=class_names,
+            category_ids=tuple(range(1, len(class_names) + 1)),
+            notes=layout.notes,
+        )
+
+    def _names(self, xml_files: Sequence[Path]) -> tuple[str, ...]:
+        """Classes of all annotation files, in alphabetical order."""
+        for file in xml_files:
+            if file not in self._found_names:
+                self._found_names[file] = voc_class_names(file)
+        return tuple(sorted(set().union(*(self._found_names[file] for file in xml_files))))
+
+    def _read_all(self, layout: Layout, labels: Mapping[str, int]) -> list[Picture]:
+        read: list[Picture] = []
+        wrong: list[str] = []
+        damaged = 0
+        for entry in layout.entries:
+            faults: list[str] = []
+            content = read_voc_xml(entry.xml, faults)
+            faults += [] if content is None else _unknown_classes(content, labels, entry.xml)
+            if content is not None and not faults:
+                read.append(_picture(content, entry, labels, self.options))
+            damaged += bool(faults)
+            wrong += faults
+        if wrong:
+            raise DataError(
+                f"{layout.place}: {damaged} of {len(layout.entries)} annotation files cannot be used:\n{listed(wrong)}"
+            )
+        return read
+
+
+def _unknown_classes(content: VocPicture, labels: Mapping[str, int], file: Path) -> list[str]:
+    unknown = sorted({item.name for item in content.objects} - set(labels))
+    return [f"{file}: unknown class {name!r}" for name in unknown]
+
+
+def _picture(content: VocPicture, entry: Entry, labels: Mapping[str, int], options: Voc.Options) -> Picture:
+    path = entry.picture
+    beside = path.with_name(Path(content.file_name.replace("\\", "/")).name or path.name)
+    if not os.path.isfile(path) and os.path.isfile(
+        beside
+    ):  # some tools number their XML files, and <filename> names the picture
+        path = beside
+    known = content.width > 0 and content.height > 0
+    width, height = (content.width, content.height) if known else size_of(path)
+    corners = np.array([item.corners for item in content.objects], dtype=np.float64).reshape(-1, 4)
+    boxes_xywh = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
+    ignored = [item.difficult and not options.use_difficult for item in content.objects]
+    return Picture(
+        path=path,
+        file_name=path.name,
+        image_id=entry.picture_id,
+        width=width,
+        height=height,
+        boxes_xywh=boxes_xywh,
+        labels=np.array([labels[item.name] for item in content.objects], dtype=np.int64),
+        crowd=np.array(ignored, dtype=np.bool_),
+        area=boxes_xywh[:, 2] * boxes_xywh[:, 3],
+    )

@@ -1,0 +1,137 @@
+"""Where the annotation files and pictures of a Pascal VOC data set lie.
+
+Tools arrange the same XML files in many ways. Two kinds of layout are told apart: a list of picture ids
+(``ImageSets/Main/train.txt``) beside one folder of XML files, and a folder per split that is searched for XML files.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from mtrain.data.images.header import SUFFIXES
+from mtrain.data.reading import FOLDERS_OF, Split, first_existing, lines_of, named, need_unique, pictures_in, walk
+
+PICTURE_FOLDERS = ("JPEGImages", "images", "Images", "JPEGimages")
+"""Where the pictures lie if neither ``data.images`` nor a place beside the XML file says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One picture of a split."""
+
+    picture_id: str
+    xml: Path
+    picture: Path
+    """May be missing: that is found out when the pictures are verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The pictures of one split, and every annotation file whose classes count."""
+
+    entries: Sequence[Entry]
+    xml_files: Sequence[Path]
+    place: Path
+    """What the split was read from, for messages."""
+    notes: Sequence[str] = field(default=())
+
+
+class PictureFinder:
+    """Finds pictures below a folder by name, whatever their suffix."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def _by_stem(self) -> Mapping[str, Sequence[Path]]:
+        found: dict[str, list[Path]] = {}
+        for path in pictures_in(self.folder):
+            found.setdefault(path.stem, []).append(path)
+        return found
+
+    def find(self, stem: str, *, near: Path) -> Path | None:
+        """The picture called ``stem``: of several the one in folder ``near``, then one in a folder of that name."""
+        found = self._by_stem.get(stem, ())
+        return min(found, key=lambda path: (path.parent != near, path.parent.name != near.name, path), default=None)
+
+
+def layout_of(root: Path, value: str | None, images: str | None, *, annotations: str, split: Split) -> Layout:
+    """The pictures of ``split``; ``value`` is ``data.<split>``, ``images`` is ``data.images``.
+
+    Raises:
+        DataError: nothing is where it is looked for, or an id occurs twice.
+    """
+    if value is not None:
+        place = first_existing([root / value], what="list or folder of pictures", key=f"data.{split}")
+    elif split == "all":
+        place = root / annotations if (root / annotations).is_dir() else root
+    else:
+        words = FOLDERS_OF[split]
+        lists = [root / "ImageSets" / "Main" / f"{word}.txt" for word in words] + [root / f"{w}.txt" for w in words]
+        folders = [root / word for word in words] + [root / annotations / word for word in words]
+        hint = ", or a share of all pictures with data.split (0.2)"
+        place = first_existing([*lists, *folders], what=f"{split} split", key=f"data.{split}", remedy=hint)
+    if place.is_dir():
+        return _from_folder(root, place, images)
+    return _from_list(root, place, images, annotations=annotations)
+
+
+def _from_list(root: Path, file: Path, images: str | None, *, annotations: str) -> Layout:
+    folder = first_existing([root / annotations], what="folder of XML files", key="data.options.annotations")
+    lines = lines_of(file)
+    xml_by_name = {path.stem: path for path in _xml_files(folder)}
+    pictures = _picture_folder(root, images, folder)
+    finder = PictureFinder(pictures)
+    entries = []
+    for line in lines:
+        picture_id = _picture_id(line, xml_by_name)
+        stem = Path(picture_id).name
+        xml = xml_by_name.get(stem, folder / f"{picture_id}.xml")
+        picture = finder.find(stem, near=pictures) or pictures / f"{stem}.jpg"
+        entries.append(Entry(picture_id, xml, picture))
+    need_unique((entry.picture_id for entry in entries), where=str(file), what="picture ids")
+    return Layout(entries, sorted(xml_by_name.values()), file)
+
+
+def _picture_id(line: str, xml_by_name: Mapping[str, Path]) -> str:
+    """The id in a line: all of it, or its first word where more columns follow; a suffix is left out."""
+    for text in (line, line.split()[0]):
+        path = Path(text.replace("\\", "/"))
+        known = path.suffix.lower() in {*SUFFIXES, ".xml"}
+        stem = path.with_suffix("") if known else path
+        if text is not line or stem.name in xml_by_name:
+            break
+    return stem.as_posix()
+
+
+def _picture_folder(root: Path, images: str | None, beside: Path) -> Path:
+    if images is not None:
+        return first_existing([root / images], what="folder of pictures", key="data.images")
+    places = [root / name for name in PICTURE_FOLDERS]
+    return next((place for place in places if place.is_dir()), beside)
+
+
+def _from_folder(root: Path, folder: Path, images: str | None) -> Layout:
+    xml_files = _xml_files(folder)
+    # The folder is searched first: another split may hold a picture of the same name.
+    finders = [PictureFinder(folder), PictureFinder(root)]
+    if images is not None:
+        finders = [PictureFinder(first_existing([root / images], what="folder of pictures", key="data.images"))]
+    entries = []
+    for xml in xml_files:
+        found = next(filter(None, (finder.find(xml.stem, near=xml.parent) for finder in finders)), None)
+        picture_id = xml.relative_to(folder).with_suffix("").as_posix()
+        entries.append(Entry(picture_id, xml, found or xml.with_suffix(".jpg")))
+    need_unique((entry.picture_id for entry in entries), where=str(folder), what="names of XML files")
+    return Layout(entries, _xml_files(root), folder, _unlabelled(folder, entries))
+
+
+def _unlabelled(folder: Path, entries: Iterable[Entry]) -> list[str]:
+    used = {entry.picture for entry in entries}
+    left = [path.name for path in pictures_in(folder) if path not in used]
+    return [named(left, "pictures without an XML file (left out)")] if left else []
+
+
+def _xml_files(folder: Path) -> list[Path]:
+    return [path for path in walk(folder) if path.suffix.lower() == ".xml"]

@@ -1,0 +1,236 @@
+"""Annotations in YOLO form: a text file a picture, one line ``class x_centre y_centre width height`` a box, divided
+by its size.
+
+A line of a class and three or more points (a polygon) counts as the box around its points.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from mtrain.data.reading import Split, lines_of, listed, need_root, need_unique, order_names, pictures_in, size_of
+from mtrain.errors import DataError
+from mtrain.files import read_bytes, read_text
+from mtrain.spec.yaml_reader import MAX_BYTES, parse
+from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.readers.yolo_layout import DESCRIPTION, description_file, listed_names, no_names, places_of
+
+MAX_LABEL_BYTES = 64 << 20
+"""Largest label file of one picture."""
+_LARGEST = 2.0
+"""A value beyond this is no rounding error but a pixel."""
+
+
+class Yolo:
+    """The ``yolo`` data set plugin.
+
+    ``data.yaml`` gives ``names`` (list or mapping), optional ``nc``, ``path``, and ``train``, ``val``: picture
+    folders, text files that list pictures, or lists of these; ``data.train`` and ``data.val`` of the spec come first.
+    Without it: ``images/train`` or ``train/images``, and names from ``data.names`` or ``classes.txt``. The label file
+    of ``.../images/a/b.jpg`` is ``.../labels/a/b.txt``, or lies beside the picture where no folder is called
+    ``images``.
+    """
+
+    kind: ClassVar[str] = "detection"
+
+    class Options(BaseModel):
+        """Where the description lies."""
+
+        model_config = ConfigDict(extra="forbid", frozen=True)
+        description: str = Field(default=DESCRIPTION, description="YAML file with names, train and val, from data.root")
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or self.Options()
+
+    def read(
+        self,
+        root: Path | None,
+        split_value: str | None,
+        images: str | None,
+        names: Sequence[str] | None,
+        *,
+        split: Split,
+    ) -> Annotations:
+        """One split. Pictures without a label file have no boxes; label files without a picture are noted.
+
+        Raises:
+            DataError: files are missing, label lines are malformed, classes are out of range, or names disagree.
+                All mistakes are listed with file and line.
+
+        """
+        root = need_root(root, "yolo")
+        file = description_file(root, self.options.description)
+        description = _load_yaml(file) if os.path.exists(file) else {}
+        if description.get("names") is None and names is None:
+            description = {**description, "names": listed_names(root)}
+        class_names = _names(description, names, file=file)
+        folders = places_of(root, split_value, images, description, split)
+        paths = sorted({path for folder in folders for path in _pictures(folder)})
+        if not paths:
+            raise DataError(
+                f"data.{split}: no pictures in {', '.join(map(str, folders))}; expected folders of pictures"
+            )
+        return assemble(
+            _read_all(paths, folders, class_count=len(class_names)),
+            class_names=class_names,
+            category_ids=tuple(range(len(class_names))),
+            notes=_notes(paths, folders),
+        )
+
+
+def _load_yaml(file: Path) -> Mapping[str, Any]:
+    try:
+        parsed = parse(read_text(file, limit=MAX_BYTES), name=str(file))
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise DataError(f"{file}: cannot be read ({error})") from error
+    if parsed.problems:
+        raise DataError(f"{file}: cannot be read:\n{listed(parsed.problems)}")
+    if not parsed.values:
+        raise DataError(f"{file}: expected keys such as names, train and val")
+    return parsed.values
+
+
+def _names(description: Mapping[str, Any], given: Sequence[str] | None, *, file: Path) -> tuple[str, ...]:
+    found = description.get("names")
+    if isinstance(found, dict):
+        if set(found) != {str(number) for number in range(len(found))}:
+            keys = ", ".join(sorted(found)[:20])
+            raise DataError(f"{file}: names has the keys {keys}; expected 0 to {len(found) - 1}, each once")
+        found = [found[str(number)] for number in range(len(found))]
+    if found is None:
+        if given is None:
+            raise DataError(no_names(file.parent, file))
+        found = list(given)
+    if not isinstance(found, list) or not all(isinstance(name, str | int | float) for name in found):
+        raise DataError(f"{file}: names: given {str(found)[:100]!r}, expected a list of class names")
+    names = [str(name) for name in found]
+    if description.get("nc", len(names)) != len(names):
+        raise DataError(f"{file}: nc is {description['nc']}, but {len(names)} names are given; correct one of them")
+    if given is not None and list(given) != names:
+        order_names(names, given, where=str(file))
+        raise DataError(
+            f"data.names: {', '.join(given)}; label files count by {file}: {', '.join(names)}; leave data.names out"
+        )
+    return tuple(names)
+
+
+def _pictures(place: Path) -> list[Path]:
+    if place.is_dir():
+        return pictures_in(place)
+    return [place.parent / line.replace("\\", "/") for line in lines_of(place)]
+
+
+def label_file(picture: Path) -> Path:
+    """Where the boxes of a picture are written."""
+    parts = picture.parts
+    for i in range(len(parts) - 2, -1, -1):
+        if parts[i] == "images":
+            return Path(*parts[:i], "labels", *parts[i + 1 :]).with_suffix(".txt")
+    return picture.with_suffix(".txt")
+
+
+def _notes(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
+    labels = {label_file(path) for path in paths}
+    empty = sorted(path.name for path in paths if not os.path.isfile(label_file(path)))
+    label_folders = {label_file(folder / "x.jpg").parent for folder in folders if folder.is_dir()}
+    orphans = sorted(
+        path.name
+        for folder in label_folders
+        for path in folder.rglob("*.txt")
+        if path not in labels and path.name not in ("classes.txt", "train.txt", "val.txt", "test.txt")
+    )
+    return [
+        f"{len(names)} {what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+        for names, what in (
+            (empty, "pictures without a label file (taken as empty)"),
+            (orphans, "label files without a picture"),
+        )
+        if names
+    ]
+
+
+def _read_all(paths: Sequence[Path], folders: Sequence[Path], *, class_count: int) -> list[Picture]:
+    wrong: list[str] = []
+    pictures: list[Picture] = []
+    ids = [_picture_id(path, folders) for path in paths]
+    need_unique(ids, where=", ".join(map(str, folders)), what="picture names without suffix (they share a label file)")
+    for path, picture_id in zip(paths, ids, strict=True):
+        rows = _read_labels(label_file(path), class_count, wrong)
+        try:
+            pictures.append(_picture(path, picture_id, rows))
+        except DataError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise DataError(f"{len(wrong)} wrong label lines or pictures; correct or remove them:\n{listed(wrong)}")
+    return pictures
+
+
+def _picture_id(path: Path, folders: Sequence[Path]) -> str:
+    for folder in folders:
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).with_suffix("").as_posix()
+    return path.with_suffix("").as_posix()
+
+
+def _read_labels(file: Path, class_count: int, wrong: list[str]) -> list[tuple[float, ...]]:
+    """(class, x centre, y centre, width, height) of every line; mistakes go to ``wrong``."""
+    if not os.path.isfile(file):
+        return []
+    try:
+        text = read_bytes(file, limit=MAX_LABEL_BYTES).decode("utf-8-sig", errors="replace")
+    except OSError as error:
+        wrong.append(f"{file}: {error.strerror}")
+        return []
+    rows: list[tuple[float, ...]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(_parse(line.split(), class_count))
+        except ValueError as error:
+            wrong.append(f"{file}:{number}: {error}")
+    return rows
+
+
+def _parse(fields: Sequence[str], class_count: int) -> tuple[float, ...]:
+    try:
+        values = [float(field) for field in fields]
+    except ValueError:
+        values = []
+    polygon = len(values) >= 7 and len(values) % 2 == 1
+    if len(values) != 5 and not polygon:
+        given = " ".join(fields[:8])[:60]
+        raise ValueError(f"{given!r}{', ...' if len(fields) > 8 else ''}; expected a class and 4 numbers")
+    label, rest = values[0], values[1:]
+    if not label.is_integer() or not 0 <= label < class_count:
+        raise ValueError(f"class {fields[0][:20]}; there are {class_count} names: expected 0 to {class_count - 1}")
+    if not all(abs(value) <= _LARGEST for value in rest):
+        raise ValueError(f"{' '.join(fields[1:5])[:100]} is not normalised; divide by the picture's width and height")
+    if polygon:
+        x, y = rest[0::2], rest[1::2]
+        return label, (min(x) + max(x)) / 2, (min(y) + max(y)) / 2, max(x) - min(x), max(y) - min(y)
+    return label, *rest
+
+
+def _picture(path: Path, picture_id: str, rows: Sequence[tuple[float, ...]]) -> Picture:
+    width, height = size_of(path)
+    table = np.array(rows, dtype=np.float64).reshape(-1, 5)
+    scaled = table[:, 1:] * np.array([width, height, width, height], dtype=np.float64)
+    size = scaled[:, 2:]
+    return Picture(
+        path=path,
+        file_name=path.name,
+        image_id=picture_id,
+        width=width,
+        height=height,
+        boxes_xywh=np.concatenate([scaled[:, :2] - size / 2, size], axis=1),
+        labels=table[:, 0].astype(np.int64),
+        crowd=np.zeros(len(table), dtype=np.bool_),
+        area=size[:, 0] * size[:, 1],
+    )

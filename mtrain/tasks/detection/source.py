@@ -1,0 +1,138 @@
+"""Detection samples as a pure function of (seed, epoch, update, index): what the loader asks for, for training and
+evaluation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.core.interfaces import Array
+from mtrain.data.loader.shared_memory import ArraySpec
+from mtrain.spec.model import AugmentSpec, DataSpec
+from mtrain.tasks.detection.annotations import Annotations
+from mtrain.tasks.detection.inputs import (
+    LetterboxEvaluation,
+    LetterboxTraining,
+    ScalePad,
+    StretchEvaluation,
+    StretchTraining,
+    View,
+)
+
+Resize = Literal["letterbox", "stretch"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DetectionItem:
+    """One sample as it goes into a batch."""
+
+    index: int
+    targets: NDArray[np.float32]
+    """(N, 5) rows ``[class, xc, yc, w, h]``, normalised."""
+    scale_pad: ScalePad
+    """Training pictures, of which there is no way back: 1, 1, 0, 0."""
+    image: NDArray[np.uint8] | None = None
+    """(S, S, 3) RGB; None: it lies in shared memory."""
+
+
+class DetectionSource:
+    """One split as samples: augmented where ``augment`` is given, else for evaluation.
+
+    Implements ``core.interfaces.Source``; the loader uses ``fill``, which writes the picture where it is to lie.
+    """
+
+    def __init__(
+        self,
+        annotations: Annotations,
+        *,
+        image_size: int,
+        resize: Resize = "letterbox",
+        augment: AugmentSpec | None = None,
+        seed: int = 0,
+        epochs: int | None = None,
+    ) -> None:
+        """``epochs``: length of the job, so that ``close_mosaic_epochs`` knows which are the last; None: there is no
+        end."""
+        samples = annotations.samples
+        self._view: View
+        if augment is None:
+            evaluation = LetterboxEvaluation if resize == "letterbox" else StretchEvaluation
+            self._view = evaluation(samples, side=image_size)
+        elif resize == "letterbox":
+            self._view = LetterboxTraining(samples, augment, side=image_size, seed=seed, epochs=epochs)
+        else:
+            self._view = StretchTraining(samples, augment, side=image_size, seed=seed)
+        self.pictures = self._view.pictures
+        self.array = ArraySpec("images", (self._view.largest, self._view.largest, 3))
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def describe(self, index: int) -> str:
+        """The sample's picture file, for error messages."""
+        return str(self.pictures.path(index))
+
+    def shape(self, epoch: int, update: int) -> tuple[int, int, int]:
+        """(S, S, 3) of the pictures of one update."""
+        side = self._view.side(epoch, update)
+        return side, side, 3
+
+    def sample(self, epoch: int, index: int, *, update: int = 0) -> DetectionItem:
+        """One sample with its picture; augmentation is keyed by (seed, epoch, index), partners included, side and
+        interpolation by (seed, epoch, update)."""
+        image = np.empty(self.shape(epoch, update), dtype=np.uint8)
+        item = self.fill(epoch, index, image, update=update)
+        return DetectionItem(item.index, item.targets, item.scale_pad, image)
+
+    def fill(self, epoch: int, index: int, out: Array, *, update: int = 0) -> DetectionItem:
+        """``sample`` with the picture written to ``out`` (S, S, 3) uint8.
+
+        Raises:
+            DataError: the picture, or one of a mosaic's others, is unreadable.
+
+        """
+        rows, scale_pad = self._view.draw((epoch, update, index), out)
+        return DetectionItem(index, rows, scale_pad)
+
+    def collate(self, samples: Sequence[DetectionItem]) -> dict[str, Array]:
+        """A micro batch.
+
+        ``images`` uint8 (B, S, S, 3) RGB (unless the loader has it), ``targets`` float32 (T, 6) rows
+        ``[image in batch, class, xc, yc, w, h]``, ``index`` int64 (B,), ``scale_pad`` float32 (B, 4).
+        """
+        counts = [len(item.targets) for item in samples]
+        rows = np.empty((sum(counts), 6), dtype=np.float32)
+        rows[:, 0] = np.repeat(np.arange(len(samples)), counts)
+        rows[:, 1:] = np.concatenate([item.targets for item in samples])
+        batch: dict[str, Array] = {
+            "targets": rows,
+            "index": np.array([item.index for item in samples], dtype=np.int64),
+            "scale_pad": np.array([item.scale_pad for item in samples], dtype=np.float32),
+        }
+        images = [item.image for item in samples if item.image is not None]
+        return {"images": np.stack(images), **batch} if images else batch
+
+
+def open_sources(
+    data: DataSpec, train: Annotations | None, val: Annotations | None, *, seed: int, epochs: int | None = None
+) -> dict[Literal["train", "val"], DetectionSource]:
+    """The sources of a job as ``data`` describes them; a split that is None is left out.
+
+    Raises:
+        SpecError: the RAM cache does not fit into memory.
+        DataError: the folder of the disk cache cannot be made.
+
+    """
+    sources: dict[Literal["train", "val"], DetectionSource] = {}
+    if train is not None:
+        sources["train"] = DetectionSource(
+            train, image_size=data.image_size, resize=data.resize, augment=data.augment, seed=seed, epochs=epochs
+        )
+    if val is not None:
+        sources["val"] = DetectionSource(val, image_size=data.image_size, resize=data.resize)
+    for source in sources.values():
+        source.pictures.keep(data.cache, Path(data.cache_dir).expanduser() if data.cache_dir else None)
+    return sources

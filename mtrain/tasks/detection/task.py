@@ -1,0 +1,138 @@
+"""Detection as a kind of task: what a job asks of pictures with boxes. It decides nothing itself."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtrain.core.interfaces import Array, Remark, Table, Task
+from mtrain.tasks.description import describe_task
+from mtrain.tasks.detection.annotations import Annotations
+
+if TYPE_CHECKING:
+    from mtrain.data.loader.pool import PooledSource
+    from mtrain.spec.model import Spec
+    from mtrain.tasks.datasets import OpenData
+    from mtrain.tasks.detection.evaluator import CocoEvaluator
+    from mtrain.tasks.detection.prediction import DetectionPictures
+
+
+class DetectionTask:
+    """The detection side of one job: ``TaskData`` of ``core.interfaces``, and the class itself is a ``TaskKind``."""
+
+    def __init__(self, spec: "Spec", data: "OpenData", *, training: bool = True) -> None:
+        self._spec = spec
+        self._data = data
+        self._training = training
+        self._scored = spec.evaluate.enabled or not training
+
+    @classmethod
+    def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "DetectionPictures":
+        """See ``TaskKind.pictures``; ``category_ids`` of ``labels`` are 1, 2, ... where they are not given."""
+        from mtrain.tasks.detection.prediction import DetectionPictures, unannotated
+        from mtrain.tasks.detection.selection import need_bounded_pictures
+
+        names = labels["class_names"]
+        ids = labels.get("category_ids") or range(1, len(names) + 1)
+        pictures = unannotated(files, class_names=names, category_ids=list(ids))
+        need_bounded_pictures(pictures, max_pixels=spec.data.max_pixels)
+        return DetectionPictures(spec, pictures)
+
+    def task(self) -> Task:
+        """What a model must know before it is built."""
+        return describe_task("detection", self._spec, self._data.class_names)
+
+    def sources(self) -> "Mapping[str, PooledSource]":
+        """``train`` (augmented; left out where nothing is trained) and ``val`` (left out where nothing is scored)."""
+        from mtrain.tasks.detection.source import open_sources
+
+        train = self._data.train if self._training else None
+        val = self._data.val if self._scored else None
+        epochs = self._epochs() if self._training else None
+        sources = open_sources(self._spec.data, train, val, seed=self._spec.train.seed, epochs=epochs)
+        return {str(name): source for name, source in sources.items()}
+
+    def verify(self) -> str:
+        """See ``check.verify_pictures``."""
+        from mtrain.tasks.detection.check import verify_pictures
+
+        return f"{verify_pictures(*self._splits().values())} picture files, all whole"
+
+    def length(self, split: str) -> int:
+        """Samples of ``train`` or ``val``; 0 where a split is not used."""
+        splits = self._splits()
+        return len(splits[split]) if split in splits else 0
+
+    def statistics(self) -> Mapping[str, Any]:
+        """Of the training split: see ``mtrain.tasks.detection.label_statistics.statistics``."""
+        from mtrain.tasks.detection.label_statistics import statistics
+
+        data = self._spec.data
+        return statistics(self._data.train, image_size=data.image_size, stretch=data.resize == "stretch")
+
+    def evaluator(self) -> "CocoEvaluator":
+        """A fresh one over the evaluation split."""
+        from mtrain.tasks.detection.evaluator import CocoEvaluator
+
+        return CocoEvaluator(self._data.val, max_detections=self._spec.evaluate.max_detections)
+
+    def labels(self) -> dict[str, Any]:
+        """What a checkpoint remembers of the classes: names, and ids as the annotation file has them."""
+        return {"class_names": list(self._data.class_names), "category_ids": list(self._data.train.category_ids)}
+
+    def report(self) -> list[str]:
+        """One sentence per kind of bad box of the splits, and what makes figures of the evaluation split misleading."""
+        lines = [f"data.{name}: {line}" for name, split in self._splits().items() for line in split.report()]
+        return lines + ([f"data.val: {line}" for line in self._doubts()] if self._scored else [])
+
+    def _doubts(self) -> Iterator[str]:
+        from mtrain.tasks.detection.evaluator import NO_BOXES, box_counts, crowded
+
+        if not box_counts(self._data.val).any():
+            yield f"{NO_BOXES}, and the last checkpoint counts as best"
+        limit = self._spec.evaluate.max_detections
+        sentence = crowded(self._data.val, limit)
+        if sentence is not None:
+            yield sentence
+        kept = self._spec.model.options.get("max_detections", limit)
+        if kept < limit:
+            yield f"evaluate.max_detections is {limit}, but model.options.max_detections keeps {kept} boxes of a picture"
+
+    def describe(self) -> list[Table | Remark]:
+        """See ``description.describe``."""
+        from mtrain.tasks.detection.description import describe
+
+        limit = self._spec.evaluate.max_detections
+        return describe(self._splits(), max_detections=limit)
+
+    def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
+        """Pictures of both splits with their boxes, and what becomes of training pictures."""
+        from mtrain.tasks.detection.drawing import annotations_grid, inputs_grid
+        from mtrain.tasks.detection.source import open_sources
+
+        for split, annotations in self._splits().items():
+            yield split, f"{split} pictures with their boxes", annotations_grid(annotations, limit=limit)
+        settings = self._spec.data.model_copy(update={"cache": "none"})
+        source = open_sources(settings, self._data.train, None, seed=self._spec.train.seed)["train"]
+        grid = inputs_grid(source, self._data.class_names, limit=limit)
+        yield "augmented", "train pictures as the network is given them", grid
+
+    def draw(self, found: Mapping[int, Any], path: Path) -> None:
+        """Ground truth beside predictions for some pictures of ``found`` (boxes in pixels by sample index)."""
+        from mtrain.data.images.drawing import save_picture
+        from mtrain.tasks.detection.drawing import comparison
+
+        save_picture(comparison(self._data.val, found), path)
+
+    def _splits(self) -> dict[str, Annotations]:
+        """The splits that this job uses, all of them read."""
+        if not self._scored:
+            return {"train": self._data.train}
+        if not self._training:
+            return {"val": self._data.val}
+        return dict(zip(("train", "val"), self._data.both(), strict=True))
+
+    def _epochs(self) -> int:
+        """Length of the job in epochs, the last one perhaps cut short."""
+        train = self._spec.train
+        per_epoch = max(len(self._data.train) // train.batch_size, 1)
+        return train.epochs or -(-(train.updates or 1) // per_epoch)

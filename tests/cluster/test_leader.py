@@ -1,0 +1,99 @@
+"""What a leader says, does and leaves on hosts that are two addresses of this machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtrain.errors import CheckpointError
+from mtrain.jobs import preflight
+from mtrain.spec import config
+from tests.ports import held_port
+
+HOSTS = ["--launcher", "ssh", "--ips", "127.0.0.1,127.0.0.2"]
+SPEC = """
+_BASE_: digits
+model: {options: {autoanchor: false}}
+data: {root: data, format: coco, image_size: 64}
+train: {batch_size: 4}
+"""
+
+
+def mtrain(here: Path, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "mtrain", *words],
+        cwd=here,
+        env={**os.environ, "HOME": str(here), "MTRAIN_CLUSTER_SECRET": "open sesame", **more},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.fixture
+def here(tmp_path):
+    (tmp_path / "mtrain.yml").write_text(SPEC)
+    return tmp_path
+
+
+def test_what_is_in_the_way_is_told_once_and_nothing_is_started(here):
+    done = mtrain(here, "train", "--backend", "ddp", *HOSTS)
+    said = done.stdout + done.stderr
+    assert done.returncode == 2, said
+    assert said.count("No such file or directory") == 2, said  # on each of two hosts
+    assert "the job was not started: 2 things to mend, marked bad above" in said
+    assert not (here / "runs").exists()
+
+
+BY_HAND = ["--ips", "127.0.0.1,127.0.0.2", "--failure-timeout-s", "4", "--nproc-per-node", "1"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--node-rank", "1"], "--node-rank 1: no host is named"),
+        (
+            [*BY_HAND, "--node-rank", "1", "--control-port", "31999", "--master-port", "31999"],
+            "--control-port 31999: the ranks are to meet at cluster.master_port 31999 as well",
+        ),
+    ],
+    ids=["none of none", "one port for two"],
+)
+def test_what_hosts_cannot_be_started_by_hand_with_is_refused(here, typed, said):
+    done = mtrain(here, "train", "--backend", "ddp", *typed)
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("wanted", [[], ["-c", "mtrain.yml", "--run", "runs/mine"]], ids=["newest", "named"])
+def test_a_host_that_serves_another_needs_no_checkpoint_of_its_own(here, wanted):
+    port = str(held_port())
+    done = mtrain(here, "evaluate", "--backend", "ddp", *BY_HAND, "--node-rank", "1", "--control-port", port, *wanted)
+    assert done.returncode == 1, done.stderr
+    assert f"the first host, 127.0.0.1, has not answered at port {port}" in done.stderr
+
+
+def test_a_checkpoint_that_the_host_of_rank_0_has_not_is_told_before_anything_is_started(tmp_path):
+    with pytest.raises(CheckpointError, match=r"step-00000002: no checkpoint on .*, where rank 0 is; copy it there"):
+        preflight.check(config.load("digits").spec, size=1, training=False, resumed=tmp_path / "step-00000002")
+
+
+def test_a_resumed_run_is_called_by_its_name(here):
+    run = here / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "spec.yml").write_text(SPEC)
+    for given in (run, run / "checkpoints" / "step-00000002"):
+        done = mtrain(here, "train", "--backend", "ddp", *HOSTS, "--resume", str(given))
+        assert "mine: yolov5n on ddp" in done.stdout + done.stderr
+        assert done.returncode == 2
+
+
+@pytest.mark.slow
+def test_doctor_leaves_nothing_of_what_went_well(here):
+    (here / "mtrain.yml").unlink()
+    done = mtrain(here, "doctor", "-b", "ddp", *HOSTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all-reduce" in done.stdout
+    assert list((here / ".cache" / "mtrain" / "doctor").iterdir()) == []

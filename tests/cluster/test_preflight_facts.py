@@ -1,0 +1,233 @@
+"""What a host tells of itself, and how two hosts find the file in which their data differs."""
+
+import json
+import os
+import socket
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from mtrain.cluster.preflight import facts
+from mtrain.cluster.preflight.facts import Listeners, Witness, collect, reach
+from mtrain.cluster.preflight.folder_listing import MOST_SIZES, bucket_of, first_difference, list_folder
+
+HERE = "127.0.0.1"
+
+
+def wanted(**more):
+    return {
+        "address": HERE,
+        "names": [HERE],
+        "cwd": ".",
+        "run_dir": "runs/x",
+        "python": None,
+        "modules": {"json": "", "a_module_that_nobody_has": ""},
+        "ports": [],
+        "files": {},
+        "data": None,
+        **more,
+    }
+
+
+@pytest.fixture
+def listener():
+    with socket.socket() as server:
+        server.bind((HERE, 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+# ---------------------------------------------------------------------------------------------------------------- facts
+def test_facts_can_be_sent_as_json(tmp_path):
+    (tmp_path / "a\udcff.jpg").write_text("name that is no UTF-8")
+    found = collect(wanted(data={"root": str(tmp_path)}))
+    assert json.loads(json.dumps(found, allow_nan=False).encode()) == found
+    assert [interface for interface, address in found["addresses"] if address == HERE] == ["lo"]
+    assert found["names"][HERE] == [HERE]
+    assert found["host"] == socket.gethostname()
+
+
+def test_an_interpreter_says_which_modules_it_lacks_and_from_which_source_it_has_mtrain():
+    own = collect(wanted())["python"]
+    assert own["modules"] == {"json": "", "a_module_that_nobody_has": None}
+    assert own["packages"]["numpy"]
+    other = collect(wanted(python=os.path.relpath(sys.executable)))["python"]
+    assert {**other, "executable": ""} == {**own, "executable": ""}, "another spelling is asked, and says the same"
+
+
+def test_the_source_that_another_folder_has_is_told_apart(tmp_path):
+    (tmp_path / "mtrain").mkdir()
+    (tmp_path / "mtrain" / "__init__.py").write_text("")
+    own = collect(wanted())["python"]["code"]
+    shadow = tmp_path / "python"
+    shadow.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    shadow.chmod(0o755)
+    other = collect(wanted(python=str(shadow), cwd=str(tmp_path)))["python"]["code"]
+    assert other["digest"] != own["digest"]
+    assert other["folder"].endswith("mtrain")
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        ("/nowhere/python", "/nowhere/python is not there"),
+        ("/bin/true", "does not answer as Python does"),
+        ("/bin/false", "exit code 1"),
+    ],
+)
+def test_an_interpreter_that_is_none_is_named(python, said):
+    assert said in collect(wanted(python=python))["python"]["error"]
+
+
+def test_a_taken_port_is_told_with_the_process_that_has_it(listener):
+    found = collect(wanted(ports=[[listener, "cluster.master_port"]]))["ports"]
+    assert f"process {os.getpid()} (" in found[str(listener)]
+
+
+def test_a_port_that_another_address_of_this_machine_has_is_taken_too():
+    """Some rendezvous listen at every address."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.9", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert collect(wanted(ports=[[port, "key"]]))["ports"][str(port)]
+
+
+def test_a_port_is_free_again_when_nothing_listens():
+    with socket.socket() as server:
+        server.bind((HERE, 0))
+        port = server.getsockname()[1]
+    assert collect(wanted(ports=[[port, "key"]]))["ports"] == {str(port): ""}
+
+
+def test_disk_is_that_of_the_folder_in_which_the_run_would_be_made(tmp_path):
+    found = collect(wanted(run_dir=str(tmp_path / "not" / "yet")))["disk"]
+    assert found["path"] == str(tmp_path)
+    assert found["writable"]
+    assert 0 < found["free"] <= found["total"]
+    assert not (tmp_path / "not").exists(), "looking makes nothing"
+
+
+def test_a_name_that_no_server_knows_in_time_has_no_address(monkeypatch):
+    hold, times = threading.Event(), iter([0.0, 0.0, 600.0])
+    monkeypatch.setattr(facts.placement, "resolve", lambda name: [HERE] if name == "fast" else hold.wait(60) and [])
+    monkeypatch.setattr(
+        facts, "time", SimpleNamespace(monotonic=lambda: next(times))
+    )  # all of it, once "fast" is there
+    assert facts.resolved(["fast", "slow"], limit_s=600.0) == {"fast": [HERE], "slow": []}
+    hold.set()
+
+
+def test_an_address_is_its_own_answer_and_waits_for_nobody():
+    assert facts.resolved([HERE, "::1", "nobody.invalid"], limit_s=0.0) == {
+        HERE: [HERE], "::1": ["::1"], "nobody.invalid": [],
+    }  # fmt: skip
+
+
+def test_a_file_that_ranks_read_is_told_by_size_and_content(tmp_path):
+    (tmp_path / "w.pt").write_bytes(b"one")
+    found = collect(wanted(cwd=str(tmp_path), files={"model.weights": "w.pt", "plugins": "none.toml"}))["files"]
+    assert found["model.weights"]["bytes"] == 3
+    assert found["plugins"]["error"] == "No such file or directory"
+    (tmp_path / "w.pt").write_bytes(b"two")
+    assert (
+        collect(wanted(cwd=str(tmp_path), files={"w": "w.pt"}))["files"]["w"]["digest"]
+        != found["model.weights"]["digest"]
+    )
+
+
+def test_a_question_that_fails_is_answered_with_the_reason():
+    witness = Witness(clock=lambda: 5.0)
+    answer = witness.answer({"do": "dance"})
+    assert answer == {"error": "'dance' is none of facts, listen, connect, files", "clock": 5.0}
+    assert "KeyError" in witness.answer({"do": "facts"})["error"]
+    witness.close()
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+def fill(folder, names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda folder: (folder / "b/7.jpg").write_text("longer than before"), ("b/7.jpg", 7, 18)),
+        (lambda folder: (folder / "b/7.jpg").unlink(), ("b/7.jpg", 7, -1)),
+        (lambda folder: (folder / "b/7a.jpg").write_text("new"), ("b/7a.jpg", -1, 3)),
+    ],
+    ids=["larger", "missing", "one more"],
+)
+def test_one_bucket_tells_the_file_that_differs(tmp_path, change, expected):
+    names = [f"{folder}/{number}.jpg" for folder in "abc" for number in range(400)]
+    left, right = (fill(tmp_path / side, names) for side in ("left", "right"))
+    assert list_folder(left).digests() == list_folder(right).digests()
+    change(right)
+    one, other = list_folder(left), list_folder(right)
+    differing = [
+        number for number, pair in enumerate(zip(one.digests(), other.digests(), strict=True)) if pair[0] != pair[1]
+    ]
+    assert differing == [bucket_of(expected[0])]
+    assert len(one.bucket(differing[0])) < 30
+    assert first_difference(one.bucket(differing[0]), other.bucket(differing[0])) == expected
+
+
+def test_what_is_not_data_is_left_out(tmp_path):
+    plain = list_folder(fill(tmp_path / "plain", ["a.jpg", "b/c.jpg"]))
+    more = fill(tmp_path / "more", ["a.jpg", "b/c.jpg", ".DS_Store", "labels.cache", "runs/x/log", ".git/config"])
+    assert list_folder(more, skip=[more / "runs"]) == plain
+
+
+def test_links_are_followed_once(tmp_path):
+    folder = fill(tmp_path / "data", ["real/a.jpg"])
+    (folder / "again").symlink_to("real")
+    (folder / "real" / "round").symlink_to(folder)
+    assert [name for name, _ in list_folder(folder).files] == ["again/a.jpg"]
+
+
+def test_of_a_large_folder_all_names_and_some_sizes_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr("mtrain.cluster.preflight.folder_listing.MOST_SIZES", 100)
+    listing = list_folder(fill(tmp_path, [f"{number:04}" for number in range(1000)]))
+    assert (len(listing.files), listing.sized, listing.complete) == (1000, 100, True)
+    assert MOST_SIZES > 1000
+
+
+def test_a_folder_that_takes_too_long_is_given_up(tmp_path):
+    times = iter([0.0, *[10.0] * 1000])
+    listing = list_folder(fill(tmp_path, ["a", "b"]), clock=lambda: next(times))
+    assert not listing.complete
+
+
+def test_a_data_folder_that_is_not_there_is_told(tmp_path):
+    found = collect(wanted(data={"root": str(tmp_path / "none")}))["data"]
+    assert found == {"root": str(tmp_path / "none"), "error": "No such file or directory"}
+
+
+# ---------------------------------------------------------------------------------------------------------------- reach
+def test_a_listener_is_reached_and_known_by_its_word():
+    listeners = Listeners()
+    port, word = listeners.open(HERE)
+    other_port, other_word = listeners.open(HERE)
+    assert word != other_word
+    places = [(port, word), (other_port, word), (port, word)]
+    found = reach([{"address": HERE, "port": port, "word": word} for port, word in places], source=HERE)
+    assert found == ["", "another machine or program answers there", ""]
+    listeners.close()
+    assert reach([{"address": HERE, "port": port, "word": word}]) == ["Connection refused"]
+    listeners.close()
+
+
+def test_one_that_accepts_and_says_nothing_is_not_reached(listener):
+    target = {"address": HERE, "port": listener, "word": "word"}
+    assert reach([target], timeout_s=0.2) == ["no answer within 0.2 s"]
+
+
+def test_a_source_that_is_not_this_machines_is_told():
+    assert reach([{"address": HERE, "port": 9, "word": "word"}], source="192.0.2.7") == [
+        "Cannot assign requested address"
+    ]

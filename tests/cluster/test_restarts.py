@@ -1,0 +1,411 @@
+"""A job on three hosts that are three addresses of this machine: whatever happens to ranks, agents or the leader, one clear end."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mtrain.cluster.attempt import Limits, Loss, Outcome, Round
+from mtrain.cluster.hosts import Member
+from mtrain.cluster.restarts import Attempts
+from mtrain.cluster.ssh import SshGathering
+from mtrain.core.interfaces import Command, Host
+from mtrain.errors import UsageError
+from mtrain.jobs.plan import Plan
+from mtrain.report.console import Plain
+from mtrain.system import processes
+from mtrain.system.environment import caller
+
+RANKS = Path(__file__).parents[1] / "launchers" / "ranks.py"
+HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+QUICK = Limits(silence_s=30.0, settle_s=1.5, ending_s=10.0, straggling_s=60.0)
+SOON = Limits(silence_s=8.0, settle_s=1.0, ending_s=10.0)
+
+
+class Direct:
+    """Starts a rank itself, without a starter in between."""
+
+    agent = False
+
+    def deaths(self, log, status):
+        return []
+
+
+def make_plan(run_dir: Path, *behaviours: str, max_restarts: int = 0) -> Plan:
+    hosts = [Host(address=address) for address in HOSTS]
+    commands = [
+        Command(
+            host=host.address,
+            argv=[sys.executable, str(RANKS), behaviour, "--run-dir", str(run_dir)],
+            env={"RANK": str(node), "MASTER_PORT": "7"},
+        )
+        for node, (host, behaviour) in enumerate(zip(hosts, behaviours, strict=True))
+    ]
+    return Plan(
+        title="test",
+        source="test",
+        run_dir=run_dir,
+        resume=None,
+        backend="test",
+        launcher_name="direct",
+        launcher=Direct(),
+        hosts=hosts,
+        commands=commands,
+        max_restarts=max_restarts,
+        log_dir=None,
+        numbers={},
+    )
+
+
+class Job:
+    """A job of three hosts in this process, and what came of it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.shown = io.StringIO()
+        self.requests = processes.Requests()
+        self.plans = []
+        self.members = {}
+        self.result = None
+
+    def folder(self, plan):
+        return {"spec.json": "{}\n"}
+
+    def again(self, members, plan, checkpoint):
+        self.plans.append(checkpoint)
+        return plan
+
+    def run(self, plan: Plan, *, limits: Limits = QUICK, forwarded=None) -> None:
+        with ExitStack() as stack:
+            gathering = SshGathering(HOSTS, brought=[()] * 3, python=sys.executable, environ=caller())
+            stack.callback(gathering.close)
+            self.members, missing = gathering.gather(range(3), timeout_s=60, stop=lambda: False)
+            assert missing == []
+            attempts = Attempts(
+                members=self.members,
+                gathering=gathering,
+                display=Plain(self.shown, title="test"),
+                requests=self.requests,
+                replan=self,
+                forwarded=forwarded or {},
+                limits=limits,
+                back_s=30.0,
+            )
+            self.result = attempts.run(plan)
+            for member in self.members.values():
+                member.channel.send({"do": "bye"})
+
+    def agent(self, node: int) -> psutil.Process:
+        return psutil.Process(self.members[node].hello["pid"])
+
+
+def living(run_dir: Path) -> list[int]:
+    """Processes whose command line names this run."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline", "status"])
+        if str(run_dir) in (process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def until(condition, timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def job(tmp_path):
+    found = Job(tmp_path)
+    yield found
+    until(lambda: living(tmp_path) == [])
+
+
+@pytest.fixture
+def meanwhile(tmp_path):
+    """Calls something in another thread once all ranks have said that they are ready."""
+    threads = []
+
+    def start(action) -> None:
+        def wait_and_act() -> None:
+            until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(3)))
+            action()
+
+        threads.append(threading.Thread(target=wait_and_act))
+        threads[-1].start()
+
+    yield start
+    for thread in threads:
+        thread.join()
+
+
+def test_a_job_that_ends_well_gives_0_and_shows_the_records_of_rank_0(job, tmp_path):
+    job.run(make_plan(tmp_path, *["succeed"] * 3))
+    assert (job.result.code, job.result.text) == (0, "")
+    assert "end: done" in job.shown.getvalue()
+    assert (tmp_path / "spec.json").read_text() == "{}\n"
+    assert sorted(path.name for path in (tmp_path / "logs").glob("host-*")) == [
+        "host-0.log",
+        "host-1.log",
+        "host-2.log",
+    ]
+
+
+def test_the_first_failing_rank_is_told_with_its_host_and_ranks_that_hang_are_ended_everywhere(job, tmp_path):
+    job.run(make_plan(tmp_path, *["rank_1_raises_and_0_hangs"] * 3))
+    lines = job.result.text.splitlines()
+    assert job.result.code == 1
+    assert lines[0].startswith("rank 1 on 127.0.0.2 (")
+    assert lines[1] == f"log: {job.members[1].label}:{tmp_path}/logs/rank-1.log"
+    assert lines[-1] == "ValueError: the seventh picture is upside down"
+
+
+def test_an_expected_error_gives_its_own_exit_code(job, tmp_path):
+    job.run(make_plan(tmp_path, "save_when_asked", "refuse", "save_when_asked"))
+    assert (job.result.code, job.result.text.splitlines()[-1]) == (2, "error: train: 3 pictures cannot be read")
+
+
+def test_a_rank_that_a_signal_ends_is_named_with_its_host(job, tmp_path):
+    job.run(make_plan(tmp_path, "save_when_asked", "save_when_asked", "die_of_sigsegv"))
+    assert job.result.code == 1
+    assert "starting again" not in job.shown.getvalue(), "no restart was allowed"
+    last = job.result.text.splitlines()[-1]
+    assert (
+        last
+        == f"error: the starter of the ranks on {job.members[2].label} was ended by signal 11 (SIGSEGV): a crash in native code"
+    )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_request_to_end_lets_every_rank_on_every_host_save(job, tmp_path, meanwhile, number, code):
+    meanwhile(lambda: job.requests.take(number))
+    job.run(make_plan(tmp_path, *["save_when_asked"] * 3))
+    assert job.result.code == code
+    assert "saving and ending" in job.shown.getvalue()
+    assert "state saved; go on with --resume" in job.result.text
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
+
+
+def test_a_second_request_ends_ranks_that_do_not_listen(job, tmp_path, meanwhile):
+    def ask_twice() -> None:
+        job.requests.take(signal.SIGINT)
+        until(lambda: "saving and ending" in job.shown.getvalue())
+        job.requests.take(signal.SIGINT)
+
+    meanwhile(ask_twice)
+    job.run(make_plan(tmp_path, *["ignore_requests"] * 3))
+    assert job.result.code == 130
+    assert "ended before the state was saved; there is no checkpoint" in job.result.text
+
+
+def test_an_agent_that_is_asked_to_end_ends_the_whole_job_politely(job, tmp_path, meanwhile):
+    meanwhile(lambda: job.agent(2).terminate())
+    job.run(make_plan(tmp_path, *["save_when_asked"] * 3))
+    assert job.result.code == 143
+    assert f"{job.members[2].label} was asked to end the job" in job.shown.getvalue()
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
+
+
+def test_a_request_to_all_hosts_at_once_lets_every_rank_save(job, tmp_path, meanwhile):
+    """A scheduler that cancels a job, or deletes its pods, signals every host: that is one request, told in many places."""
+
+    def cancel() -> None:
+        for node in range(3):
+            job.agent(node).terminate()
+        job.requests.take(signal.SIGTERM)
+
+    meanwhile(cancel)
+    job.run(make_plan(tmp_path, *["save_slowly_when_asked"] * 3))
+    assert job.result.code == 143
+    assert "state saved; go on with --resume" in job.result.text
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
+
+
+def test_a_second_request_at_another_host_ends_ranks_that_do_not_listen(job, tmp_path, meanwhile):
+    def ask_twice_there() -> None:
+        job.agent(2).terminate()
+        until(lambda: "saving and ending" in job.shown.getvalue())
+        job.agent(2).terminate()
+
+    meanwhile(ask_twice_there)
+    job.run(make_plan(tmp_path, *["ignore_requests"] * 3))
+    assert job.result.code == 143
+    assert "ended before the state was saved; there is no checkpoint" in job.result.text
+
+
+def test_a_host_whose_agent_dies_is_the_cause_and_nothing_is_left_on_any(job, tmp_path, meanwhile):
+    meanwhile(lambda: job.agent(1).kill())
+    job.run(make_plan(tmp_path, *["save_when_asked"] * 3))
+    assert job.result.code == 1
+    lines = job.result.text.splitlines()
+    assert lines[-1] == (
+        f"error: host {job.members[1].label} is lost: the connection was closed (its agent ended with signal 9)"
+    )
+    assert lines[0] == f"rank 1 ran there; log: {job.members[1].label}:{tmp_path}/logs/rank-1.log"
+
+
+def test_a_silent_host_is_lost_and_nothing_is_left_on_this_machine(job, tmp_path, meanwhile):
+    def silence() -> None:
+        job.agent(1).suspend()
+        job.members[1].channel.silence_s = 2.0  # of this host alone: on a busy machine others may be slow
+
+    meanwhile(silence)
+    job.run(make_plan(tmp_path, *["ignore_requests"] * 3))
+    assert job.result.code == 1
+    last = job.result.text.splitlines()[-1]
+    assert last.startswith(f"error: host {job.members[1].label} has been silent for ")
+    assert "could not be told to end" in job.shown.getvalue()
+
+
+def test_a_failed_job_is_started_again_on_all_hosts(job, tmp_path):
+    plan = make_plan(tmp_path, "succeed", "fail_the_first_time", "succeed", max_restarts=1)
+    job.run(plan)
+    assert job.result.code == 0
+    assert job.plans == [None]
+    assert "RuntimeError: a cosmic ray\nstarting again from the beginning: " in job.shown.getvalue()
+    assert [path.name for path in (tmp_path / "failures").glob("rank-*")] == []
+
+
+def test_a_job_is_started_again_on_a_host_that_was_lost_and_came_back(job, tmp_path, meanwhile):
+    def kill() -> None:
+        for rank in range(3):
+            (tmp_path / f"ready-{rank}").unlink()
+        job.agent(2).kill()
+        until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(3)))
+        job.requests.take(signal.SIGTERM)
+
+    meanwhile(kill)
+    job.run(make_plan(tmp_path, *["save_when_asked"] * 3, max_restarts=1))
+    assert job.result.code == 143
+    assert "is lost: the connection was closed" in job.shown.getvalue()
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
+
+
+def test_a_host_that_is_lost_after_it_has_ended_well_is_brought_back_for_the_next_attempt(job, tmp_path, monkeypatch):
+    ended, take = threading.Event(), Round._take
+
+    def watched(self, node, message, now):
+        take(self, node, message, now)
+        if node == 1 and message.get("event") == "ended":
+            ended.set()
+
+    monkeypatch.setattr(Round, "_take", watched)
+    plan = make_plan(tmp_path, "fail_the_first_time_when_told", "succeed", "succeed", max_restarts=1)
+
+    def lose_an_idle_host() -> None:
+        ended.wait(120.0)  # the leader knows: it would bring back any host that was lost before
+        job.agent(1).kill()
+        until(lambda: job.members[1].channel.lost is not None)
+        (tmp_path / "go").touch()
+
+    losing = threading.Thread(target=lose_an_idle_host)
+    losing.start()
+    job.run(plan)
+    losing.join()
+    assert job.result.code == 0, job.result.text
+
+
+def test_agents_are_given_the_time_to_end_by_themselves(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os, pathlib, time\n"
+        f"atexit.register(lambda: (time.sleep(0.5), (pathlib.Path({str(tmp_path)!r}) / f'ended-{{os.getpid()}}').touch()))\n"
+    )
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = {**caller(), "PYTHONPATH": os.pathsep.join(paths)}
+    gathering = SshGathering(HOSTS, brought=[()] * 3, python=sys.executable, environ=environ)
+    members, _ = gathering.gather(range(3), timeout_s=60, stop=lambda: False)
+    for member in members.values():
+        member.channel.send({"do": "bye"})
+    gathering.close()
+    ended = {f"ended-{member.hello['pid']}" for member in members.values()}
+    assert {path.name for path in tmp_path.glob("ended-*")} == ended
+
+
+def test_ranks_see_the_plans_variables_the_forwarded_ones_and_no_stale_ones(job, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    monkeypatch.setenv("MASTER_PORT", "9")
+    monkeypatch.setenv("KEPT", "here")
+    monkeypatch.setenv("NCCL_DEBUG", "the host's own, which the leader's replaces")
+    forwarded = {"NCCL_DEBUG": "INFO", "MASTER_PORT": "the leader's, which the plan's replaces"}
+    job.run(make_plan(tmp_path, "show_environment", "succeed", "succeed"), forwarded=forwarded)
+    seen = dict(line.split("=", 1) for line in (tmp_path / "environment.txt").read_text().splitlines() if "=" in line)
+    assert "WORLD_SIZE" not in seen
+    assert (seen["MASTER_PORT"], seen["KEPT"], seen["NCCL_DEBUG"]) == ("7", "here", "INFO")
+    assert seen["GLOO_SOCKET_IFNAME"] == seen["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+def test_a_folder_in_which_another_job_runs_is_refused(job, tmp_path):
+    from mtrain.system.runfolder import RunFolder, taken
+
+    with (
+        taken(RunFolder(tmp_path), node=1),
+        pytest.raises(UsageError, match=r"127\.0\.0\.2 .*is running a job in this"),
+    ):
+        job.run(make_plan(tmp_path, *["succeed"] * 3))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+def test_a_leader_that_is_lost_takes_everything_along(tmp_path, number):
+    script = textwrap.dedent(
+        f"""
+        import importlib.util, sys
+        from pathlib import Path
+        spec = importlib.util.spec_from_file_location("attempts", {str(Path(__file__))!r})
+        attempts = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(attempts)
+        folder = Path({str(tmp_path)!r})
+        attempts.Job(folder).run(attempts.make_plan(folder, *["ignore_requests"] * 3), limits=attempts.SOON)
+        """
+    )
+    leader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(3)))
+        assert len(living(tmp_path)) == 3
+        leader.send_signal(number)
+        until(lambda: living(tmp_path) == [])
+    finally:
+        leader.kill()
+        leader.wait()
+
+
+# ------------------------------------------------------------------------------------------------------------- verdicts
+def outcome_of(tmp_path, *, failed_at: float, lost_at: float) -> Outcome:
+    """Rank 1 on the second host failed, and that host was lost."""
+    members = {node: Member(node=node, host=host, channel=None, hello={}) for node, host in enumerate(HOSTS)}
+    return Outcome(
+        plan=make_plan(tmp_path, *["succeed"] * 3),
+        members=members,
+        failures=[{"rank": 1, "when": failed_at, "error": "ValueError: why", "traceback": "ValueError: why"}],
+        lost={1: Loss(at=lost_at, reason="the connection was closed", last_heard=0.0)},
+    )
+
+
+def test_a_host_that_is_lost_after_its_rank_has_failed_is_not_the_cause(tmp_path):
+    told = outcome_of(tmp_path, failed_at=10.0, lost_at=11.0).judge()
+    assert told.headline == "rank 1 on 127.0.0.2 failed first: ValueError: why"
+
+
+def test_a_host_that_is_lost_before_its_rank_fails_is_the_cause(tmp_path):
+    told = outcome_of(tmp_path, failed_at=11.0, lost_at=10.0).judge()
+    assert told.headline == "host 127.0.0.2 is lost: the connection was closed"
+
+
+@pytest.mark.parametrize(("told", "here", "blamed"), [(False, False, [2]), (True, False, []), (False, True, [])])
+def test_a_killed_starter_is_to_blame_unless_the_job_itself_has_killed_it(tmp_path, told, here, blamed):
+    outcome = outcome_of(tmp_path, failed_at=2.0, lost_at=1.0)
+    outcome.lost.clear()
+    well = {"status": 0, "log": "", "told": False, "when": 3.0}
+    outcome.ended = {0: well, 1: well, 2: well | {"status": -9, "told": told, "ended_here": here}}
+    assert outcome.killed_starters() == blamed
+    blames_starter = "the starter of the ranks on 127.0.0.3 was ended by signal 9" in outcome.judge().headline
+    assert blames_starter == bool(blamed)

@@ -1,0 +1,67 @@
+"""What ranks send each other as bytes: values come back, and nothing is called."""
+
+import collections
+import dataclasses
+import os
+import pickle
+import subprocess
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtrain.core import serialization
+from mtrain.errors import TrainingError
+
+
+class Runs:
+    """What a hostile pickle is."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch owned",)
+
+
+@dataclasses.dataclass
+class Figures:
+    """What an evaluator of a plugin may send."""
+
+    found: dict[int, Any]
+
+
+class TestValues:
+    """Bytes of another rank are data."""
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            None, True, 1, 2**70, 1.5, float("inf"), "text", b"bytes", [1, (2, {"a": {3}})], frozenset({1}), 1j, slice(1, 2),
+            collections.OrderedDict(a=1), collections.Counter("aab"), np.float32(1.5), np.int64(3), np.dtype("float32"),
+            Figures(found={1: "x"}),
+        ],
+    )  # fmt: skip
+    def test_values_come_back_as_they_were(self, value):
+        assert serialization.unpacked(serialization.packed(value)) == value
+
+    @pytest.mark.parametrize("array", [np.arange(6.0).reshape(2, 3), np.zeros((0, 6), "float32"), np.array(["a", "b"])])
+    def test_arrays_come_back_as_they_were(self, array):
+        back = serialization.unpacked(serialization.packed({"found": array}))["found"]
+        assert back.dtype == array.dtype
+        np.testing.assert_array_equal(back, array)
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            pickle.dumps(Runs()),
+            pickle.dumps(subprocess.Popen),
+            pickle.dumps(eval),
+            b"cos\nsystem\n(S'touch owned'\ntR.",
+            b"cbuiltins\ngetattr\n(cnumpy\nndarray\nS'__class__'\ntR.",
+            b"not at all",
+            b"",
+        ],
+    )
+    def test_nothing_is_called_that_is_no_data(self, content, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(TrainingError, match="another rank sent"):
+            serialization.unpacked(content)
+        assert not list(tmp_path.iterdir())

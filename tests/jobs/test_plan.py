@@ -1,0 +1,35 @@
+"""What a plan takes from this machine and from the hosts of a job."""
+
+from pathlib import Path
+from typing import Any
+
+from mtrain.jobs.plan import Machine, Plan, make_plan
+from mtrain.spec import config
+
+THREE_ADDRESSES = (("lo", "127.0.0.1"), ("eth7", "10.0.0.1"), ("eth8", "192.0.2.1"))
+
+
+def planned(*overrides: str, **machine: Any) -> Plan:
+    loaded = config.load("digits", overrides=["backend.name=ddp", *overrides], environ={})
+    here = Machine(cores=8, devices=0, addresses=THREE_ADDRESSES, **machine)
+    return make_plan(loaded, run_dir=Path("runs/a"), resume=None, machine=here)
+
+
+def test_the_cores_are_shared_out_among_the_ranks_of_a_host() -> None:
+    threads = [planned(f"cluster.nproc_per_node={ranks}").commands[0].env["OMP_NUM_THREADS"] for ranks in (1, 2, 4)]
+    assert threads == ["8", "4", "2"]
+    assert planned("cluster.nproc_per_node=2", "cluster.threads=3").commands[0].env["OMP_NUM_THREADS"] == "3"
+
+
+def test_the_interface_that_was_found_here_is_told_to_the_command_of_this_host_alone() -> None:
+    first, second = planned("cluster.ips=[10.0.0.1, 10.0.0.2]").commands
+    assert first.env["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert "GLOO_SOCKET_IFNAME" not in second.env
+    named = planned("cluster.ips=[10.0.0.1, 10.0.0.2]", "cluster.interface=ib0").commands
+    assert [command.env["GLOO_SOCKET_IFNAME"] for command in named] == ["ib0", "ib0"]
+
+
+def test_ranks_are_counted_over_hosts_with_other_numbers_of_them() -> None:
+    plan = planned("cluster.ips=[10.0.0.1, 10.0.0.2, 10.0.0.3]", "cluster.slots=[1, 4, 3]", "train.batch_size=16")
+    assert [plan.first_rank(node) for node in range(3)] == [0, 1, 5]
+    assert plan.size == 8

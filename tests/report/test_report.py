@@ -1,0 +1,323 @@
+"""What a run writes about itself, and what a person sees of it."""
+
+import errno
+import io
+import itertools
+import json
+import math
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from mtrain.errors import TrainingError
+from mtrain.report import plots as report_plots
+from mtrain.report import tensorboard as report_tensorboard
+from mtrain.report import wording
+from mtrain.report.console import Plain, Quiet, make_display
+from mtrain.report.history import Tail, read_history
+from mtrain.report.plots import draw_results, smoothed
+from mtrain.report.reporter import Reporter, SilentReporter, finite
+from mtrain.report.rich import Rich
+from mtrain.report.wording import duration, update_line
+
+
+def update_record(update: int, *, total: int = 40, per_epoch: int = 10) -> dict:
+    return {
+        "update": update,
+        "epoch": update // per_epoch,
+        "position": update % per_epoch,
+        "updates_per_epoch": per_epoch,
+        "total_updates": total,
+        "losses": {"box": 0.1, "total": 3.0 * math.exp(-update / 20), "class": 0.2},
+        "rate": 0.01,
+        "momentum": 0.9,
+        "norm": 1.5,
+        "samples_per_s": 112.4,
+        "wait_share": 0.03,
+        "memory_bytes": 2**30,
+        "seconds": 0.5,
+        "skipped": False,
+    }
+
+
+FIGURES = {"AP": 0.31, "AP50": 0.62, "score": 0.31, "AP/red cell": 0.2}
+
+
+def write_run(folder: Path, *, updates: int = 40, tensorboard: bool = False, plots: bool = False) -> None:
+    reporter = Reporter(folder, tensorboard=tensorboard, plots=plots, clock=lambda: 1.0)
+    reporter.event("start", update=0, model="yolov5n")
+    for update in range(updates):
+        reporter.update(update_record(update))
+        if update % 10 == 9:
+            reporter.evaluation(FIGURES, update=update + 1, epoch=update // 10 + 1, best=True)
+    reporter.event("end", reason="done")
+    reporter.close({"best": FIGURES, "worst": float("nan")})
+
+
+def test_every_line_is_strict_json_and_can_be_read_while_the_run_goes_on(tmp_path):
+    reporter = Reporter(tmp_path, tensorboard=False, plots=False, clock=lambda: 2.0)
+    reporter.update(update_record(0) | {"norm": np.float32("inf"), "losses": {"total": float("nan")}})
+    line = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
+    record = json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert (record["kind"], record["time"], record["norm"], record["losses"]) == ("update", 2.0, None, {"total": None})
+    reporter.close({})
+
+
+def test_values_of_numpy_and_paths_become_plain():
+    given = {"a": np.float64(1.5), "b": np.arange(2), "c": Path("x"), 3: (True, None, np.nan)}
+    assert finite(given) == {"a": 1.5, "b": [0, 1], "c": "x", "3": [True, None, None]}
+
+
+FULL = Path("/dev/full")
+"""Whatever is written to it finds no space left on the device."""
+
+
+def test_records_that_find_the_disk_full_end_the_job_with_what_to_do(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to(FULL)
+    reporter = Reporter(tmp_path, tensorboard=False, plots=False)
+    with pytest.raises(
+        TrainingError, match=r"metrics.jsonl cannot be written: No space left on device; make room, then"
+    ):
+        reporter.update(update_record(0))
+    with pytest.raises(TrainingError, match=r"summary\.json cannot be written: No space left on device"):
+        reporter.close({})
+
+
+def test_curves_and_pictures_that_find_the_disk_full_harm_no_job(tmp_path, monkeypatch, caplog):
+    def full(*arguments, **named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    reporter = Reporter(tmp_path, tensorboard=True, plots=True)
+    monkeypatch.setattr(report_tensorboard.Events, "update", full)
+    monkeypatch.setattr(report_plots, "draw_results", full)
+    for update in range(2):
+        reporter.update(update_record(update))
+    reporter.close({"best": FIGURES})
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert kinds == ["update", "warning", "update"]
+    assert json.loads((tmp_path / "summary.json").read_text())["best"] == FIGURES
+    assert "results.png could not be drawn: No space left on device" in caplog.text
+
+
+def test_a_job_that_patience_has_ended_says_so_in_every_display():
+    record = {"kind": "end", "reason": "done", "stopped_by": "patience", "patience": 3}
+    told = "end: done, stopped early by train.patience: no better score in 3 evaluations"
+    assert wording.event_line(record) == told
+    assert wording.event_line(record | {"stopped_by": None}) == "end: done"
+
+
+def test_closing_writes_summary_and_curves_and_a_second_time_nothing(tmp_path):
+    write_run(tmp_path, plots=True)
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"best": FIGURES, "worst": None}
+    picture = cv2.imread(str(tmp_path / "results.png"))
+    assert picture.shape[0] > 500
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 100
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_no_title_label_or_value_of_the_curves_lies_on_another(tmp_path, monkeypatch):
+    figures_made = []
+
+    class Kept(report_plots.Figure):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            figures_made.append(self)
+
+    monkeypatch.setattr(report_plots, "Figure", Kept)
+    reporter = Reporter(tmp_path, tensorboard=False, plots=False, clock=lambda: 1.0)
+    for update in range(40):
+        reporter.update(
+            update_record(update) | {"rate": 0.0018 * (1 - update / 40), "rates": [0.0018 * (1 - update / 40)]}
+        )
+        if update % 10 == 9:
+            rise = 1 - 0.5 ** (update / 8)
+            figures = {"AP": 0.8 * rise, "AP50": 0.97 * rise, "AP75": 0.94 * rise, "score": 0.8 * rise}
+            reporter.evaluation(figures, update=update + 1, epoch=update // 10 + 1, best=True)
+    reporter.close({})
+    assert draw_results(tmp_path) is not None
+    (figure,) = figures_made
+    ticks = {id(text) for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())}
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible() and id(text) not in ticks]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
+    assert {"learning rate", "evaluation"} <= {text for text, _ in boxes}
+    pairs = itertools.combinations(boxes, 2)
+    assert [(a, b) for (a, one), (b, other) in pairs if one.overlaps(other)] == []
+
+
+def test_tensorboard_holds_the_same_curve(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_run(tmp_path, tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    points = events.Scalars("loss/total")
+    assert [point.step for point in points] == list(range(40))
+    assert points[20].value == pytest.approx(3 * math.exp(-1))
+    assert [point.step for point in events.Scalars("evaluation/AP50")] == [10, 20, 30, 40]
+
+
+def test_a_resumed_run_replaces_what_it_does_again(tmp_path):
+    write_run(tmp_path, updates=25)
+    reporter = Reporter(tmp_path, tensorboard=False, plots=False, start_update=20)
+    reporter.event("start", update=20)
+    reporter.update(update_record(20) | {"norm": 99.0})
+    reporter.close({})
+    history = read_history(tmp_path / "metrics.jsonl")
+    assert sorted(history.updates) == list(range(21))
+    assert history.updates[20]["norm"] == 99.0
+    assert sorted(history.evaluations) == [10, 20]
+    assert history.end is None
+
+
+def test_a_line_that_a_killed_writer_left_half_written_harms_no_other(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "start", "update": 0}\n{"kind": "upd')
+    reporter = Reporter(tmp_path, tensorboard=False, plots=False)
+    reporter.update(update_record(0))
+    reporter.close({})
+    history = read_history(tmp_path / "metrics.jsonl")
+    assert list(history.updates) == [0]
+
+
+def test_the_tail_gives_each_whole_line_once(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    tail = Tail(file)
+    assert tail.read() == []
+    file.write_text('{"a": 1}\n{"a"')
+    assert tail.read() == [{"a": 1}]
+    with file.open("a") as grown:
+        grown.write(': 2}\nno json\n[3]\n{"a": 4}\n')
+    assert tail.read() == [{"a": 2}, {"a": 4}]
+    assert tail.read() == []
+    assert Tail(file).read() == []
+
+
+def test_the_silent_reporter_has_the_same_methods_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    silent = SilentReporter()
+    silent.update(update_record(0))
+    silent.evaluation(FIGURES, update=1, epoch=1, best=True)
+    silent.event("checkpoint", update=1)
+    silent.close({})
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_drawn_of_an_empty_run(tmp_path):
+    assert draw_results(tmp_path) is None
+
+
+def test_curves_are_drawn_without_evaluations_too(tmp_path):
+    write_run(tmp_path, updates=5)
+    assert draw_results(tmp_path) == tmp_path / "results.png"
+
+
+def test_smoothing_keeps_a_constant_and_the_length():
+    np.testing.assert_allclose(smoothed(np.full(101, 2.5)), 2.5)
+    assert len(smoothed(np.arange(3.0))) == 3
+
+
+def test_an_update_in_words_says_all_that_matters():
+    line = update_line(update_record(12))
+    for part in (
+        "epoch 2/4",
+        "update 13/40",
+        "total 1.646  ",
+        "rate 1.00e-02",
+        "112 pictures/s",
+        "waiting for data 3%",
+    ):
+        assert part in line
+    assert line.endswith("1.00 GiB  14 s left")
+
+
+def test_an_update_that_was_not_finite_can_be_shown():
+    record = update_record(0) | {"losses": {"total": None}, "norm": None, "skipped": True}
+    assert "total -" in update_line(record)
+
+
+def test_plain_lines_come_every_so_many_seconds_and_for_the_last_update():
+    now = [0.0]
+    stream = io.StringIO()
+    display = Plain(stream, title="job", every_s=10, clock=lambda: now[0])
+    for update in range(40):
+        display.record(update_record(update) | {"kind": "update"})
+        now[0] += 1
+    display.record({"kind": "evaluation", "epoch": 4, "update": 40, "figures": FIGURES, "best": True})
+    display.record({"kind": "warning", "message": "no boxes"})
+    lines = stream.getvalue().splitlines()
+    shown = [int(line.split("update ")[1].split("/")[0]) for line in lines if "/40" in line]
+    assert shown == [1, 11, 21, 31, 40]
+    assert lines[-2] == "epoch 4  update 40  evaluation: AP 0.3100  AP50 0.6200  best so far"
+    assert lines[-1] == "warning: no boxes"
+
+
+def test_quiet_shows_warnings_only():
+    stream = io.StringIO()
+    display = Quiet(stream)
+    display.record(update_record(0) | {"kind": "update"})
+    display.record({"kind": "warning", "message": "x"})
+    display.tick()
+    display.close()
+    assert stream.getvalue() == "warning: x\n"
+
+
+def test_a_pipe_gets_plain_lines_and_rich_can_be_asked_for():
+    assert isinstance(make_display("auto", title="t", stream=io.StringIO()), Plain)
+    assert isinstance(make_display("quiet", title="t", stream=io.StringIO()), Quiet)
+    display = make_display("rich", title="t", stream=io.StringIO())
+    assert isinstance(display, Rich)
+    display.close()
+
+
+def test_the_rich_display_shows_place_losses_and_one_row_per_evaluation():
+    stream = io.StringIO()
+    display = Rich(stream, title="digits", force=True)
+    display.tick()
+    display.record({"kind": "start", "update": 0, "model": "yolov5n"})
+    for update in range(20):
+        display.record(update_record(update) | {"kind": "update"})
+        display.tick()
+    for epoch in (1, 2):
+        display.record({"kind": "evaluation", "epoch": epoch, "update": 10 * epoch, "figures": FIGURES, "best": True})
+    display.tick()
+    display.close()
+    display.close()
+    text = stream.getvalue()
+    for part in (
+        "digits",
+        "epoch 2/4",
+        "20/10"[:2],
+        "1.16",
+        "pictures/s",
+        "10 s left",
+        "AP50",
+        "0.6200",
+        "best so far",
+    ):
+        assert part in text
+    assert text.count("AP50") == 1
+    assert "\x1b[?25h" in text, "the cursor must be visible again"
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(4.4, "4 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (None, "-")])
+def test_durations_are_readable(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_figures_of_classes_get_no_column():
+    assert list(wording.headline_figures({"figures": FIGURES})) == ["AP", "AP50"]
+
+
+def test_the_task_says_which_figures_come_first():
+    figures = {"loss_of_sleep": 0.4, "accuracy": 0.9, "recall": 0.8, "accuracy/cat": 0.7}
+    assert list(wording.headline_figures({"figures": figures, "headline": ["recall", "accuracy"]})) == [
+        "recall",
+        "accuracy",
+    ]
+
+
+def test_figures_by_class_get_a_line_each():
+    figures = {"AP": 0.5, "APs": -1.0, "AP/red cell": 0.25, "AP50/red cell": 0.75}
+    assert wording.class_lines(figures) == ["AP by class: red cell 0.25", "AP50 by class: red cell 0.75"]
+    assert wording.class_lines({"accuracy": 0.9}) == []

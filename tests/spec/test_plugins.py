@@ -1,0 +1,172 @@
+"""Plugins are listed without being imported, loaded by name, and governed by plugins.toml."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtrain.errors import PluginError, SpecError
+from mtrain.spec import config, plugins
+
+MODULE = """
+from pydantic import BaseModel, ConfigDict
+
+class Mine:
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        timeout_s: int = 5
+        retries: int = 0
+    framework = "none"
+    rendezvous = "none"
+
+class Bare:
+    pass
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder; sys.path and the modules of the test are put back."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("outside_plugin")]:
+        del sys.modules[name]
+
+
+def distribution(folder: Path, name: str, points: str) -> None:
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(points)
+
+
+def policy(folder: Path, text: str) -> plugins.Policy:
+    (folder / "plugins.toml").write_text(text)
+    return plugins.read_policy(folder / "plugins.toml")
+
+
+def test_names_lists_what_ships_and_imports_none_of_it():
+    code = (
+        "import sys; from mtrain.core import plugins\n"
+        "found = {kind: [entry.name for entry in plugins.names(kind)] for kind in plugins.KINDS}\n"
+        "assert {'solo', 'ddp'} <= set(found['backends']), found\n"
+        "assert {'coco', 'voc', 'yolo', 'digits'} <= set(found['datasets'])\n"
+        "heavy = ('torch', 'paddle', 'stevedore', 'mtrain.backends', 'mtrain.models')\n"
+        "bad = [name for name in sys.modules if name.startswith(heavy)]\n"
+        "assert not bad, bad\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_an_unknown_name_is_answered_with_the_known_and_the_closest(here):
+    with pytest.raises(PluginError, match=r"no backend 'dpp' \(known: .*solo.*\); did you mean 'ddp'\?"):
+        plugins.load("backends", "dpp")
+
+
+def test_a_local_plugin_loads_from_beside_its_policy_without_packaging(here):
+    sub = here / "sub"
+    sub.mkdir()
+    (sub / "outside_plugin_a.py").write_text(MODULE)
+    rules = policy(sub, '[backends.mine]\nmodule = "outside_plugin_a:Mine"\noptions = { timeout_s = 60 }\n')
+    assert plugins.load("backends", "mine", policy=rules).__name__ == "Mine"
+    made = plugins.options("backends", "mine", {"retries": 2}, path="backend.options", policy=rules)
+    assert made.model_dump() == {"timeout_s": 60, "retries": 2}
+
+
+def test_wrong_options_are_named_with_their_path(here):
+    (here / "outside_plugin_b.py").write_text(MODULE)
+    rules = policy(here, '[backends.mine]\nmodule = "outside_plugin_b:Mine"\n')
+    with pytest.raises(SpecError) as caught:
+        plugins.options("backends", "mine", {"timeouts": 1, "retries": "x"}, path="backend.options", policy=rules)
+    assert set(caught.value.problems) == {
+        "backend.options.timeouts: unknown key; did you mean 'timeout_s'?",
+        "backend.options.retries: given 'x', expected an integer",
+    }
+
+
+def test_default_options_lie_below_the_spec_and_are_told_as_origin(here):
+    (here / "outside_plugin_c.py").write_text(MODULE)
+    (here / "plugins.toml").write_text(
+        '[backends.mine]\nmodule = "outside_plugin_c:Mine"\noptions = { timeout_s = 60, retries = 1 }\n'
+    )
+    (here / "a.yml").write_text("backend: {name: mine, options: {retries: 3}}\n")
+    loaded = config.load("a.yml", environ={})
+    assert loaded.spec.backend.options == {"retries": 3, "timeout_s": 60}
+    assert str(loaded.origin("backend.options.timeout_s")) == "plugins.toml [backends.mine]"
+    assert loaded.spec.plugins == str(here / "plugins.toml")
+
+
+def test_two_distributions_of_one_name_are_refused_by_name_until_one_is_pinned(here):
+    (here / "outside_plugin_d.py").write_text(MODULE)
+    for name in ("first-pack", "second-pack"):
+        distribution(here, name, "[mtrain.backends]\ntwice = outside_plugin_d:Mine\n")
+    sys.path.insert(0, str(here))
+    with pytest.raises(PluginError, match=r"provided by \S+-pack 1.0, \S+-pack 1.0; uninstall all but one, or pin"):
+        plugins.load("backends", "twice")
+    rules = policy(here, '[backends.twice]\ndistribution = "second-pack"\n')
+    assert plugins.find("backends", "twice", policy=rules).distribution == "second-pack"
+    assert plugins.load("backends", "twice", policy=rules).__name__ == "Mine"
+
+
+def test_a_pin_that_nothing_satisfies_is_refused(here):
+    rules = policy(here, '[backends.ddp]\ndistribution = "somebody"\n')
+    with pytest.raises(PluginError, match="no backend 'ddp' from the distribution 'somebody'"):
+        plugins.load("backends", "ddp", policy=rules)
+
+
+@pytest.mark.parametrize("rule", ['disabled = ["solo"]', 'enabled = ["ddp"]'])
+def test_a_disabled_name_does_not_load(rule, here):
+    rules = policy(here, f"[backends]\n{rule}\n")
+    with pytest.raises(PluginError, match=r"the backend 'solo' is disabled by plugins\.toml"):
+        plugins.find("backends", "solo", policy=rules)
+    assert plugins.find("backends", "ddp", policy=rules).enabled
+
+
+def test_every_mistake_of_a_policy_is_told(here):
+    with pytest.raises(PluginError) as caught:
+        policy(here, "[backend.ddp]\nx = 1\n[backends.ddp]\ndistributon = 'a'\n[models]\nenabled = 3\n")
+    lines = str(caught.value).splitlines()
+    assert [line.removeprefix(str(here)) for line in lines] == [
+        "/plugins.toml backend: unknown kind; did you mean 'backends'?",
+        "/plugins.toml backends.ddp.distributon: unknown key; did you mean 'distribution'?",
+        "/plugins.toml models.enabled: given 3, expected a list, each text or null",
+    ]
+    with pytest.raises(PluginError, match="not valid TOML"):
+        policy(here, "[")
+
+
+def test_a_class_without_options_or_that_cannot_be_imported_is_refused(here):
+    (here / "outside_plugin_e.py").write_text(MODULE)
+    rules = policy(
+        here, '[backends.bare]\nmodule = "outside_plugin_e:Bare"\n[backends.gone]\nmodule = "outside_plugin_gone:X"\n'
+    )
+    with pytest.raises(PluginError, match="has no `Options`"):
+        plugins.load("backends", "bare", policy=rules)
+    with pytest.raises(PluginError, match="cannot be imported: ModuleNotFoundError"):
+        plugins.load("backends", "gone", policy=rules)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [("def (", "SyntaxError"), ("raise RuntimeError('boom')", "RuntimeError: boom")]
+)
+def test_a_local_module_that_fails_when_imported_is_named(text, told, here):
+    (here / "outside_plugin_f.py").write_text(text)
+    rules = policy(here, '[backends.broken]\nmodule = "outside_plugin_f:X"\n')
+    with pytest.raises(PluginError, match=f"the backend 'broken' .* cannot be imported: {told}"):
+        plugins.load("backends", "broken", policy=rules)
+
+
+def test_a_plugin_whose_constructor_fails_is_named(here):
+    failing = "    def __init__(self, options):\n        raise {error}\n"
+    text = "from mtrain.errors import SpecError\n" + MODULE.replace('    rendezvous = "none"\n', failing)
+    for name, error in (("g", "OSError('no such card')"), ("h", "SpecError('no such card')")):
+        (here / f"outside_plugin_{name}.py").write_text(text.replace("{error}", error))
+    lines = (f'[backends.{name}]\nmodule = "outside_plugin_{name}:Mine"\n' for name in "gh")
+    rules = policy(here, "".join(lines))
+    options = plugins.options("backends", "g", {}, path="backend.options", policy=rules)
+    with pytest.raises(PluginError, match=r"'g' \(outside_plugin_g:Mine\) cannot be made .*: OSError: no such card"):
+        plugins.made("backends", "g", options, policy=rules)
+    with pytest.raises(SpecError, match=r"^no such card"):
+        plugins.made("backends", "h", options, policy=rules)

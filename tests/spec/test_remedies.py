@@ -1,0 +1,67 @@
+"""A remedy is a command that works: in a clone of the sources, and where mtrain was installed as a wheel."""
+
+import shlex
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import mtrain
+from mtrain.cli import main
+from mtrain.spec import remedies
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(mtrain.__file__).parent
+
+
+def test_in_a_clone_the_folder_is_installed(monkeypatch):
+    assert remedies.install("ddp", python="/opt/a b/python") == f"'/opt/a b/python' -m pip install -e '{ROOT}[ddp]'"
+    monkeypatch.chdir(ROOT)
+    assert remedies.install("fleet-cpu") == "pip install -e '.[fleet-cpu]'"
+    assert remedies.install("") == "pip install -e '.'"
+
+
+def test_where_there_is_no_clone_the_requirements_are_named(monkeypatch):
+    monkeypatch.setattr(remedies, "checkout", lambda: None)
+    for extra, names in {"ddp": ["torch"], "deepspeed": ["torch", "deepspeed"], "fleet-cpu": ["paddlepaddle"]}.items():
+        words = shlex.split(remedies.install(extra))
+        assert words[:2] == ["pip", "install"]
+        assert [word.rstrip("<>=.,0123456789") for word in words[2:]] == names
+        assert not any("mtrain" in word for word in words), "no package index has mtrain under its name"
+
+
+def test_the_extra_fleet_brings_no_paddle_that_could_lie_over_another(monkeypatch):
+    needs = [line for line in metadata.requires("mtrain") or [] if 'extra == "fleet"' in line.replace("'", '"')]
+    assert needs == []
+    assert {"fleet", "fleet-cpu", "fleet-gpu"} <= set(metadata.metadata("mtrain").get_all("Provides-Extra") or [])
+
+
+def test_every_extra_that_a_remedy_names_exists():
+    import tomllib
+
+    said = tomllib.loads((PACKAGE / "plugins.toml").read_text(encoding="utf-8"))
+    named = {entry["extra"] for kind in said.values() for entry in kind.values() if "extra" in entry}
+    assert named <= set(metadata.metadata("mtrain").get_all("Provides-Extra") or [])
+
+
+def test_horovod_is_built_by_a_script_of_the_package(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert main(["doctor", "--build-horovod"]) == 2
+    assert "/nowhere/python: there is no such interpreter" in capfd.readouterr().err
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("line", ["$ make demo", "$ make test"])
+def test_the_readme_shows_what_a_newcomer_types(line):
+    assert any(shown.startswith(line) for shown in README.splitlines())
+
+
+def test_the_line_of_the_readme_for_gpus_of_several_hosts_is_planned_anywhere(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = next(line for line in README.splitlines() if "--selected_gpu" in line)
+    words = shlex.split(shown.removeprefix("$ mtrain "), comments=True)
+    assert main(["plan", *words]) == 0
+    assert "GPU 0, 1 of each host" in capsys.readouterr().out

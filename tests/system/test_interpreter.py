@@ -1,0 +1,121 @@
+"""The interpreter of the ranks is looked at before anything starts: real ones, and one that has nothing."""
+
+import shutil
+import subprocess
+import sys
+import venv
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import mtrain
+from mtrain.cli import main
+from mtrain.errors import UsageError
+from mtrain.spec.model import Spec
+from mtrain.system import interpreter
+
+ROOT = Path(__file__).parents[1]
+
+
+def spec(python: object, *, backend: str = "fleet", **options: str) -> Spec:
+    chosen = {"name": backend, "python": None if python is None else str(python), "options": options}
+    return Spec.model_validate({"backend": chosen, "data": {"format": "digits"}, "model": {"name": "yolov5n"}})
+
+
+def refusal(python: object) -> str:
+    with pytest.raises(UsageError) as error:
+        interpreter.check(spec(python))
+    return str(error.value)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter without mtrain."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=False)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
+def provide(python: Path, package: str, content: str = "", **others: str) -> None:
+    """Put a package, and other files in its folder, beside an interpreter's own."""
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    target = Path(subprocess.check_output([python, "-c", where], text=True).strip()) / package
+    target.mkdir(parents=True)
+    for name, text in {"__init__.py": content, **others}.items():
+        (target / name).write_text(text)
+
+
+@pytest.mark.skipif(find_spec("paddle") is None, reason="Paddle is not installed")
+def test_this_interpreter_will_do(monkeypatch):
+    interpreter.check(spec(None))
+    monkeypatch.setenv("PYTHONPATH", str(Path(mtrain.__file__).parents[1]))
+    interpreter.check(spec(sys.executable))
+
+
+def test_a_backend_that_runs_on_another_framework_too_says_so(monkeypatch):
+    monkeypatch.setattr(interpreter, "find_spec", lambda name: None if name == "torch" else object())
+    with pytest.raises(
+        UsageError, match=r"runs on torch, .* paddle is: -o backend.options.framework=paddle; or install"
+    ):
+        interpreter.check(Spec.model_validate({"backend": {"name": "solo"}}))
+    with pytest.raises(UsageError, match="runs on torch, which is not installed; install it with"):
+        interpreter.check(Spec.model_validate({"backend": {"name": "ddp"}}))
+
+
+def test_one_without_mtrain_is_refused_with_the_command_that_installs_it(bare):
+    told = refusal(bare)
+    assert told.startswith(f"backend.python: {bare} has no mtrain, expected {mtrain.__version__} as here; ")
+    assert told.endswith(f"{bare} -m pip install -e '{ROOT}[fleet-cpu]'")
+
+
+def test_one_with_another_mtrain_is_refused(bare, tmp_path):
+    shutil.copytree(bare.parents[1], tmp_path / "other", symlinks=True)
+    python = tmp_path / "other" / "bin" / "python"
+    provide(python, "mtrain", '__version__ = "0.0.9"\n')
+    assert f"{python} has mtrain 0.0.9, expected {mtrain.__version__} as here" in refusal(python)
+
+
+def test_one_without_the_framework_is_refused_for_the_backend_that_needs_it_alone(bare, tmp_path):
+    shutil.copytree(bare.parents[1], tmp_path / "other", symlinks=True)
+    python = tmp_path / "other" / "bin" / "python"
+    provide(python, "mtrain", f'__version__ = "{mtrain.__version__}"\n')
+    assert f"{python} has no backend 'fleet' (known: none)" in refusal(python)
+    points = "[mtrain.backends]\nfleet = a:B\nddp = a:B\nsolo = a:B\n"
+    provide(python, "mtrain-0.dist-info", "", **{"entry_points.txt": points, "METADATA": "Name: mtrain\nVersion: 0\n"})
+    assert refusal(python).endswith(
+        f"has no paddle, which backend fleet runs on; install it there with: {python} -m pip install -e '{ROOT}[fleet-cpu]'"
+    )
+    provide(python, "torch", "raise RuntimeError('it is looked for, not imported')\n")
+    interpreter.check(spec(python, backend="ddp"))
+    with pytest.raises(UsageError, match="has no paddle, which backend solo runs on"):
+        interpreter.check(spec(python, backend="solo", framework="paddle"))
+
+
+def test_a_path_that_is_no_interpreter_is_refused(tmp_path):
+    assert "cannot be used: No such file or directory; give the path of the Python" in refusal(tmp_path / "nothing")
+    other = tmp_path / "other"
+    other.write_text("#!/bin/sh\necho hello\n")
+    other.chmod(0o755)
+    assert "cannot be used: it does not answer as Python does" in refusal(other)
+    other.write_text("#!/bin/sh\necho no such thing >&2; exit 3\n")
+    assert "cannot be used: no such thing" in refusal(other)
+
+
+def test_one_that_is_too_old_is_refused(tmp_path):
+    python = tmp_path / "python3.9"
+    python.write_text("""#!/bin/sh\necho '{"python": [3, 9], "mtrain": null, "missing": [], "backends": []}'\n""")
+    python.chmod(0o755)
+    assert f"{python} is Python 3.9, expected 3.11 or newer" in refusal(python)
+
+
+def test_training_is_refused_before_a_run_folder_is_made(bare, tmp_path, capsys):
+    assert main(["-c", "digits", "-b", "fleet", "-o", f"backend.python={bare}", f"report.dir={tmp_path / 'runs'}"]) == 2
+    assert "has no mtrain" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,72 @@
+"""What belongs to one kind of task is behind the task object: core, the starter and the ranks do not speak of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import mtrain
+
+PACKAGE = Path(mtrain.__file__).parent
+WORDS = re.compile(
+    r"(?<![A-Za-z])((?i:box|boxes|bbox|anchors?|coco|mosaic|detect(?:s|ion|or|ors)?|classif(?:y|ies|ier|ication)))(?![a-z])"
+    r"|(?<![A-Za-z])(?:mAP|AP(?:50|75|s|m|l)?|AR100)(?![A-Za-z0-9])"
+)
+ALLOWED = {
+    "spec/model.py": {
+        "mosaic",
+        "box",
+        "coco",
+    },  # the words of the file: `tasks.detection.augment.letterboxed`, `data.train`
+    "spec/yaml_reader.py": {"anchor"},  # YAML's own
+    "rank/assembly.py": {"detection", "classification"},  # the map from kinds to tasks
+    "cluster/preflight/facts.py": {"coco"},  # the name of a library
+    "cluster/preflight/findings.py": {"box"},  # an argument of a table that is printed
+    "cli/data.py": {"coco"},  # `mtrain data make digits` writes that form
+    "cli/config_import.py": {"coco"},  # an example
+    "cli/foreign_flags.py": {"anchors"},  # a flag of YOLOv5's, and the option of its model that is the answer
+}
+"""File -> words that it may use."""
+FILES = sorted(
+    file
+    for pattern in (
+        *(f"{folder}/**/*.py*" for folder in ("core", "spec", "report", "system", "rank", "jobs", "cluster", "cli")),
+        "launchers/*.py",
+    )
+    for file in PACKAGE.glob(pattern)
+    if file.suffix in (".py", ".pyi")
+)
+
+
+def words_of(text: str) -> set[str]:
+    return {found.group().lower() if found.group(1) else found.group() for found in WORDS.finditer(text)}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
+def test_no_kind_of_task_is_named(file):
+    name = file.relative_to(PACKAGE).as_posix()
+    text = re.sub(r"^\s*(?:from|import) .*$", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert words_of(text) - ALLOWED.get(name, set()) == set()
+
+
+def test_every_exception_is_still_needed():
+    needless = {
+        name: unused
+        for name, allowed in ALLOWED.items()
+        if (unused := allowed - words_of((PACKAGE / name).read_text(encoding="utf-8")))
+    }
+    assert needless == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a box of AP50 and mAP", {"box", "AP50", "mAP"}),
+        ('names = ("AP", "AP75")', {"AP", "AP75"}),
+        ("boxes_wh_px, CocoEvaluator", {"boxes", "coco"}),
+        ("the toolbox maps, captions, an inbox, APPEND, Mapping", set()),
+        ("DetectionTask.Detector", {"detection", "detector"}),
+    ],
+)
+def test_the_search_sees_words_and_not_parts_of_words(text, found):
+    assert words_of(text) == found
