@@ -119,7 +119,7 @@ def starter(tmp_path):
             import importlib.util, sys
             sys.path.insert(0, {str(ROOT)!r})
             from pathlib import Path
-            from mtrain.core import launch
+            from mtrain.jobs import supervisor
             from mtrain.jobs.supervisor import Job, Patience
             from mtrain.report.console import Quiet
             from mtrain.system.environment import caller, cleaned
@@ -128,7 +128,7 @@ def starter(tmp_path):
             spec.loader.exec_module(faults)
             plan = faults.make_plan(Path({str(tmp_path)!r}), {behaviour!r}, ranks={ranks}, launcher_name={launcher_name!r})
             job = Job(display=Quiet(sys.stdout), environ=cleaned(caller()), patience=Patience(poll_s=0.05, leftover_s=1.0))
-            sys.exit(launch.run(plan, job))
+            sys.exit(supervisor.run(plan, job))
             """
         )
         process = subprocess.Popen(

@@ -49,7 +49,7 @@ def policy(folder: Path, text: str) -> plugins.Policy:
 
 def test_names_lists_what_ships_and_imports_none_of_it():
     code = (
-        "import sys; from mtrain.core import plugins\n"
+        "import sys; from mtrain.spec import plugins\n"
         "found = {kind: [entry.name for entry in plugins.names(kind)] for kind in plugins.KINDS}\n"
         "assert {'solo', 'ddp'} <= set(found['backends']), found\n"
         "assert {'coco', 'voc', 'yolo', 'digits'} <= set(found['datasets'])\n"

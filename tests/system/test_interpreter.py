@@ -15,7 +15,7 @@ from mtrain.errors import UsageError
 from mtrain.spec.model import Spec
 from mtrain.system import interpreter
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def spec(python: object, *, backend: str = "fleet", **options: str) -> Spec:
