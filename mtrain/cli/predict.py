@@ -47,8 +47,8 @@ def predict(context: click.Context, /, **params: Any) -> None:
     """Find objects in pictures, or their classes, with the averaged weights of a checkpoint."""
     from mtrain.cluster import start
     from mtrain.errors import CheckpointError, MtrainError
-    from mtrain.report.reporter import write_json
     from mtrain.rank.predict import SKIPPED
+    from mtrain.report.reporter import write_json
 
     files = pictures(params["sources"])
     run = Path(params["run"] or "runs/latest")
@@ -103,8 +103,8 @@ def _fresh(folder: Path) -> Path:
     Raises:
         UsageError: it cannot be made, or another prediction is running there.
     """
-    from mtrain.system import runfolder
     from mtrain.errors import UsageError
+    from mtrain.system import runfolder
 
     try:
         if folder.is_dir():
@@ -125,8 +125,8 @@ def pictures(sources: Sequence[str]) -> dict[Path, str]:
     Raises:
         DataError: a name is neither a file nor a folder, or there is no picture; all of them are named.
     """
-    from mtrain.errors import DataError
     from mtrain.data.reading import listed, pictures_in
+    from mtrain.errors import DataError
 
     found: dict[Path, str] = {}
     problems = []

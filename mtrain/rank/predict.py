@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mtrain.rank.assembly import Assembly, assembled, given_weights, model_plugin, task_kind
 from mtrain.core.checkpoint import store
-from mtrain.errors import CheckpointError, DataError
 from mtrain.core.evaluate import outputs
 from mtrain.core.interfaces import State
+from mtrain.errors import CheckpointError, DataError
+from mtrain.rank.assembly import Assembly, assembled, given_weights, model_plugin, task_kind
 from mtrain.report.reporter import write_json
 from mtrain.spec.model import Spec
 
@@ -61,7 +61,7 @@ def _readable(names: Mapping[Path, str], out: Path, *, max_pixels: int) -> dict[
     Raises:
         DataError: none can.
     """
-    from mtrain.data.readable import unreadable
+    from mtrain.data.images.readable import unreadable
     from mtrain.data.reading import listed
 
     reasons = unreadable(list(names), max_pixels=max_pixels)

@@ -19,7 +19,7 @@ from mtrain.errors import UnboundError
 from mtrain.weights.matching import Wanted
 
 if TYPE_CHECKING:
-    from mtrain.core.spec import Spec
+    from mtrain.spec.model import Spec
 
 _TIMEOUT_S = 120
 

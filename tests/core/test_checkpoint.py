@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain.core.checkpoint import store as checkpoint
-from mtrain.core.checkpoint import format
 from mtrain.core.cadence import scored
+from mtrain.core.checkpoint import format
+from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.checkpoint.store import Checkpoints, NoCheckpoints
-from mtrain.errors import CheckpointError, TrainingError
 from mtrain.core.interfaces import Progress, State
+from mtrain.errors import CheckpointError, TrainingError
 
 SPEC = {"model": {"name": "yolov5n"}, "train": {"seed": 3}}
 

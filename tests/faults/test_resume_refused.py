@@ -3,11 +3,11 @@
 import pytest
 import yaml
 
-from mtrain.jobs import preflight
 from mtrain.cli import main
-from mtrain.spec import config
-from mtrain.core.checkpoint.store import newest
 from mtrain.core.checkpoint.format import size_of
+from mtrain.core.checkpoint.store import newest
+from mtrain.jobs import preflight
+from mtrain.spec import config
 from mtrain.weights import outline
 from mtrain.weights.outline import SpecOutline
 from mtrain.weights.resuming import checkpoint_bytes

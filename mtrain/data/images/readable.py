@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mtrain.core.errors import DataError
-from mtrain.data.decode import decode
-from mtrain.data.header import MAX_PIXELS, probe
+from mtrain.data.images.decode import decode
+from mtrain.data.images.header import MAX_PIXELS, probe
+from mtrain.errors import DataError
 
 _REDUCE = 8
 """JPEGs are decoded at an eighth: all of their data is read, most of the transform is left out."""
