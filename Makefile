@@ -11,7 +11,7 @@ OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models
 OLDER_ALL = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py
 PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help demo horovod test test-all test-paddle test-paddle2 mutants check fmt contract parity checkpoint-matrix bench ends clean debian
+.PHONY: help demo horovod test test-all test-paddle test-paddle2 mutants check fmt contract parity fingerprints checkpoint-matrix bench ends clean debian
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -75,6 +75,9 @@ mutants: $(VENV)/.installed-horovod  ## plant small faults in a copy of the sour
 
 parity: $(VENV)/.installed-dev  ## torch and Paddle side by side: the table of differences and docs/parity.png
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m tests.parity.report
+
+fingerprints: $(VENV)/.installed-horovod  ## digests of what tiny jobs learn; BASE=<commit>: compared with that commit's, bit for bit
+	$(PY) -m tests.parity.fingerprints $(if $(BASE),--base $(BASE)) $(FINGERPRINTS_ARGS)
 
 checkpoint-matrix: $(VENV)/.installed-horovod  ## save under every backend, resume under every other: a table
 	$(PY) -m pip install --quiet --no-deps --upgrade --target build/fsdp ./examples/mtrain-fsdp
