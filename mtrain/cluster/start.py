@@ -128,7 +128,7 @@ def own_node(loaded: "Loaded") -> int:
                 f"--node-rank {cluster.node_rank}: no host is named; give all of them with --ips A,B or --hostfile"
             )
         return 0
-    return placement.find_node_rank(cluster.ips, placement.own_addresses(), given=cluster.node_rank)
+    return placement.find_node_rank(cluster.ips, placement.own_addresses(), node_rank=cluster.node_rank)
 
 
 def write_folder(loaded: "Loaded", plan: Plan) -> dict[str, str]:

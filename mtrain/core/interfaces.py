@@ -1,8 +1,9 @@
-"""The seams of the house: what a backend, a launcher, a model and a data set promise.
+"""The interfaces between mtrain and its plugins: backends, models, data sets, kinds of tasks and launchers.
 
-Read it top to bottom: values that travel (Recipe, State, Progress, Command), then what a backend supplies
-(Collective, Optimizer, Backend), then what a task supplies (Model, Dataset, Evaluator, and TaskKind, which ties them to a
-job), then who starts ranks (Launcher). Nothing here names a backend, a framework or a kind of task.
+Read it top to bottom: the values that are passed between them (Recipe, State, Progress, Command), then what a backend
+implements (Collective, Optimizer, Backend), then what a task implements (Model, Dataset, Evaluator, and TaskKind, which
+ties them to a job), then what starts the ranks (Launcher, Carrier). Nothing here names a particular backend, framework
+or kind of task.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,9 +17,9 @@ from pydantic import BaseModel
 
 T = TypeVar("T")
 Tensor: TypeAlias = Any
-"""A tensor of the bound framework."""
+"""A tensor of the framework that this process has bound (see ``core.binding``)."""
 Module: TypeAlias = Any
-"""A native module of the bound framework: ``torch.nn.Module`` or ``paddle.nn.Layer``."""
+"""A native module of the framework that this process has bound: ``torch.nn.Module`` or ``paddle.nn.Layer``."""
 if TYPE_CHECKING:  # numpy takes 0.1 s to import, and `mtrain plan` needs these names only
     import numpy as np
 
@@ -26,37 +27,42 @@ if TYPE_CHECKING:  # numpy takes 0.1 s to import, and `mtrain plan` needs these 
 else:
     Array = Any
 HostBatch: TypeAlias = Mapping[str, Array]
-"""One micro batch as numpy arrays, as a loader yields it."""
+"""One micro batch as numpy arrays in host memory, as a loader yields it."""
 Batch: TypeAlias = Mapping[str, Tensor]
-"""The same micro batch as tensors on the device, as a model receives it."""
+"""One micro batch as tensors on the device, as a model receives it."""
 Precision: TypeAlias = Literal["fp64", "fp32", "bf16", "fp16"]
 
 
 # ------------------------------------------------------------------------------------------------ values that travel
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """All that touches gradients or weights, fixed before the model exists."""
+    """Every setting that affects gradients or weights. It is fixed before the model is built."""
 
     rule: Literal["sgd", "adam", "adamw"]
     groups: Sequence[tuple[str, Mapping[str, float]]]
-    """(regex searched in the parameter name, options), the first match wins; options: weight_decay, momentum, nesterov (0/1),
-    beta1, beta2, eps. By name, not by shape: ZeRO-3 shards have no shape."""
+    """Parameter groups as (regex searched in the parameter name, options); the first group that matches a name takes
+    it.
+
+    The options are weight_decay, momentum, nesterov (0/1), beta1, beta2, eps. Groups are chosen by name and not by
+    shape, because a ZeRO-3 shard does not have its parameter's shape.
+    """
     frozen: Sequence[str] = ()
-    """Regexes of parameter names that are not trained; a BatchNorm whose weight is frozen uses its running statistics."""
+    """Regexes; parameters whose name matches one are not trained. A BatchNorm with a frozen weight normalises with its
+    running statistics."""
     micro_batch: int
     """Samples per rank per forward pass."""
     accumulate: int = 1
     """Micro batches per update."""
     precision: Precision = "fp32"
-    """``fp64`` is for proofs of equality."""
+    """Number type of the forward and backward pass. ``fp64`` serves to show that two backends compute the same."""
     clip_norm: float = float("inf")
     """Largest global L2 norm of the gradient; inf: no limit."""
     ema_decay: float = 0.0
-    """Per update; 0: no average."""
+    """Decay of the weight average (EMA) per update; 0: no average is kept."""
     ema_ramp: float = 2000.0
-    """In updates: after update k the decay is ``ema_decay * (1 - exp(-k / ema_ramp))``; 0: no ramp."""
+    """Length of the decay's rise in updates: after update k it is ``ema_decay * (1 - exp(-k / ema_ramp))``; 0: none."""
     ema_rule: Literal["ramp", "threshold"] = "ramp"
-    """How the decay rises: see ``core.recipe.ema_shares``."""
+    """Formula by which the decay rises: see ``core.recipe.ema_shares``."""
     sync_batchnorm: bool = False
     channels_last: bool = False
     compile: bool = False
@@ -65,10 +71,11 @@ class Recipe:
 
 @dataclass(kw_only=True, slots=True)
 class State:
-    """Weights and optimizer as whole numpy arrays under neutral names, the same whichever backend wrote them."""
+    """Weights and optimizer state as whole numpy arrays, under names and in shapes that are the same for every
+    backend."""
 
     weights: dict[str, Array] = field(default_factory=dict)
-    """Parameters and buffers (rank 0's buffers)."""
+    """Parameters and buffers. Where buffers differ between ranks, rank 0's are taken."""
     ema: dict[str, Array] = field(default_factory=dict)
     """Averaged parameters and float buffers; empty without EMA."""
     moments: dict[str, Array] = field(default_factory=dict)
@@ -79,7 +86,7 @@ class State:
 
 @dataclass(kw_only=True, slots=True)
 class Progress:
-    """Where a job stands. Update ``update`` is the next one to run; it is number ``position`` of epoch ``epoch``."""
+    """How far a job has come. ``update`` is the next update to run; it is number ``position`` of epoch ``epoch``."""
 
     update: int = 0
     epoch: int = 0
@@ -88,21 +95,21 @@ class Progress:
     best_epoch: int = -1
     epochs_without_gain: int = 0
     scored_update: int = -1
-    """The update behind which the job was evaluated last."""
+    """Value of ``update`` at the last evaluation; -1: none so far."""
     samples: int = 0
     skipped: int = 0
-    """Updates whose gradient was not finite."""
+    """Updates that were not applied because their gradient was not finite."""
     skipped_in_a_row: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """What a schedule says for one update."""
+    """The learning rates and the momentum of one update, as the schedule sets them."""
 
     rates: Sequence[float]
     """Learning rate of each group of the recipe, in its order."""
     momentum: float | None = None
-    """Overrides the groups' momentum (sgd) or beta1 (adam); None: as the groups say."""
+    """Momentum (sgd) or beta1 (adam) that replaces the one of every group; None: each group keeps its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +119,7 @@ class Command:
     host: str
     argv: Sequence[str]
     env: Mapping[str, str]
-    """Variables set for the process, over the cleaned environment of the caller."""
+    """Variables set for the process, in addition to the cleaned environment of the caller."""
     stdin: str = ""
 
 
@@ -122,68 +129,76 @@ class Host:
 
     address: str
     slots: int = 1
-    """Ranks on it."""
+    """Number of ranks on this host."""
 
 
 # -------------------------------------------------------------------------------------------- what a backend supplies
 class Collective(Protocol):
-    """The ranks of one job. Every rank makes the same calls in the same order."""
+    """Communication among the ranks of one job. Every rank must make the same calls in the same order."""
 
     rank: int
     local_rank: int
     size: int
 
     def all_reduce(self, x: Tensor, op: Literal["sum", "mean", "max"]) -> Tensor:
-        """A new tensor: ``x`` of all ranks reduced element by element, equal on every rank. Carries no gradient.
+        """Reduce ``x`` over all ranks, element by element, and return a new tensor, equal on every rank.
 
-        A numpy array is reduced on the host, without waiting for the device, and comes back as one.
+        The result carries no gradient. A numpy array is reduced on the host, without waiting for the device, and the
+        result is a numpy array.
         """
         ...
 
     def all_gather(self, value: T) -> list[T]:
-        """Any picklable value of every rank, ordered by rank."""
+        """Return the ``value`` of every rank, ordered by rank. Any picklable value is accepted."""
         ...
 
 
 class Optimizer(Protocol):
-    """One rule bound to one model. Scaling, exchange between ranks, clipping and EMA are inside."""
+    """An update rule bound to one model, with its loss scaling, gradient exchange between ranks, clipping and EMA."""
 
     @property
     def groups(self) -> Sequence[Sequence[str]]:
-        """Names of the parameters of each group of the recipe, in model order."""
+        """The names of the parameters in each group of the recipe, in model order."""
         ...
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Surrounds forward and backward of one micro batch; ``last``: gradients are exchanged in its backward."""
+        """Return a context that surrounds forward and backward of one micro batch.
+
+        ``last``: it is the last micro batch of the update, in whose backward pass gradients are exchanged.
+        """
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of ``loss``, the mean over this micro batch, divided by ``accumulate``."""
+        """Add the gradient of ``loss``, divided by ``accumulate``, to what has been summed up so far.
+
+        ``loss`` is the mean over this micro batch.
+        """
         ...
 
     def step(self, rates: Rates) -> float:
-        """One update: average over ranks, clip, apply, zero, EMA. Returns the gradient norm before clipping.
+        """Do one update: average over ranks, clip, apply, zero, EMA. Return the gradient norm before clipping.
 
-        A norm that is not finite leaves weights, moments and EMA untouched and is returned as it is.
+        If the norm is not finite, weights, moments and EMA stay as they are, and that norm is returned.
         """
         ...
 
     def averaged(self) -> AbstractContextManager[None]:
-        """The model holds the EMA weights while inside, on every rank, buffers of rank 0 included."""
+        """Return a context in which the model of every rank holds the EMA weights and the buffers of rank 0."""
         ...
 
 
 class Backend(Protocol):
-    """Training on many ranks: the target of one ``mtrain.backends`` entry point.
+    """A way of training on many ranks: the target of one ``mtrain.backends`` entry point.
 
-    Constructed as ``Backend(options)``. Its module imports no framework before ``nn``, ``ops`` or ``with`` ask for one.
+    It is constructed as ``Backend(options)``. Its module must not import a framework before ``nn``, ``ops`` or ``with``
+    is used.
     """
 
     Options: ClassVar[type[BaseModel]]
     framework: str
-    """"torch", "paddle": whose ``nn`` and ``ops`` it brings."""
+    """The framework whose ``nn`` and ``ops`` this backend uses: "torch" or "paddle"."""
     rendezvous: str
-    """What its starter must provide: "none", "torch", "horovod", "paddle"."""
+    """The way its ranks find each other, which the launcher must provide: "none", "torch", "horovod" or "paddle"."""
 
     @property
     def nn(self) -> ModuleType:
@@ -197,12 +212,12 @@ class Backend(Protocol):
 
     @property
     def collective(self) -> Collective:
-        """Valid inside ``with backend:``."""
+        """Communication among the ranks of the job. Valid inside ``with backend:``."""
         ...
 
     @property
     def device(self) -> str:
-        """What this rank computes on, for people: ``cpu``, or ``cuda:1 (NVIDIA H100)``. Valid inside ``with backend:``."""
+        """This rank's device, for display: ``cpu``, or ``cuda:1 (NVIDIA H100)``. Valid inside ``with backend:``."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -210,40 +225,47 @@ class Backend(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
-        """Build the model, place it on this rank's device, bind the recipe. Every rank calls it.
+        """Build the model, place it on this rank's device and bind the recipe to it. Every rank must call.
 
-        A backend that cannot follow every recipe has a method ``check(recipe, *, size, on_cpu)`` besides, which raises
-        ``SpecError`` without importing its framework: a plan calls it, so that the job is refused before a rank starts.
-        ``size``: ranks; ``on_cpu``: whether they certainly compute on the CPU.
+        A backend that cannot follow every recipe also has a method ``check(recipe, *, size, on_cpu)``, which raises
+        ``SpecError`` without importing its framework. The plan calls it, so that the job is refused before a rank
+        starts. ``size``: number of ranks; ``on_cpu``: whether it is certain that they compute on the CPU.
         """
         ...
 
     def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:
-        """Numpy micro batches as device tensors, prefetched where the device allows."""
+        """Yield the micro batches of ``loader`` as device tensors, prefetched where the device allows."""
         ...
 
     def infer(self, model: Module, batch: Batch) -> dict[str, Array]:
-        """What the model returns in evaluation mode, on the host: no gradient, the recipe's precision, no exchange.
+        """Run the model on one batch and return its outputs as numpy arrays.
 
-        The caller sets the mode. Half-precision results become float32.
+        Nothing is exchanged between ranks and no gradient is kept. The pass has the recipe's precision; half-precision
+        results become float32. The caller must have put the model into evaluation mode.
         """
         ...
 
     def state(self, model: Module, optimizer: Optimizer) -> State:
-        """Whole arrays under neutral names, copied; collective; every rank may keep or drop what it returns."""
+        """Return copies of weights and optimizer state as whole arrays under neutral names. Every rank must call.
+
+        Every rank gets the whole state and may drop it.
+        """
         ...
 
     def restore(self, model: Module, optimizer: Optimizer, state: State) -> None:
-        """Put ``state`` back, on every rank. Empty parts of it are left as they are, except that ``ema``, when empty,
-        restarts from the weights."""
+        """Load ``state`` into model and optimizer. Every rank must call.
+
+        A part of ``state`` that is empty leaves the current values, except that an empty ``ema`` restarts the average
+        from the weights.
+        """
         ...
 
     def measure(self) -> Mapping[str, float]:
-        """``memory_bytes``: peak of this rank on its device (resident set on CPU).
+        """Return measurements of this rank: ``memory_bytes``, its peak on its device (resident set size on a CPU).
 
-        A backend that can tell how long its ranks wait for each other has a method ``time_waits()`` besides, which is called
-        before ``prepare`` where a comparison asks for it. From then on ``communication_s`` is added, if it can be told on this
-        device: seconds so far in which this rank has done nothing but wait for other ranks.
+        A backend that can measure how long its ranks wait for each other also has a method ``time_waits()``, which is
+        called before ``prepare`` if a comparison needs it. From then on ``communication_s`` is added where the device
+        allows it: the total time in seconds in which this rank has done nothing but wait for other ranks.
         """
         ...
 
@@ -251,112 +273,123 @@ class Backend(Protocol):
 # ------------------------------------------------------------------------------------------------- what a task supplies
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What a model must know of the data and the job before it is built."""
+    """The facts about the data and the job from which a model is built."""
 
     kind: str
-    """Of the task: a data set and a model of one job must be of the same kind."""
+    """Kind of the task. The data set and the model of one job must be of the same kind."""
     class_names: Sequence[str]
     image_size: int
     """Side of the square input, in pixels."""
     global_batch: int
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What a model adds in ``prepare_task``: figures of the data that its network is built with."""
+    """Figures of the data with which the model's network is built; ``Model.prepare_task`` adds them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """How published files of a model's weights differ from its state here; whose framework spells names how is known without it.
+    """How weight files that others publish for a model differ from the model's state in mtrain.
 
-    Patterns are regexes searched in neutral names. A plugin class may have one as ``published``; without it: no difference.
+    It need not list how each framework spells names: that is known. Patterns are regexes searched in neutral names. A
+    plugin class may have an instance as ``published``; without one there is no difference.
     """
 
     left_out: Sequence[str] = ()
-    """Entries that no published file has."""
+    """Patterns of entries that published files do not contain."""
     float32: Sequence[str] = ()
-    """Whole names of entries of whole numbers that are published as float32."""
+    """Full names (no patterns) of integer entries that are published as float32."""
     per_class: Sequence[str] = ()
-    """Entries whose shape depends on the number of classes."""
+    """Patterns of entries whose shape depends on the number of classes."""
     of_data: Sequence[str] = ()
-    """Entries that come from the data of a job: training keeps its own, evaluation takes the file's."""
+    """Patterns of entries that are computed from a job's data: training keeps its own, evaluation takes the file's."""
 
 
 class Model(Protocol):
-    """The target of one ``mtrain.models`` entry point, constructed as ``Model(options)``; it describes, it is no module.
+    """The description of a network: the target of one ``mtrain.models`` entry point, constructed as ``Model(options)``.
 
-    Its module imports no network at import time: ``core.nn`` is bound only inside a rank. A class attribute ``published``
-    (``Published``) may say how files of its weights by others differ.
+    It is not a network itself; ``build`` returns one. Importing its Python module must not import the network's code,
+    because ``core.nn`` is bound only inside a rank. A class attribute ``published`` (``Published``) may say how weight
+    files that others publish differ.
     """
 
     Options: ClassVar[type[BaseModel]]
     kind: ClassVar[str]
 
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
-        """Add to the task what depends on the data; pure numpy, equal on every rank."""
+        """Return ``task`` with the details added that depend on the data. Uses numpy only; equal on every rank."""
         ...
 
     def build(self, task: Task, collective: Collective) -> Module:
-        """A native module on the bound framework. In training mode ``module(batch)`` returns a dict of scalar losses of which
-        ``"total"`` alone carries a gradient; in evaluation mode it returns a dict of tensors with the batch as first axis.
+        """Build the network as a native module of the bound framework.
 
-        ``collective`` is for figures that a loss needs of all ranks: in training mode every rank calls the module as often.
+        In training mode ``module(batch)`` returns a dict of scalar losses, of which only ``"total"`` carries a
+        gradient; in evaluation mode it returns a dict of tensors whose first axis is the batch.
+
+        ``collective`` is for figures that a loss needs from all ranks; in training mode every rank calls the module
+        equally often.
         """
         ...
 
     def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
-        """Start values of every weight and buffer, keyed by (seed, name): equal on every framework."""
+        """Return the start values of every weight and buffer, drawn by (seed, name), so equal on every framework."""
         ...
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Any]:
-        """Output of evaluation mode, as numpy, turned into one value per sample for the evaluator (picklable)."""
+        """Turn the output of evaluation mode into one picklable value per sample, for the evaluator."""
         ...
 
 
 class Evaluator(Protocol):
-    """Collects predictions of a whole evaluation set and turns them into figures."""
+    """Collects the predictions of a whole evaluation set and turns them into figures."""
 
     figures: ClassVar[Sequence[str]]
-    """Names of the figures of ``result``; those of one class are named ``<figure>/<class>``."""
+    """Names of the figures that ``result`` returns; a figure of a single class is named ``<figure>/<class>``."""
     headline: ClassVar[Sequence[str]]
-    """The few of them that get a column or a curve, the most telling first."""
+    """The few figures that get a column or a curve, the most informative first."""
 
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
-        """Take one micro batch; ``batch["index"]`` says which samples."""
+        """Add the predictions of one micro batch; ``batch["index"]`` holds the numbers of its samples."""
         ...
 
     def partial(self) -> Any:
-        """What this rank has collected: picklable."""
+        """Return everything that this rank has collected, as a picklable value."""
         ...
 
     def result(self, partials: Sequence[Any]) -> dict[str, float]:
-        """Figures from the partials of all ranks; a sample seen twice counts once. ``"score"`` is the one to maximise."""
+        """Compute the figures from the ``partial`` of every rank; ``"score"`` is the one to maximise.
+
+        A sample that was evaluated twice counts once.
+        """
         ...
 
     def remarks(self) -> list[str]:
-        """Sentences about the last result that no single figure says; may be empty."""
+        """Return sentences on the last result that no single figure expresses; the list may be empty."""
         ...
 
 
 class Source(Protocol):
-    """A sequence of samples as a pure function: ``sample(epoch, index, update=...)`` never depends on rank, size or worker."""
+    """The samples of one split, as a pure function of epoch and index that never depends on rank, size or worker."""
 
     def __len__(self) -> int: ...
 
     def sample(self, epoch: int, index: int, *, update: int = 0) -> Any:
-        """One sample; augmentation is keyed by (seed, epoch, index), what all samples of an update share (their size) by
-        (seed, epoch, update)."""
+        """Return one sample.
+
+        Augmentation is drawn by (seed, epoch, index); properties that all samples of an update share, such as their
+        size, by (seed, epoch, update).
+        """
         ...
 
     def collate(self, samples: Sequence[Any]) -> dict[str, Array]:
-        """A micro batch; holds ``index`` (int64, which samples)."""
+        """Join samples to a micro batch. Its array ``index`` (int64) holds the numbers of the samples."""
         ...
 
 
 class Dataset(Protocol):
-    """The target of one ``mtrain.datasets`` entry point, constructed as ``Dataset(options)``: reads one format."""
+    """A reader of one data format: the target of one ``mtrain.datasets`` entry point, made as ``Dataset(options)``."""
 
     Options: ClassVar[type[BaseModel]]
     kind: ClassVar[str]
-    """Of the task that it serves."""
+    """Kind of the task that its data are for."""
 
     def read(
         self,
@@ -367,9 +400,11 @@ class Dataset(Protocol):
         *,
         split: Literal["train", "val", "test", "all"],
     ) -> Any:
-        """One split, in the form of its kind, with a length and ``class_names``; the arguments are ``data.root``,
-        ``data.<split>``, ``data.images`` and ``data.names`` of the spec. ``all``: every picture of ``data.train``, or that
-        there is; asked for with ``data.split``.
+        """Read one split. The result has a length and ``class_names``; its form is otherwise that of the task's kind.
+
+        The arguments are ``data.root``, ``data.<split>``, ``data.images`` and ``data.names`` of the spec. Split
+        ``all``, which is requested if the spec sets ``data.split``, means every picture of ``data.train``, or every
+        picture there is if ``data.train`` is not set.
 
         Raises:
             DataError: the files are missing, unreadable or disagree with the spec.
@@ -379,11 +414,11 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Counts for a person to read."""
+    """A table of counts for a person to read."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str] | None]
-    """None: a line between the rows before and behind."""
+    """The cells of each row; None: a line that separates the rows before and after it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -392,142 +427,170 @@ class Remark:
 
     text: str
     good: bool | None = None
-    """False: something to look at; None: neither good nor bad."""
+    """True: good news; False: something that needs attention; None: neither."""
 
 
 class JobData(Protocol):
-    """What a job asks of its pictures, whatever is done with them."""
+    """The data of a job, in the form that training, evaluation and prediction have in common."""
 
     def task(self) -> Task:
-        """What a model must know before it is built."""
+        """Return the facts from which the model is built."""
         ...
 
     def sources(self) -> Mapping[str, Any]:
-        """``train`` (augmented; left out where nothing is trained) and ``val``, as the loader takes them."""
+        """Return the splits for the loader: ``train`` (augmented; absent if nothing is trained) and ``val``."""
         ...
 
     def length(self, split: str) -> int:
-        """Samples of ``train`` or ``val``."""
+        """Return the number of samples of ``train`` or ``val``."""
         ...
 
     def statistics(self) -> Mapping[str, Any]:
-        """What ``Model.prepare_task`` is given."""
+        """Return the figures of the data that ``Model.prepare_task`` receives."""
         ...
 
     def evaluator(self) -> Evaluator:
-        """A fresh one over ``val``."""
+        """Return a new, empty evaluator for ``val``."""
         ...
 
 
 class TaskData(JobData, Protocol):
-    """The data side of a job that trains or evaluates: a data set as one kind of task sees it."""
+    """The data of a job that trains or evaluates: a data set as one kind of task uses it."""
 
     def verify(self) -> str:
-        """Look at everything that can be unreadable; returns in words what was looked at.
+        """Check every file that may be unreadable, and return a description of what was checked.
 
         Raises:
-            DataError: some cannot be used; the first ones are named.
+            DataError: some files cannot be used; the first ones are named.
         """
         ...
 
     def labels(self) -> dict[str, Any]:
-        """What a checkpoint remembers of the classes, for ``TaskKind.pictures``; plain values."""
+        """Return the facts about the classes that a checkpoint stores for ``TaskKind.pictures``, as plain values."""
         ...
 
     def report(self) -> list[str]:
-        """One sentence for each kind of thing that is wrong with the splits."""
+        """Return one sentence for each kind of problem in the splits."""
         ...
 
     def describe(self) -> Sequence[Table | Remark]:
-        """Both splits in tables and sentences, for ``mtrain data check``."""
+        """Return tables and sentences on both splits, for ``mtrain data check``."""
         ...
 
     def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
-        """(name, what is seen, uint8 (H, W, 3) RGB): up to ``limit`` samples of each split, and as the network is given them."""
+        """Yield pictures of up to ``limit`` samples of each split, as they are and as the network receives them.
+
+        Each is (name, caption, uint8 (H, W, 3) RGB).
+        """
         ...
 
-    def draw(self, found: Any, path: Path) -> None:
-        """Truth beside predictions for some samples of ``found``, an evaluator's ``partial``."""
+    def draw(self, partial: Any, path: Path) -> None:
+        """Draw truth beside predictions for some samples of an evaluator's ``partial``, and save it as ``path``."""
         ...
 
 
 class PictureData(JobData, Protocol):
-    """The data side of prediction: pictures without labels, as ``val``."""
+    """The data of a prediction job: pictures without labels, as its split ``val``."""
 
     def write(
-        self, found: Any, out: Path, *, confidence: float, draw: bool, names: Mapping[Path, str] | None = None
+        self, partial: Any, out: Path, *, confidence: float, draw: bool, names: Mapping[Path, str] | None = None
     ) -> None:
-        """What an evaluator's ``partial`` holds, as ``predictions.json`` (a list with one entry per prediction of at least
-        ``confidence``, with ``file_name``, ``class`` and ``score``), and with ``draw`` each picture with what was found.
+        """Write the predictions of an evaluator's ``partial`` into the folder ``out``.
 
-        ``names``: what each file is called in the list; its path where it is not named.
+        ``predictions.json`` is a list with one entry per prediction of at least ``confidence``, with ``file_name``,
+        ``class`` and ``score``. With ``draw`` each picture is written too, with its predictions drawn in.
+
+        ``names``: the name of each file in the list; a file without an entry is listed by its path.
         """
         ...
 
 
 class TaskKind(Protocol):
-    """A kind of task, the value of its name in ``assembly.TASKS``: constructed as ``kind(spec, opened, training=)``."""
+    """A kind of task, which decides how data are read, scored and drawn: ``assembly.TASKS`` maps its name to it."""
 
     def __call__(self, spec: Any, data: Any, *, training: bool = True) -> TaskData:
-        """``data``: what ``mtrain.tasks.datasets.open_data`` returns; without ``training`` only the evaluation split is read."""
+        """Return the data of a job that trains, or with ``training=False`` of one that only evaluates.
+
+        ``data`` is what ``mtrain.tasks.datasets.open_data`` returns. Without ``training`` only the evaluation split is
+        read.
+        """
         ...
 
     def pictures(self, spec: Any, files: Sequence[Path], labels: Mapping[str, Any]) -> PictureData:
-        """Pictures to predict on. ``labels``: a checkpoint's, see ``TaskData.labels``, or ``class_names`` alone.
+        """Return the data of a job that predicts on the pictures ``files``.
+
+        ``labels``: those that a checkpoint stores (see ``TaskData.labels``), or ``class_names`` alone.
 
         Raises:
-            DataError: some cannot be read; all of them are named.
+            DataError: some pictures cannot be read; all of them are named.
         """
         ...
 
 
 @runtime_checkable
 class Loader(Protocol):
-    """Micro batches of this rank, in the order of the job. Resuming in mid-epoch costs nothing."""
+    """The micro batches of this rank, in the order of the job. Resuming in mid-epoch takes no extra time."""
 
     updates_per_epoch: int
 
     def micro_batches(self, epoch: int, start: int = 0) -> Iterator[HostBatch]:
-        """``accumulate`` micro batches for each update from ``start`` to the end of the epoch; each holds ``epoch`` (int64,
-        (1,)), for models whose training changes on the way."""
+        """Yield ``accumulate`` micro batches for each update from ``start`` to the end of the epoch.
+
+        Each holds ``epoch`` (int64, shape (1,)), for models whose training changes over the epochs.
+        """
         ...
 
     def close(self) -> None:
-        """End worker processes and give shared memory back. Can be called twice."""
+        """End worker processes and release shared memory. It may be called twice."""
         ...
 
 
-# --------------------------------------------------------------------------------------------------- who starts the ranks
+# ------------------------------------------------------------------------------------------------ what starts the ranks
 class Launcher(Protocol):
-    """A job as commands. Pure: ``mtrain plan`` prints them, ``mtrain train`` starts them."""
+    """A plugin that turns a job into the commands that start its ranks. It runs nothing itself.
+
+    ``mtrain plan`` prints the commands, ``mtrain train`` runs them.
+    """
 
     Options: ClassVar[type[BaseModel]]
     provides: frozenset[str]
-    """The rendezvous it can give: see ``Backend.rendezvous``. A launcher with an attribute ``automatic = False`` is taken behind
-    all others that give it."""
+    """The kinds of rendezvous that it provides: see ``Backend.rendezvous``.
+
+    If several launchers provide the one that a backend needs, those with an attribute ``automatic = False`` are chosen
+    last.
+    """
 
     agent: ClassVar[bool]
-    """Whether its command is a process that starts the ranks as its children; False: the command is the rank."""
+    """True: its command is a process that starts the ranks as its children. False: its command is itself the rank."""
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
-        """``argv`` is what one rank runs, without the interpreter (``-m mtrain.rank.worker ...``)."""
+        """Return the command of each host.
+
+        ``argv`` is the command line of one rank without the interpreter (``-m mtrain.rank.worker ...``).
+        """
         ...
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
-        """(rank, exit status; negative: signal) of ranks that failed, from its command's output and exit status."""
+        """Return (rank, exit status; negative: signal) of each rank that failed.
+
+        They are read from the output ``log`` and the exit status ``status`` of the launcher's command.
+        """
         ...
 
 
 class Carrier(Protocol):
-    """How the commands of a job get to several hosts; the other plugins of kind ``launchers``. It wraps whatever starts the ranks
-    of one host."""
+    """A plugin that brings a job's commands to several hosts, by ssh for example.
+
+    Carriers are the other plugins of kind ``launchers``. A carrier works with any ``Launcher``, which starts the ranks
+    of each host.
+    """
 
     Options: ClassVar[type[BaseModel]]
     carries: ClassVar[bool]
-    """True. What starts ranks has no such attribute."""
+    """Always True. This attribute tells a carrier from a ``Launcher``, which has none."""
     starts: ClassVar[bool]
-    """Whether it brings the commands there; False: people do, with the lines that ``bring`` gives."""
+    """True: it runs the commands on the hosts. False: people do, by typing the lines that ``bring`` returns."""
 
     def bring(self, host: str, node: int) -> Sequence[str]:
-        """The command that, run here, gets to ``host``; where ``starts`` is false, what is to be typed there."""
+        """Return the command that, when run here, reaches ``host``; if ``starts`` is false, the line to type there."""
         ...

@@ -1,4 +1,7 @@
-"""The training loop. It knows a backend, a loader and a schedule; what else happens is handed in as plain callables."""
+"""The training loop. It uses a backend, a loader and a schedule; reporting, evaluating and saving are callables.
+
+The callables are passed in as ``Hooks``, so that the loop depends on none of the modules that provide them.
+"""
 
 import math
 import time
@@ -18,7 +21,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is trained, and for how long."""
+    """The model to train, what it is trained with, and for how many updates."""
 
     backend: Backend
     model: Module
@@ -34,10 +37,10 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Cadences:
-    """When something other than an update happens."""
+    """How often the loop reports, evaluates and saves, and when it gives up."""
 
     report_every: int = 1
-    """One record per this many updates."""
+    """Updates per record that is reported."""
     evaluations: Cadence = field(default_factory=Cadence)
     saves: Cadence = field(default_factory=Cadence)
     evaluate_at_end: bool = True
@@ -57,36 +60,38 @@ def _nothing(*values: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """What the trainer calls. ``evaluate`` and ``save`` are collective: all ranks run them together."""
+    """The callables that the trainer uses. ``evaluate`` and ``save`` are collective: all ranks run them together."""
 
     on_update: Callable[[Record], None] = _nothing
-    """Takes a record: see ``Trainer.run_update``."""
+    """Receives the record of an update, described at ``Trainer.run_update``."""
     evaluate: Callable[[Progress], Mapping[str, float]] = _no_scores
-    """Figures, equal on every rank; ``"score"`` is the one to maximise. Raises ``Interrupted``, on every rank, when a
-    request to end was agreed on meanwhile."""
+    """Returns figures that are equal on every rank; ``"score"`` is the one to maximise. Raises ``Interrupted``, on
+    every rank, if the ranks agreed during the evaluation to end the job."""
     save: Callable[[Progress, float | None], None] = _nothing
-    """Takes where to go on from, and the score if it was evaluated just now."""
+    """Saves the job so that it can be resumed at the given progress. The score is None unless the job was evaluated
+    just now."""
     stop: Callable[[], bool] = lambda: False
-    """Whether this rank was asked to end; one rank is enough."""
+    """Returns whether this rank has been asked to end. If one rank has, all of them end."""
     clock: Callable[[], float] = time.perf_counter
-    """Seconds."""
+    """Returns a time in seconds."""
 
 
 @dataclass(kw_only=True, slots=True)
-class _Turn:
-    """What one update has measured so far."""
+class _UpdateMeasures:
+    """Times in seconds and losses measured during one update."""
 
-    started: float
-    waited: float = 0.0
+    start_s: float
+    data_wait_s: float = 0.0
     losses: dict[str, Any] = field(default_factory=dict)
+    """Sum of each loss over the micro batches so far."""
 
 
 class Trainer:
-    """Runs a job from any update to its end; one update is one turn of the loop, the same for every backend.
+    """Runs a job from any update to its end. The loop is the same for every backend.
 
     Raises (from ``run``):
-        NonFiniteError: too many updates in a row were not finite.
-        Interrupted: ``hooks.stop`` said so on some rank; the state is saved.
+        NonFiniteError: the gradient was not finite in too many updates in a row.
+        Interrupted: ``hooks.stop`` returned True on some rank; the state is saved.
     """
 
     def __init__(self, job: Job, cadences: Cadences, hooks: Hooks) -> None:
@@ -97,11 +102,12 @@ class Trainer:
         self._saved_update = -1
 
     def run(self, progress: Progress) -> Progress:
-        """Train from ``progress`` to the end; returns where it ended. Every rank calls."""
+        """Train from ``progress`` to the end of the job, and return the progress then. Every rank must call."""
         self.job.model.train()
         self._saved_update = progress.update or -1
         unscored = progress.update > 0 and progress.scored_update != progress.update
-        if unscored and self.cadences.evaluations.due(progress):  # a request to end came in front of it
+        if unscored and self.cadences.evaluations.due(progress):
+            # The interrupted run was asked to end before an evaluation that was due, so it is made up for now.
             progress = self._after_update(progress, evaluate=True, save=False)
         while progress.update < self.job.total_updates and not self._out_of_patience(progress):
             progress = self.run_epoch(progress)
@@ -112,7 +118,7 @@ class Trainer:
         return progress
 
     def run_epoch(self, progress: Progress) -> Progress:
-        """The rest of the epoch that ``progress`` is in, or of the job."""
+        """Train to the end of the epoch that ``progress`` is in, or of the job if that comes first."""
         job, epoch = self.job, progress.epoch
         micro_batches = job.loader.micro_batches(epoch, progress.position)
         with closing(_Closable(job.backend.batches(micro_batches))) as batches:
@@ -129,22 +135,22 @@ class Trainer:
         return progress
 
     def run_update(self, batches: Iterator[Batch], progress: Progress) -> tuple[Progress, bool, bool]:
-        """One update. Returns where the job stands then, and what the ranks agreed on: (end now, save now).
+        """Run one update. Return the progress after it and the decisions that all ranks share: (end now, save now).
 
-        Every ``report_every`` updates ``on_update`` takes a record of: update, epoch, position, updates_per_epoch,
-        total_updates, losses (mean over the global batch), rate (of the last group), rates, momentum (None: as the
-        groups say), norm (before clipping), skipped (updates of the job whose gradient was
-        not finite: such an update is always reported), samples_per_s, wait_share (of the time, waiting for data),
-        seconds, memory_bytes (of this rank), and what else the backend measures.
+        Every ``report_every`` updates ``on_update`` receives a record with: update, epoch, position, updates_per_epoch,
+        total_updates, losses (mean over the global batch), rate (of the last group), rates, momentum (None: each group
+        has its own), norm (before clipping), skipped (number of updates of the job whose gradient was not finite; such
+        an update is always reported), samples_per_s, wait_share (share of the time spent waiting for data), seconds,
+        memory_bytes (of this rank), and the further measurements of the backend.
         """
         job, clock = self.job, self.hooks.clock
-        turn = _Turn(started=clock())
+        measures = _UpdateMeasures(start_s=clock())
         for i in range(job.accumulate):
-            batch = self._next(batches, turn)
+            batch = self._next(batches, measures)
             with job.optimizer.micro_batch(last=i == job.accumulate - 1):
                 losses = job.model(batch)
                 job.optimizer.backward(losses["total"])
-            turn.losses = {name: turn.losses.get(name, 0.0) + x.detach() for name, x in losses.items()}
+            measures.losses = {name: measures.losses.get(name, 0.0) + x.detach() for name, x in losses.items()}
         rates = job.schedule(progress.update)
         norm = job.optimizer.step(rates)
         after = advanced(
@@ -154,12 +160,12 @@ class Trainer:
             finite=math.isfinite(norm),
         )
         self._check_finite(after, progress)
-        return after, *self._agree(turn, progress, rates, norm)
+        return after, *self._agree(measures, progress, rates, norm)
 
-    def _next(self, batches: Iterator[Batch], turn: _Turn) -> Batch:
+    def _next(self, batches: Iterator[Batch], measures: _UpdateMeasures) -> Batch:
         before = self.hooks.clock()
         batch = next(batches)
-        turn.waited += self.hooks.clock() - before
+        measures.data_wait_s += self.hooks.clock() - before
         return batch
 
     def _check_finite(self, after: Progress, progress: Progress) -> None:
@@ -170,22 +176,29 @@ class Trainer:
                 "the data, or use precision bf16 instead of fp16"
             )
 
-    def _agree(self, turn: _Turn, progress: Progress, rates: Rates, norm: float) -> tuple[bool, bool]:
-        """Exchange one small vector: whether to end or save, and the figures of the record."""
+    def _agree(self, measures: _UpdateMeasures, progress: Progress, rates: Rates, norm: float) -> tuple[bool, bool]:
+        """Exchange one small vector between ranks: the requests to end or to save, and the figures of the record.
+
+        Return (end now, save now), equal on every rank.
+        """
         clock, collective = self.hooks.clock, self.job.backend.collective
         reported = progress.update % self.cadences.report_every == 0 or not math.isfinite(norm)
         overdue = self.cadences.saves.overdue(clock() - self._saved_at)
         figures = [float(self.hooks.stop()), float(overdue and collective.rank == 0)]
         if reported:
-            figures += [float(x) / self.job.accumulate for x in turn.losses.values()]
-            figures.append(turn.waited)
+            figures += [float(x) / self.job.accumulate for x in measures.losses.values()]
+            figures.append(measures.data_wait_s)
         agreed = collective.all_reduce(np.array(figures), "mean")
         if reported:
-            self._report(turn, progress, rates, norm=norm, means=[float(x) for x in agreed[2:]])
+            self._report(measures, progress, rates, norm=norm, means=[float(x) for x in agreed[2:]])
         return bool(agreed[0] > 0), bool(agreed[1] > 0)
 
-    def _report(self, turn: _Turn, progress: Progress, rates: Rates, *, norm: float, means: list[float]) -> None:
-        seconds = max(self.hooks.clock() - turn.started, 1e-9)
+    def _report(
+        self, measures: _UpdateMeasures, progress: Progress, rates: Rates, *, norm: float, means: list[float]
+    ) -> None:
+        """Pass a record to ``on_update``. ``means``: over ranks, of each loss and last of the seconds waiting for
+        data."""
+        seconds = max(self.hooks.clock() - measures.start_s, 1e-9)
         measured = self.job.backend.measure()
         where = {"update": progress.update, "epoch": progress.epoch, "position": progress.position}
         self.hooks.on_update(
@@ -193,7 +206,7 @@ class Trainer:
                 **where,
                 "updates_per_epoch": self.job.loader.updates_per_epoch,
                 "total_updates": self.job.total_updates,
-                "losses": dict(zip(turn.losses, means[:-1], strict=True)),
+                "losses": dict(zip(measures.losses, means[:-1], strict=True)),
                 "rate": rates.rates[-1],
                 "rates": list(rates.rates),
                 "momentum": rates.momentum,
@@ -208,12 +221,12 @@ class Trainer:
         )
 
     def _after_update(self, progress: Progress, *, evaluate: bool, save: bool, stop: bool = False) -> Progress:
-        """Evaluate and save where due; end where asked, saved."""
+        """Evaluate and save as requested. With ``stop``, save and raise ``Interrupted``."""
         score = None
         if evaluate and not stop:
             try:
                 progress, score = self._evaluate(progress)
-            except Interrupted:  # evaluated when the job goes on
+            except Interrupted:  # The job is saved first, and evaluates here when it is resumed.
                 stop = True
         gained = score is not None and progress.epochs_without_gain == 0
         if stop or save or gained:
@@ -239,7 +252,7 @@ class Trainer:
 
 
 class _Closable(Iterator[Batch]):
-    """An iterator that can be closed, whether or not the one inside can."""
+    """Gives any iterator a ``close`` method, which ``contextlib.closing`` requires and only generators have."""
 
     def __init__(self, inside: Iterator[Batch]) -> None:
         self._inside = inside

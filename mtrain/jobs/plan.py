@@ -1,6 +1,6 @@
-"""A job as data: the exact commands of every host and the numbers that follow from the spec.
+"""The plan of a job: the exact command for every host, and the numbers that follow from the spec.
 
-``mtrain plan`` prints it, ``mtrain train`` runs it. Nothing here imports a framework or starts anything.
+``mtrain plan`` prints a plan, ``mtrain train`` runs it. Nothing here imports a framework or starts a process.
 """
 
 import itertools
@@ -22,34 +22,37 @@ from mtrain.system.devices import Devices
 from mtrain.system.placement import LOOPBACK
 
 SEVERAL_HOSTS_PORT = 29500
-"""Rendezvous port that all hosts can know without asking each other."""
+"""Default rendezvous port of a job on several hosts: a fixed one, which every host knows without asking the others."""
 TYPED = ("flag", "override")
-"""Origins of values that a person has just typed: they are obeyed or refused. A spec file's number of ranks, in
-contrast, does not keep a backend that trains in one process from running the same spec."""
+"""Origins of values from the command line. Such a value is obeyed or refused, never ignored.
+
+In contrast, a backend that trains in one process ignores the number of ranks in a spec file, so that it can run the
+same spec."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What a plan depends on besides the spec: facts of this machine."""
+    """The facts about this machine on which a plan depends besides the spec."""
 
     cores: int
     devices: int
     addresses: Sequence[tuple[str, str]] = ()
-    """(interface, address)."""
+    """(interface, address) of every address of this machine."""
     python: str = "python"
     free_port: int = SEVERAL_HOSTS_PORT
     hidden: bool = False
-    """Whether the environment hides all accelerators."""
+    """Whether the environment hides all accelerators of this machine."""
     devices_of: Sequence[int] = ()
-    """Accelerators of each host of the job, where they have been asked; empty: they are like this machine."""
+    """Number of accelerators of each host of the job, if the hosts have reported it; empty: assume this machine's."""
     meeting_port: int = SEVERAL_HOSTS_PORT
-    """What several hosts take where the spec leaves the port open: one that is free on the first of them, once it was asked."""
+    """Rendezvous port of a job on several hosts if the spec leaves it open. Once the first host has been asked, a port
+    that is free there."""
     line: Sequence[str] = ()
-    """The command that was typed here."""
+    """The mtrain command that was typed here, word by word."""
 
     @classmethod
     def here(cls, *, environ: Mapping[str, str], python: str, line: Sequence[str] = ()) -> "Machine":
-        """This machine, as a rank started with ``environ`` would see it."""
+        """Return the facts about this machine as a rank started with the environment ``environ`` would see them."""
         return cls(
             cores=placement.usable_cores(),
             devices=placement.count_devices(environ),
@@ -63,7 +66,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What would be started, where, with which environment."""
+    """Every process that a job starts: on which host, with which command and environment."""
 
     title: str
     source: str
@@ -72,32 +75,32 @@ class Plan:
     backend: str
     launcher_name: str
     launcher: Launcher = field(repr=False, compare=False)
-    """What starts the ranks of a host."""
+    """The plugin that starts the ranks of each host."""
     hosts: Sequence[Host]
     commands: Sequence[Command]
     """One per host, in the order of ``hosts``."""
     carrier: str = ""
-    """The plugin that brings the commands to the hosts; empty: each is started there."""
+    """Name of the plugin that brings the commands to the hosts; empty: each command is started on its own host."""
     starts: bool = True
-    """Whether anything is started by the command that makes this plan."""
+    """Whether the mtrain command that makes this plan also starts it. False: people type a command on each host."""
     brought: Sequence[Sequence[str]] = ()
-    """With a carrier: what it runs for each host, or what is typed there."""
+    """With a carrier: the command it runs for each host, or the one that people type there."""
     max_restarts: int
     log_dir: Path | None
     numbers: Mapping[str, Any]
-    """Derived from the spec: global batch, micro batch, rates ..., name -> value, in the order of printing."""
+    """Values derived from the spec (global batch, micro batch, rates ...), by name, in the order of printing."""
 
     @property
     def size(self) -> int:
-        """Ranks over all hosts."""
+        """Number of ranks on all hosts together."""
         return sum(host.slots for host in self.hosts)
 
     def first_rank(self, node: int) -> int:
-        """The lowest rank of a host."""
+        """Return the lowest rank number on host number ``node``."""
         return sum(host.slots for host in self.hosts[:node])
 
     def as_json(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """Return the plan as plain values that JSON can hold."""
         return {
             "source": self.source,
             "run_dir": str(self.run_dir),
@@ -112,7 +115,7 @@ class Plan:
         }
 
     def text(self) -> str:
-        """For a person; the commands can be pasted into a shell."""
+        """Return the plan as text for a person. Its commands can be pasted into a shell."""
         head = {"spec": self.source, "run folder": str(self.run_dir), "resumes from": str(self.resume or "")}
         way = f" on each host, brought there by {self.carrier}" if self.carrier else ""
         head |= {"backend": f"{self.backend}, started by {self.launcher_name}{way}"}
@@ -131,39 +134,41 @@ class Plan:
 
 
 def _shell(command: Command) -> list[str]:
-    """The command as a shell would take it: variables in front, quoted where needed. For printing only."""
+    """Return the command as lines for a shell: variables first, quoted where needed. For printing only."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(command.env.items())]
     return ["  " + " ".join(variables) + " \\", "  " + shlex.join(command.argv)]
 
 
 def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Machine, mode: str = "train") -> Plan:
-    """The plan of a loaded spec on ``machine``; ``mode``: what the ranks do ("train", "evaluate", "predict").
+    """Make the plan of a loaded spec on ``machine``.
+
+    ``mode`` is the task of the ranks: "train", "evaluate" or "predict".
 
     Raises:
         SpecError: hosts, ranks and batch do not fit together.
         PluginError: backend or launcher is unknown, or they do not fit together.
     """
     spec, policy = loaded.spec, loaded.policy
-    given = spec.backend.options
-    options = plugins.options("backends", spec.backend.name, given, path="backend.options", policy=policy)
-    described = plugins.made("backends", spec.backend.name, options, policy=policy)
-    carrier, launcher_name, launcher_class = _launcher_for(described.rendezvous, spec, policy)
+    raw_options = spec.backend.options
+    options = plugins.options("backends", spec.backend.name, raw_options, path="backend.options", policy=policy)
+    backend = plugins.made("backends", spec.backend.name, options, policy=policy)
+    carrier_class, launcher_name, launcher_class = _launcher_for(backend.rendezvous, spec, policy)
     devices = _devices(spec, machine, option=str(getattr(options, "device", "auto")))
     devices.check()
-    single = described.rendezvous == "none" and loaded.origin("cluster.nproc_per_node").kind not in TYPED
+    single = backend.rendezvous == "none" and loaded.origin("cluster.nproc_per_node").kind not in TYPED
     hosts = _hosts(spec, machine, device=devices.option, single=single)
     ranks = max(host.slots for host in hosts)
     size = sum(host.slots for host in hosts)
     recipe = make_recipe(spec, size=size)
     if mode == "train":
-        total_updates(spec, 1)  # only asks whether a length is given
-    check_recipe(described, recipe, size=size, on_cpu=devices.on_cpu)
+        total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
+    check_recipe(backend, recipe, size=size, on_cpu=devices.on_cpu)
     launcher = launcher_class(_launch_options(launcher_class, spec, machine, ranks=ranks, devices=devices.visible))
     resumed = ["--resume", str(resume)] if resume else []
     chosen_mode = ["--mode", mode] if mode != "train" else []
     argv = ["-m", "mtrain.rank.worker", "--run-dir", str(run_dir), *chosen_mode, *resumed]
     commands = [_placed(command, hosts, spec.cluster, machine) for command in launcher.plan(argv, hosts, ranks)]
-    bringing = None if carrier is None else carrier(_carry_options(carrier, spec, machine))
+    carrier = None if carrier_class is None else carrier_class(_carry_options(carrier_class, spec, machine))
     return Plan(
         title=f"{run_dir.name}: {spec.model.name} on {spec.backend.name}",
         source=str(loaded.source),
@@ -175,8 +180,8 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         hosts=hosts,
         commands=commands,
         carrier="" if carrier is None else spec.cluster.launcher,
-        starts=bringing is None or bringing.starts,
-        brought=() if bringing is None else [bringing.bring(host.address, node) for node, host in enumerate(hosts)],
+        starts=carrier is None or carrier.starts,
+        brought=() if carrier is None else [carrier.bring(host.address, node) for node, host in enumerate(hosts)],
         max_restarts=spec.cluster.max_restarts,
         log_dir=Path(spec.cluster.log_dir).absolute() if spec.cluster.log_dir else None,
         numbers=_numbers(spec, recipe, hosts=hosts, threads=launcher.options.threads) | {"devices": devices.words()},
@@ -184,35 +189,39 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
 
 
 def _launcher_for(rendezvous: str, spec: Spec, policy: plugins.Policy) -> tuple[Any, str, Any]:
-    """What brings commands to the hosts, if anything does, and what starts the ranks of one: the plugin that was asked for, or
-    the first that provides what the backend needs; those with ``automatic = False`` come behind all others."""
-    asked = spec.cluster.launcher
-    found = None if asked == "auto" else plugins.load("launchers", asked, policy=policy)
-    if found is not None and not getattr(found, "carries", False):
-        if rendezvous not in found.provides:
+    """Return (carrier class or None, name of the launcher, launcher class) for a backend that needs ``rendezvous``.
+
+    A launcher that the spec names is taken. Otherwise it is the first installed one that provides ``rendezvous``; those
+    with ``automatic = False`` are tried last.
+    """
+    requested_name = spec.cluster.launcher
+    requested = None if requested_name == "auto" else plugins.load("launchers", requested_name, policy=policy)
+    if requested is not None and not getattr(requested, "carries", False):
+        if rendezvous not in requested.provides:
             raise SpecError(
-                f"cluster.launcher: {asked!r} given, it provides {', '.join(sorted(found.provides))}; "
+                f"cluster.launcher: {requested_name!r} given, it provides {', '.join(sorted(requested.provides))}; "
                 f"backend {spec.backend.name!r} needs {rendezvous!r}: use `auto`"
             )
-        return None, asked, found
-    if found is not None and not spec.cluster.ips:
+        return None, requested_name, requested
+    if requested is not None and not spec.cluster.ips:
         raise SpecError(
-            f"cluster.launcher: {asked!r} given, but no host is named; give them with --ips A,B or --hostfile"
+            f"cluster.launcher: {requested_name!r} given, but no host is named; give them with --ips A,B or --hostfile"
         )
     names = [entry.name for entry in plugins.names("launchers", policy=policy) if entry.enabled]
     broken: list[str] = []
     for automatic, name in itertools.product((True, False), names):
         try:
             launcher = plugins.load("launchers", name, policy=policy)
-        except PluginError as error:  # nobody asked for this one
+        except PluginError as error:  # A broken launcher that the user did not choose must not stop the job.
             broken.append(str(error))
             continue
         if rendezvous in getattr(launcher, "provides", ()) and getattr(launcher, "automatic", True) == automatic:
-            return found, name, launcher
+            return requested, name, launcher
     raise SpecError(
         "; ".join(
             [
-                f"backend.name: {spec.backend.name!r} needs a launcher that provides {rendezvous!r}; installed: {', '.join(names)}",
+                f"backend.name: {spec.backend.name!r} needs a launcher that provides {rendezvous!r}; "
+                f"installed: {', '.join(names)}",
                 *dict.fromkeys(broken),
             ]
         )
@@ -220,49 +229,56 @@ def _launcher_for(rendezvous: str, spec: Spec, policy: plugins.Policy) -> tuple[
 
 
 def _hosts(spec: Spec, machine: Machine, *, device: str, single: bool) -> list[Host]:
-    """The hosts with their ranks; ``single``: the backend trains in one process."""
+    """Return the hosts of the job with their numbers of ranks; ``single``: the backend trains in one process."""
     cluster = spec.cluster
     addresses = cluster.ips or [LOOPBACK]
-    twice = sorted({address for address in addresses if addresses.count(address) > 1})
-    if twice:
+    repeated = sorted({address for address in addresses if addresses.count(address) > 1})
+    if repeated:
         raise SpecError(
-            f"cluster.ips: {', '.join(twice)} given twice; name each host once, with its ranks: {placement.bracketed(twice[0])}:2"
+            f"cluster.ips: {', '.join(repeated)} given twice; name each host once, with its ranks: "
+            f"{placement.bracketed(repeated[0])}:2"
         )
     if cluster.slots is not None and len(cluster.slots) != len(cluster.ips):
         raise SpecError(
-            f"cluster.slots: {len(cluster.slots)} numbers given for {len(cluster.ips)} hosts; give one for each of cluster.ips"
+            f"cluster.slots: {len(cluster.slots)} numbers given for {len(cluster.ips)} hosts; "
+            "give one for each of cluster.ips"
         )
     if single:
         return [Host(address=address) for address in addresses]
     if cluster.slots is not None:
         return [Host(address=address, slots=slots) for address, slots in zip(addresses, cluster.slots, strict=True)]
-    present = machine.devices_of or [machine.devices] * len(addresses)
+    device_counts = machine.devices_of or [machine.devices] * len(addresses)
     return [
-        Host(address=address, slots=_ranks_of(spec, devices, device=device))
-        for address, devices in zip(addresses, present, strict=True)
+        Host(address=address, slots=_ranks_of(spec, count, device=device))
+        for address, count in zip(addresses, device_counts, strict=True)
     ]
 
 
-def _ranks_of(spec: Spec, present: int, *, device: str) -> int:
-    """``cluster.nproc_per_node`` on a host; auto: one per device that is asked for, one on CPU."""
-    asked = spec.cluster.nproc_per_node
-    devices = 0 if device == "cpu" else present
+def _ranks_of(spec: Spec, device_count: int, *, device: str) -> int:
+    """Return the number of ranks on a host with ``device_count`` accelerators: ``cluster.nproc_per_node``.
+
+    ``auto`` means one rank per device that the job may use, and one rank on the CPU.
+    """
+    ranks = spec.cluster.nproc_per_node
+    usable = 0 if device == "cpu" else device_count
     chosen = spec.cluster.devices
-    if asked == "auto":
-        return max(1, len(chosen) if chosen is not None else devices)
-    if chosen is not None and asked > len(chosen) > 0 and devices:
+    if ranks == "auto":
+        return max(1, len(chosen) if chosen is not None else usable)
+    if chosen is not None and ranks > len(chosen) > 0 and usable:
         raise SpecError(
-            f"cluster.nproc_per_node: {asked} ranks given for {len(chosen)} devices ({chosen}); "
+            f"cluster.nproc_per_node: {ranks} ranks given for {len(chosen)} devices ({chosen}); "
             "give as many devices, or fewer ranks"
         )
-    return asked
+    return ranks
 
 
 def check_recipe(backend: Any, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
-    """Ask a backend whether it can follow a recipe, before anything starts; one without ``check`` says so in its ranks.
+    """Refuse a recipe that the backend cannot follow, before any rank starts.
+
+    A backend without a method ``check`` refuses it later, in ``prepare`` on its ranks.
 
     Raises:
-        SpecError: it cannot.
+        SpecError: the backend cannot follow the recipe.
     """
     if hasattr(backend, "check"):
         backend.check(recipe, size=size, on_cpu=on_cpu)
@@ -271,8 +287,8 @@ def check_recipe(backend: Any, recipe: Recipe, *, size: int, on_cpu: bool) -> No
 def _devices(spec: Spec, machine: Machine, *, option: str) -> Devices:
     ips, own = spec.cluster.ips, {address for _, address in machine.addresses}
     here = not ips or (len(ips) == 1 and ips[0] in own)
-    present = machine.devices_of or ([machine.devices] if here else None)
-    return Devices(option=option, numbers=spec.cluster.devices, present=present, hidden=machine.hidden)
+    device_counts = machine.devices_of or ([machine.devices] if here else None)
+    return Devices(option=option, numbers=spec.cluster.devices, present=device_counts, hidden=machine.hidden)
 
 
 def _launch_options(launcher: Any, spec: Spec, machine: Machine, *, ranks: int, devices: tuple[int, ...] | None) -> Any:
@@ -285,8 +301,8 @@ def _launch_options(launcher: Any, spec: Spec, machine: Machine, *, ranks: int, 
     own = placement.loopback_like(cluster.ips[0]) if cluster.ips else LOOPBACK
     interface = cluster.interface
     if interface is None:
-        wanted = [own] if alone else cluster.ips
-        interface = placement.interface_of(machine.addresses, wanted)
+        candidates = [own] if alone else cluster.ips
+        interface = placement.interface_of(machine.addresses, candidates)
     return launcher.Options(
         python=spec.backend.python or _python_on_hosts(spec, machine),
         master_addr=cluster.master_addr or (own if alone else cluster.ips[0]),
@@ -299,7 +315,8 @@ def _launch_options(launcher: Any, spec: Spec, machine: Machine, *, ranks: int, 
 
 
 def _python_on_hosts(spec: Spec, machine: Machine) -> str:
-    """The interpreter that has mtrain: as here, unless ssh is told another one."""
+    """Return the path of the interpreter that has mtrain on the hosts: ``cluster.ssh.python``, else the path used
+    here."""
     return spec.cluster.ssh.python or machine.python
 
 
@@ -317,7 +334,10 @@ def _carry_options(carrier: Any, spec: Spec, machine: Machine) -> Any:
 
 
 def _placed(command: Command, hosts: Sequence[Host], cluster: ClusterSpec, machine: Machine) -> Command:
-    """Leave out the interface that was found here from the command of another host: it may have another name there."""
+    """Return the command without the name of this machine's network interface if it is for another host.
+
+    The interface may have another name there. One that the spec sets is kept.
+    """
     mine = {address for _, address in machine.addresses}
     if len(hosts) == 1 or cluster.interface is not None or command.host in mine:
         return command
@@ -326,7 +346,7 @@ def _placed(command: Command, hosts: Sequence[Host], cluster: ClusterSpec, machi
 
 
 def _numbers(spec: Spec, recipe: Any, *, hosts: Sequence[Host], threads: int) -> dict[str, Any]:
-    """What follows from the spec and the ranks, in words that a person can check."""
+    """Return the values that follow from the spec and the number of ranks, with the calculation that leads to each."""
     slots = [host.slots for host in hosts]
     size, train, factors = sum(slots), spec.train, scaling(spec)
     each = f" x {slots[0]}" if len(set(slots)) == 1 else ": " + " + ".join(map(str, slots))

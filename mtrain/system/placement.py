@@ -1,4 +1,4 @@
-"""Where ranks run: this machine's addresses, devices and ports, and the options that every launcher is given."""
+"""This machine's addresses, devices and ports, and the options that a plan passes to every launcher."""
 
 import errno
 import ipaddress
@@ -14,11 +14,11 @@ from mtrain.errors import UsageError
 LOOPBACK = "127.0.0.1"
 LOOPBACK_6 = "::1"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Where the collectives of both frameworks look for the interface that they use."""
+"""Environment variables in which gloo and NCCL look for the network interface to use."""
 
 
 class LaunchOptions(BaseModel):
-    """What a plan hands to a launcher; a launcher's own ``Options`` extends it."""
+    """The options that a plan passes to a launcher. A launcher's own ``Options`` class extends it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -32,7 +32,7 @@ class LaunchOptions(BaseModel):
 
 
 class CarryOptions(BaseModel):
-    """What a plan hands to what brings commands to several hosts."""
+    """The options that a plan passes to a carrier, the plugin that brings commands to several hosts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,9 +46,10 @@ class CarryOptions(BaseModel):
 
 
 def rank_environment(options: LaunchOptions) -> dict[str, str]:
-    """Variables that every rank needs whoever starts it.
+    """Return the environment variables that every rank needs, whichever launcher starts it.
 
-    A spinning OpenMP wait multiplies CPU time by five where ranks share cores, hence ``OMP_WAIT_POLICY``.
+    ``OMP_WAIT_POLICY`` is set because OpenMP threads that spin while they wait multiply the CPU time by five where
+    ranks share cores.
     """
     threads = str(options.threads)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -61,21 +62,22 @@ def rank_environment(options: LaunchOptions) -> dict[str, str]:
 
 
 def free_port(address: str = LOOPBACK) -> int:
-    """A TCP port that nothing listens on at ``address`` just now."""
+    """Return a TCP port of ``address``, an address of this machine, on which nothing listens at the moment."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         listener.bind((address, 0))
         return int(listener.getsockname()[1])
 
 
 def check_port(address: str, port: int) -> None:
-    """Refuse a rendezvous port that another program listens on; an address of another machine is not looked at.
+    """Refuse a rendezvous port on which another program listens. An address of another machine cannot be checked.
 
     Raises:
-        UsageError: it is taken.
+        UsageError: the port is in use.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that a job has just left is free
+        # Without SO_REUSEADDR a port would count as taken for a while after a job that used it has ended (TIME_WAIT).
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((address, port))
         except OSError as error:
@@ -86,7 +88,7 @@ def check_port(address: str, port: int) -> None:
 
 
 def own_addresses() -> list[tuple[str, str]]:
-    """(interface, address) of every IPv4 and IPv6 address of this machine."""
+    """Return (interface, address) of every IPv4 and IPv6 address of this machine."""
     import psutil
 
     families = (socket.AF_INET, socket.AF_INET6)
@@ -99,7 +101,7 @@ def own_addresses() -> list[tuple[str, str]]:
 
 
 def is_own(address: str) -> bool:
-    """Whether a server on this machine can listen at ``address``."""
+    """Return whether a server on this machine can listen at ``address``."""
     try:
         free_port(address)
     except OSError:
@@ -108,7 +110,7 @@ def is_own(address: str) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Whether it is an IP address, and no name."""
+    """Return whether ``host`` is an IP address and not a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -117,22 +119,22 @@ def is_address(host: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IP address leads to no other machine than the one that uses it."""
+    """Return whether ``address`` is a loopback IP address, which every machine has for itself."""
     return is_address(address) and ipaddress.ip_address(address).is_loopback
 
 
 def loopback_like(address: str) -> str:
-    """The loopback address of the same version of IP; of a name, that of version 4."""
+    """Return the loopback address of the same IP version as ``address``; for a host name, that of IPv4."""
     return LOOPBACK_6 if is_address(address) and ":" in address else LOOPBACK
 
 
 def bracketed(host: str) -> str:
-    """``host``, an IPv6 address in brackets, so that a number can stand behind it."""
+    """Return ``host``, in brackets if it is an IPv6 address, so that ``:NUMBER`` can be appended."""
     return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
 
 
 def resolve(host: str) -> list[str]:
-    """Addresses of a host name; an address is its own answer; empty when the name is not known."""
+    """Return the addresses of a host name, empty if it cannot be resolved. An IP address resolves to itself."""
     try:
         return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
     except OSError:
@@ -143,72 +145,74 @@ def find_node_rank(
     ips: Sequence[str],
     addresses: Sequence[tuple[str, str]],
     *,
-    given: int | None = None,
+    node_rank: int | None = None,
     resolver: Callable[[str], Sequence[str]] = resolve,
 ) -> int:
-    """This machine's place in ``ips``.
+    """Return the index of this machine in ``ips``. ``node_rank``, from ``--node-rank``, overrides the search.
 
     Raises:
-        UsageError: none or several of ``ips`` are addresses of this machine, or ``given`` is out of range. Starting
+        UsageError: none or several of ``ips`` are addresses of this machine, or ``node_rank`` is out of range. Starting
             anyway would make this machine a second rank 0, and every host would wait for ever.
     """
-    if given is not None:
-        if given >= len(ips):
+    if node_rank is not None:
+        if node_rank >= len(ips):
             raise UsageError(
-                f"--node-rank {given}: expected 0 to {len(ips) - 1}, there are {len(ips)} hosts: {', '.join(ips)}"
+                f"--node-rank {node_rank}: expected 0 to {len(ips) - 1}, there are {len(ips)} hosts: {', '.join(ips)}"
             )
-        return given
+        return node_rank
     mine = {address for _, address in addresses}
     matches = [i for i, host in enumerate(ips) if host in mine or mine.intersection(resolver(host))]
     if len(matches) == 1:
         return matches[0]
     own = ", ".join(f"{address} ({name})" for name, address in addresses) or "none"
-    found = "is not among them" if not matches else "is several of them (" + ", ".join(ips[i] for i in matches) + ")"
+    problem = "is not among them" if not matches else "is several of them (" + ", ".join(ips[i] for i in matches) + ")"
     raise UsageError(
-        f"--ips {','.join(ips)}: this machine {found}; its addresses are {own}. "
+        f"--ips {','.join(ips)}: this machine {problem}; its addresses are {own}. "
         "Correct --ips, or say which host this is with --node-rank N"
     )
 
 
 def line_for(line: Sequence[str], node: int, *, carried: bool) -> list[str]:
-    """The command ``line``, as it was typed on one host, for host ``node`` of a job that is started by hand on each.
+    """Return the command to type on host ``node``, derived from the ``line`` that was typed on one of the hosts.
 
-    ``carried``: its launcher was to bring it there, so ``auto`` takes its place; else all hosts must be told the same one.
+    ``carried``: the launcher in ``line`` is one that would bring the command to the host, and is replaced by ``auto``.
+    Otherwise the launcher stays, because all hosts must have the same one.
     """
-    own = ("--launcher", "--node-rank") if carried else ("--node-rank",)
-    kept: list[str] = []
+    replaced_flags = ("--launcher", "--node-rank") if carried else ("--node-rank",)
+    rest: list[str] = []
     words = iter(line)
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")
-        if flag not in own:
-            kept.append(word)
+        if flag not in replaced_flags:
+            rest.append(word)
         elif "=" not in word:
-            next(words, None)
-    return [*kept, *(("--launcher", "auto") if carried else ()), "--node-rank", str(node)]
+            next(words, None)  # The flag's value is the next word.
+    return [*rest, *(("--launcher", "auto") if carried else ()), "--node-rank", str(node)]
 
 
-def interface_of(addresses: Sequence[tuple[str, str]], wanted: Sequence[str]) -> str | None:
-    """The interface that owns one of the ``wanted`` addresses; None when none does."""
-    return next((name for name, address in addresses if address in wanted), None)
+def interface_of(addresses: Sequence[tuple[str, str]], candidates: Sequence[str]) -> str | None:
+    """Return the name of the first interface that has one of the addresses ``candidates``; None if none does."""
+    return next((name for name, address in addresses if address in candidates), None)
 
 
 def count_devices(environ: Mapping[str, str], *, dev: Path = Path("/dev")) -> int:
-    """Accelerators that a rank here would see, found without a framework; 0 on a CPU machine."""
-    present = sum(1 for path in dev.glob("nvidia[0-9]*"))
-    listed = _listed_devices(environ)
-    return present if listed is None else min(present, len(listed))
+    """Return how many accelerators a rank on this machine would see; 0 without any. No framework is imported."""
+    installed = sum(1 for path in dev.glob("nvidia[0-9]*"))
+    visible = _listed_devices(environ)
+    return installed if visible is None else min(installed, len(visible))
 
 
 def hides_devices(environ: Mapping[str, str]) -> bool:
-    """Whether ``CUDA_VISIBLE_DEVICES`` lists no device."""
+    """Return whether ``CUDA_VISIBLE_DEVICES`` is set and lists no device."""
     return _listed_devices(environ) == []
 
 
 def _listed_devices(environ: Mapping[str, str]) -> list[str] | None:
+    """Return the entries of ``CUDA_VISIBLE_DEVICES``; None if it is not set, so that all devices are visible."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     return None if visible is None else [part for part in visible.split(",") if part.strip() not in ("", "-1")]
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

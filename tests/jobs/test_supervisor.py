@@ -49,9 +49,9 @@ def test_a_machine_that_is_twice_in_the_list_is_refused():
 
 
 def test_a_given_node_rank_is_taken_and_must_be_in_range():
-    assert placement.find_node_rank(["x", "y"], MINE, given=1) == 1
+    assert placement.find_node_rank(["x", "y"], MINE, node_rank=1) == 1
     with pytest.raises(UsageError, match="expected 0 to 1"):
-        placement.find_node_rank(["x", "y"], MINE, given=2)
+        placement.find_node_rank(["x", "y"], MINE, node_rank=2)
 
 
 @pytest.mark.parametrize(("visible", "expected"), [(None, 2), ("0", 1), ("", 0), ("-1", 0), ("0,1,2,3", 2)])

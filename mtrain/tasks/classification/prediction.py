@@ -52,7 +52,7 @@ class ClassPictures:
 
     def write(
         self,
-        found: Mapping[int, NDArray[np.float32]],
+        partial: Mapping[int, NDArray[np.float32]],
         out: Path,
         *,
         confidence: float,
@@ -66,7 +66,7 @@ class ClassPictures:
         called = names or {}
         stems = unique_stems([Path(file) for file in files])
         rows = []
-        for index, probabilities_C in sorted(found.items()):
+        for index, probabilities_C in sorted(partial.items()):
             label = int(probabilities_C.argmax())
             score = float(probabilities_C[label])
             named = score >= confidence

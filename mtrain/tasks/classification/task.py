@@ -110,12 +110,12 @@ class ClassificationTask:
         inputs = inputs_grid(self.sources()["train"], self._data.train, limit=limit)
         yield "augmented", "train pictures as the network is given them", inputs
 
-    def draw(self, found: Mapping[int, Any], path: Path) -> None:
+    def draw(self, partial: Mapping[int, Any], path: Path) -> None:
         """Pictures with the class that was given and the one that was predicted, mistakes first."""
         from mtrain.data.images.drawing import save_picture
         from mtrain.tasks.classification.drawing import comparison
 
-        save_picture(comparison(self._data.val, found), path)
+        save_picture(comparison(self._data.val, partial), path)
 
     def _splits(self) -> dict[str, LabelledPictures]:
         if not self._training:

@@ -54,7 +54,7 @@ class DetectionPictures:
 
     def write(
         self,
-        found: Mapping[int, Detections],
+        partial: Mapping[int, Detections],
         out: Path,
         *,
         confidence: float,
@@ -62,7 +62,7 @@ class DetectionPictures:
         names: Mapping[Path, str] | None = None,
     ) -> None:
         """``predictions.json`` in the COCO results form, each row with its ``file_name`` and ``class``; pictures with boxes."""
-        kept = {index: rows[rows[:, 4] >= confidence] for index, rows in sorted(found.items())}
+        kept = {index: rows[rows[:, 4] >= confidence] for index, rows in sorted(partial.items())}
         out.mkdir(parents=True, exist_ok=True)
         called = names or {}
         files = {sample.image_id: called.get(sample.path, str(sample.path)) for sample in self._pictures.samples}

@@ -116,12 +116,12 @@ class DetectionTask:
         grid = inputs_grid(source, self._data.class_names, limit=limit)
         yield "augmented", "train pictures as the network is given them", grid
 
-    def draw(self, found: Mapping[int, Any], path: Path) -> None:
-        """Ground truth beside predictions for some pictures of ``found`` (boxes in pixels by sample index)."""
+    def draw(self, partial: Mapping[int, Any], path: Path) -> None:
+        """Ground truth beside predictions for some pictures of ``partial`` (boxes in pixels by sample index)."""
         from mtrain.data.images.drawing import save_picture
         from mtrain.tasks.detection.drawing import comparison
 
-        save_picture(comparison(self._data.val, found), path)
+        save_picture(comparison(self._data.val, partial), path)
 
     def _splits(self) -> dict[str, Annotations]:
         """The splits that this job uses, all of them read."""
