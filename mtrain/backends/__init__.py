@@ -1,1 +1,4 @@
-"""Ways of training on many ranks; each module is the target of one `mtrain.backends` entry point."""
+"""Backends: ways of training on many ranks.
+
+Each public backend module is the target of one `mtrain.backends` entry point.
+"""

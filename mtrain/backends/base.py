@@ -1,4 +1,7 @@
-"""What backends on every framework share: options of one rank's device, and calls passed on to an engine. Imports no framework."""
+"""Base classes of backends on any framework: options of a rank's device, and forwarding of calls to an engine.
+
+Importing this module imports no framework.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
@@ -13,11 +16,11 @@ from mtrain.errors import LaunchError
 from mtrain.spec import remedies
 
 EXTRAS = {"torch": "ddp", "paddle": "fleet-cpu"}
-"""The extra of mtrain that installs a framework."""
+"""Maps a framework to the extra of mtrain that installs it."""
 
 
 class DeviceOptions(BaseModel):
-    """Options of every backend: the device of a rank."""
+    """Options that every backend has: those of a rank's device."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,10 +30,10 @@ class DeviceOptions(BaseModel):
 
 
 class Engine(Protocol):
-    """One rank of a job on one framework: ``core.interfaces.Backend`` without the way in and out."""
+    """One rank of a job on one framework: ``core.interfaces.Backend`` without joining and leaving the ranks."""
 
     device: Any
-    """As the framework names it."""
+    """The framework's own object for the device."""
 
     @property
     def collective(self) -> Collective: ...  # noqa: D102 - as in Backend, like all below
@@ -54,16 +57,16 @@ E = TypeVar("E", bound=Engine)
 
 
 class EngineBackend(Generic[E]):
-    """The part of ``core.interfaces.Backend`` that passes calls on to the engine that a subclass makes in ``__enter__``."""
+    """A backend that forwards calls to the engine that its subclass makes in ``__enter__``."""
 
     framework: str
     _entered: E | None = None
 
     def part(self, name: str) -> ModuleType:
-        """A module of the framework's folder.
+        """Import module ``name`` from the folder of this backend's framework (``_torch`` or ``_paddle``).
 
         Raises:
-            LaunchError: the framework is not installed.
+            LaunchError: The framework is not installed.
         """
         if find_spec(self.framework) is None:
             raise LaunchError(
@@ -74,17 +77,17 @@ class EngineBackend(Generic[E]):
 
     @property
     def nn(self) -> ModuleType:
-        """The neutral layers."""
+        """The neutral layers on this framework."""
         return self.part("nn")
 
     @property
     def ops(self) -> ModuleType:
-        """The neutral functions."""
+        """The neutral functions on this framework."""
         return self.part("ops")
 
     @property
     def engine(self) -> E:
-        """Valid inside ``with backend:``."""
+        """The engine of this rank; valid inside ``with backend:`` only."""
         assert self._entered is not None, "use the backend inside `with backend:`"
         return self._entered
 
@@ -100,7 +103,7 @@ class EngineBackend(Generic[E]):
         return self.engine.collective
 
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
-        """See ``Backend.prepare``: nothing is refused unless a subclass does."""
+        """Refuse nothing; subclasses override this, see ``Backend.prepare``."""
 
     def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
         """See ``Backend.prepare``."""

@@ -1,4 +1,4 @@
-"""Many ranks through ``torch.nn.parallel.DistributedDataParallel``: gloo on CPU, NCCL on CUDA."""
+"""Backend ``ddp``: many ranks with torch's ``DistributedDataParallel``, over gloo on the CPU and NCCL on CUDA."""
 
 from __future__ import annotations
 
@@ -53,12 +53,13 @@ class DDP(TorchBackend):
             )
 
     def _may_be_static(self, recipe: Recipe) -> bool:
-        """Whether DDP allows a static graph, which excludes ``no_sync``."""
+        """Return whether DDP allows a static graph: it excludes ``no_sync``, which accumulation needs."""
         return recipe.accumulate == 1 and not self.options.find_unused_parameters
 
     def __enter__(self) -> Self:
-        # Its functions take the group of the moment of import as a default argument; DDP imports it. Imported after the
-        # group is made, they would keep the group, and its threads, alive beyond __exit__.
+        # This module's functions bind the default group that exists at import time as a default argument. DDP imports
+        # the module; if that happened after the group is made, it would keep the group and its threads alive beyond
+        # __exit__.
         import torch.distributed.nn.functional  # noqa: F401
         from torch import distributed as dist
 
@@ -95,40 +96,41 @@ class DDP(TorchBackend):
     def _wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
         from mtrain.backends._torch.deterministic_buckets import RehearsedDDP
 
-        wanted = self.options.static_graph
+        static_graph = self.options.static_graph
         wrapped = RehearsedDDP(
             model,
             device_ids=[self.engine.device] if self.engine.device.type == "cuda" else None,
             bucket_cap_mb=self.options.bucket_mb,
             find_unused_parameters=self.options.find_unused_parameters,
             gradient_as_bucket_view=True,
-            static_graph=self._may_be_static(recipe) if wanted == "auto" else wanted,
+            static_graph=self._may_be_static(recipe) if static_graph == "auto" else static_graph,
         )
         self._wrapped.add(wrapped)
         return wrapped, _Exchange(wrapped, self.engine.waits)
 
 
 class _Exchange:
-    """DDP averages gradients in the backward pass of the last micro batch."""
+    """The exchange of DDP, which averages gradients in the backward pass of the last micro batch."""
 
     def __init__(self, wrapped: Any, waits: Waits | None) -> None:
         self._wrapped = wrapped
         self._waits = waits
         if waits is not None:
+            # By default DDP times only a sample of the updates.
             wrapped._set_ddp_runtime_logging_sample_rate(1)
 
     def during(self, *, last: bool) -> AbstractContextManager[object]:
-        """No exchange before the last."""
+        """Suppress DDP's exchange before the last micro batch."""
         return nullcontext() if last else self._wrapped.no_sync()
 
     def finish(self) -> None:
-        """Nothing, but where waiting is timed: the exchange is done when the last backward returns."""
+        """Add up waiting time where it is measured; the exchange itself ended with the last backward pass."""
         if self._waits is not None:
             self._waits.seconds += _exposed_s(self._wrapped)
 
 
 def _exposed_s(wrapped: Any) -> float:
-    """What DDP's own clocks say of the last backward pass: from the last gradient to the end of its exchange."""
+    """Return the seconds from the last gradient of a backward pass to the end of its exchange, by DDP's clocks."""
     wrapped.logger.set_runtime_stats_and_log()
-    told = wrapped._get_ddp_logging_data()
-    return max(0.0, 1e-9 * (told["backward_comm_time_end"] - told["backward_compute_time_end"]))
+    times_ns = wrapped._get_ddp_logging_data()
+    return max(0.0, 1e-9 * (times_ns["backward_comm_time_end"] - times_ns["backward_compute_time_end"]))

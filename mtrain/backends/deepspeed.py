@@ -1,4 +1,7 @@
-"""Many ranks through DeepSpeed's ZeRO: optimizer state, gradients and weights split over ranks; gloo on CPU, NCCL on CUDA."""
+"""Backend ``deepspeed``: many ranks with DeepSpeed ZeRO, which splits optimizer state, gradients and weights.
+
+Ranks communicate by gloo on the CPU and by NCCL on CUDA.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ class DeepSpeed(TorchBackend):
             )
 
     def __enter__(self) -> Self:
-        # As in backend ddp: imported after the group is made, it would keep the group alive.
+        # As in backend ddp: if this module were imported after the group is made, it would keep the group alive.
         import torch.distributed.nn.functional  # noqa: F401
         from torch import distributed as dist
 

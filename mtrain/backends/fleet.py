@@ -1,4 +1,4 @@
-"""Many ranks through ``paddle.distributed.fleet``: gloo on CPU, NCCL on CUDA."""
+"""Backend ``fleet``: many ranks with ``paddle.distributed.fleet``, over gloo on the CPU and NCCL on CUDA."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Fleet(EngineBackend["PaddleEngine"]):
-    """``core.interfaces.Backend`` over Paddle Fleet; started by ``paddle.distributed.launch`` or what sets its variables."""
+    """``core.interfaces.Backend`` over Paddle Fleet; started by ``paddle.distributed.launch`` or with its variables."""
 
     class Options(DeviceOptions):
         """Options of backend ``fleet``."""

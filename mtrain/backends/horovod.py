@@ -1,4 +1,4 @@
-"""Many ranks through Horovod: gloo (or MPI) on CPU, NCCL on CUDA where it was built with it."""
+"""Backend ``horovod``: many ranks with Horovod, over gloo or MPI on the CPU, and NCCL on CUDA if built with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 NAMES_CACHED = 4096
-"""Names that Horovod agrees upon once instead of every time; a detector has up to a thousand trained arrays."""
+"""Capacity of Horovod's response cache, in tensor names.
+
+Ranks negotiate a cached tensor once instead of in every update. A detector has up to a thousand trained arrays.
+"""
 
 
 class Horovod(TorchBackend):
@@ -101,15 +104,16 @@ class Horovod(TorchBackend):
         )
 
     def _settings(self) -> dict[str, str]:
-        """Horovod's variables."""
+        """Return the environment variables that configure Horovod."""
         options = self.options
         return {
-            # A group is sent at once, and no two are put together.
+            # Each group is sent as one message, and Horovod must not fuse two groups into one.
             "HOROVOD_FUSION_THRESHOLD": str(int(options.fusion_mb * MIB)),
             "HOROVOD_DISABLE_GROUP_FUSION": "1",
             "HOROVOD_CYCLE_TIME": str(options.cycle_ms),
             "HOROVOD_CACHE_CAPACITY": str(NAMES_CACHED),
-            # It warns of a rank that others wait for, and looks, once per so many seconds.
+            # Horovod looks for ranks that others wait for, and warns, once per interval, which must be shorter than the
+            # timeout.
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(min(60, options.timeout_s // 4)),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(options.timeout_s),
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(options.silence_s),

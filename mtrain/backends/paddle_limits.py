@@ -1,14 +1,14 @@
-"""What no backend on Paddle can do, known without importing Paddle."""
+"""Refuse recipes that no backend on Paddle can follow. Importing this module does not import Paddle."""
 
 from mtrain.core.interfaces import Recipe
 from mtrain.errors import SpecError
 
 
 def check(recipe: Recipe, *, on_cpu: bool) -> None:
-    """Refuse what Paddle would pass over with a warning, or cannot do.
+    """Refuse a recipe that Paddle would ignore with a warning, or cannot follow.
 
     Raises:
-        SpecError: half precision on the CPU, for which Paddle has no kernels, or a compiled model.
+        SpecError: The recipe asks for half precision on the CPU, for which Paddle has no kernels, or a compiled model.
     """
     if recipe.precision in ("bf16", "fp16") and on_cpu:
         raise SpecError(

@@ -1,4 +1,4 @@
-"""One rank, no exchange, on either framework."""
+"""Backend ``solo``: a single rank on torch or Paddle, without exchange of gradients."""
 
 from typing import Any, ClassVar, Literal, Self
 

@@ -1,6 +1,7 @@
-"""For backends on torch from outside: what a plugin's module may import on top, because it imports no framework.
+"""Public base class for plugin backends on torch. A plugin may import it at the top: it imports no framework.
 
-With ``mtrain.backends.torch_engine`` this is the public part of ``mtrain.backends``; ``docs/writing-a-backend.md`` shows its use.
+With ``mtrain.backends.torch_engine`` this is the public part of ``mtrain.backends``; ``docs/writing-a-backend.md``
+shows its use.
 """
 
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions

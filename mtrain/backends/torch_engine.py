@@ -1,6 +1,7 @@
-"""For backends on torch from outside: the engine that all of mtrain's own share. Importing it imports torch.
+"""Public engine for plugin backends on torch, the one that mtrain's own backends share. Importing it imports torch.
 
-With ``mtrain.backends.torch_backend`` this is the public part of ``mtrain.backends``; ``docs/writing-a-backend.md`` shows its use.
+With ``mtrain.backends.torch_backend`` this is the public part of ``mtrain.backends``; ``docs/writing-a-backend.md``
+shows its use.
 """
 
 from mtrain.backends._torch.collective import DistributedCollective, LocalCollective, TorchCollective

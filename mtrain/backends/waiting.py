@@ -1,4 +1,4 @@
-"""How long a rank waits for the others. Counted where a comparison asks for it; elsewhere nothing of this is called."""
+"""Measure how long a rank waits for the others. Only comparisons measure it; other jobs call nothing of this module."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Waits:
-    """Seconds in which this rank has done nothing but wait for other ranks."""
+    """A counter of the seconds in which this rank did nothing but wait for other ranks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -16,26 +16,29 @@ class Waits:
         self._watched: list[tuple[Any, str, Any]] = []
 
     def begin(self, *ignored: object) -> None:
-        """What follows counts, up to ``end``. May be nested; is a hook for what hands over anything."""
+        """Start counting until the matching ``end``; may be nested.
+
+        Arguments are ignored, so that it can serve as a hook.
+        """
         if not self._depth:
             self._began = perf_counter()
         self._depth += 1
 
     def end(self, *ignored: object) -> None:
-        """See ``begin``."""
+        """End what the matching ``begin`` started; arguments are ignored too."""
         self._depth -= 1
         if not self._depth:
             self.seconds += perf_counter() - self._began
 
     def watch(self, owner: Any, *names: str) -> None:
-        """From now on the time inside these methods of ``owner``, an object or a class, counts."""
+        """Count the time inside these methods of ``owner``, an object or a class; replaces them until ``release``."""
         for name in names:
             original = getattr(owner, name)
             self._watched.append((owner, name, original))
             setattr(owner, name, self._counted(original))
 
     def release(self) -> None:
-        """What ``watch`` has changed is as before."""
+        """Restore the methods that ``watch`` replaced."""
         while self._watched:
             owner, name, original = self._watched.pop()
             setattr(owner, name, original)

@@ -1,1 +1,1 @@
-"""What solo, ddp, horovod and deepspeed share: torch's layers, functions and engine."""
+"""Layers, functions and the engine on torch, shared by the backends solo, ddp, horovod and deepspeed."""

@@ -7,19 +7,25 @@ from torch import Tensor
 
 
 class Average:
-    """Shadow of the tensors ``live`` under ``names``; they trade places for evaluation, nothing is copied."""
+    """Moving average ("shadow") of the tensors ``live``; for evaluation the two swap storage without copying."""
 
     def __init__(
         self, names: Sequence[str], live: Sequence[Tensor], shares: Callable[[int], tuple[float, float]]
     ) -> None:
-        """``shares``: (keep, take) behind an update, see ``core.recipe.ema_shares``."""
+        """Start the average at the current values of ``live``.
+
+        Args:
+            names: Names of the tensors in ``live``, in the same order.
+            live: The model's own tensors; they keep changing as it trains.
+            shares: Maps the number of an update to (keep, take), see ``core.recipe.ema_shares``.
+        """
         self.names = names
         self.live = live
         self.shadow = [tensor.detach().clone() for tensor in live]
         self._shares = shares
 
     def follow(self, update: int) -> None:
-        """shadow = keep * shadow + take * live, behind update ``update`` (1-based)."""
+        """Fold the weights of update ``update`` (1-based) in: shadow = keep * shadow + take * live."""
         keep, take = self._shares(update)
         live = [x.detach() for x in self.live]
         if take == 1 - keep:
@@ -29,12 +35,12 @@ class Average:
             torch._foreach_add_(self.shadow, live, alpha=take)
 
     def restart(self) -> None:
-        """shadow = live."""
+        """Set the average to the current weights: shadow = live."""
         torch._foreach_copy_(self.shadow, [x.detach() for x in self.live])
 
     def swap(self) -> None:
-        """Trade the contents of shadow and live: by pointer."""
+        """Exchange the contents of shadow and live by swapping their storage."""
         for i, tensor in enumerate(self.live):
-            inside = tensor.data
+            live_data = tensor.data
             tensor.data = self.shadow[i]
-            self.shadow[i] = inside
+            self.shadow[i] = live_data

@@ -1,4 +1,4 @@
-"""The part of ``core.interfaces.Backend`` that all backends on torch share. Imports torch only when asked to."""
+"""Base class of all backends on torch. Importing this module does not import torch; using a backend does."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ class TorchOptions(DeviceOptions):
 
 
 class TorchBackend(EngineBackend["TorchEngine"]):
-    """Passes calls on to a ``TorchEngine``."""
+    """A backend that forwards its calls to a ``TorchEngine``."""
 
     framework = "torch"

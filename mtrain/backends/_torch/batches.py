@@ -1,4 +1,4 @@
-"""Host micro batches onto the device."""
+"""Copy micro batches from host memory to the device."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,31 +13,32 @@ DeviceBatch = dict[str, Tensor]
 
 
 def _tensor(array: Array) -> Tensor:
-    """Zero copy where the array can be written to: torch has no read-only tensors."""
-    usable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
-    return torch.from_numpy(array if usable else np.array(array))
+    """Return ``array`` as a tensor, without copying where torch allows it."""
+    # torch has neither read-only tensors nor negative strides: such arrays are copied first.
+    shareable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if shareable else np.array(array))
 
 
 def on_host(loader: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
-    """Tensors that share the memory of the loader's arrays."""
-    for host in loader:
-        yield {name: _tensor(array) for name, array in host.items()}
+    """Yield micro batches as CPU tensors that share the memory of the loader's arrays where possible."""
+    for host_batch in loader:
+        yield {name: _tensor(array) for name, array in host_batch.items()}
 
 
 class _Stage:
-    """One slot of the pipeline: pinned memory, and the event after which it may be written again."""
+    """One slot of the upload pipeline: pinned memory, and the event after which that memory may be overwritten."""
 
     def __init__(self) -> None:
         self._pinned: dict[str, Tensor] = {}
         self._copied: torch.cuda.Event | None = None
 
-    def upload(self, host: HostBatch, device: torch.device, stream: torch.cuda.Stream) -> DeviceBatch:
-        """Start copying; the caller's stream must wait for ``copied`` before it reads the result."""
+    def upload(self, host_batch: HostBatch, device: torch.device, stream: torch.cuda.Stream) -> DeviceBatch:
+        """Start copying on ``stream``; the caller's stream must wait for ``ready()`` before it reads the result."""
         if self._copied is not None:
             self._copied.synchronize()
         batch = {}
         with torch.cuda.stream(stream):
-            for name, array in host.items():
+            for name, array in host_batch.items():
                 source = _tensor(array)
                 batch[name] = self._pin(name, source).to(device, non_blocking=True)
             self._copied = torch.cuda.Event()
@@ -45,21 +46,22 @@ class _Stage:
         return batch
 
     def _pin(self, name: str, source: Tensor) -> Tensor:
-        kept = self._pinned.get(name)
-        if kept is None or kept.dtype != source.dtype or kept.numel() < source.numel():
-            kept = torch.empty(max(source.numel(), 1), dtype=source.dtype, pin_memory=True)
-            self._pinned[name] = kept
-        view = kept[: source.numel()].view(source.shape)
+        """Copy ``source`` into this slot's pinned memory, which grows to the largest batch."""
+        pinned = self._pinned.get(name)
+        if pinned is None or pinned.dtype != source.dtype or pinned.numel() < source.numel():
+            pinned = torch.empty(max(source.numel(), 1), dtype=source.dtype, pin_memory=True)
+            self._pinned[name] = pinned
+        view = pinned[: source.numel()].view(source.shape)
         return view.copy_(source)
 
     def ready(self) -> torch.cuda.Event:
-        """The event after the last upload."""
+        """Return the event that marks the end of the last upload."""
         assert self._copied is not None
         return self._copied
 
 
 def on_cuda(loader: Iterable[HostBatch], device: torch.device) -> Iterator[DeviceBatch]:
-    """Tensors on ``device``; the next micro batch is copied on a side stream while this one is used."""
+    """Yield micro batches on ``device``; the next one is copied on a side stream while the current one is used."""
     stream = torch.cuda.Stream(device)
     stages = [_Stage(), _Stage()]
     source = iter(loader)
@@ -78,11 +80,12 @@ def on_cuda(loader: Iterable[HostBatch], device: torch.device) -> Iterator[Devic
         current = torch.cuda.current_stream(device)
         current.wait_event(stage.ready())
         for tensor in batch.values():
-            # The allocator must not give this memory away while the compute stream reads it.
+            # The tensor was allocated on the side stream: without this the allocator could hand its memory to the next
+            # upload while the compute stream still reads it.
             tensor.record_stream(current)
         yield batch
 
 
 def upload(loader: Iterable[HostBatch], device: torch.device) -> Iterator[DeviceBatch]:
-    """Micro batches on ``device``, prefetched where it helps."""
+    """Yield micro batches on ``device``, prefetched on CUDA."""
     return on_cuda(loader, device) if device.type == "cuda" else on_host(loader)

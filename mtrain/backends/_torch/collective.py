@@ -1,4 +1,4 @@
-"""``core.interfaces.Collective`` over torch.distributed, and what the torch engine needs beside it."""
+"""Communication between the ranks of a job on torch: ``core.interfaces.Collective`` plus calls on torch tensors."""
 
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol, TypeVar
@@ -16,42 +16,46 @@ T = TypeVar("T")
 
 
 class LocalCollective:
-    """A job of one rank on torch tensors."""
+    """The collective of a job with a single rank."""
 
     rank = 0
     local_rank = 0
     size = 1
 
     def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
-        """A copy of ``x``."""
+        """Return a copy of ``x``."""
         return x.copy() if isinstance(x, np.ndarray) else x.detach().clone()
 
     def all_gather(self, value: T) -> list[T]:
-        """``[value]``."""
+        """Return ``[value]``."""
         return [value]
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
-        """``x`` of all ranks, stacked along a new first axis."""
+        """Return ``x`` of all ranks, stacked along a new first axis."""
         return x.detach().unsqueeze(0)
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of rank 0."""
 
     def time_waits(self) -> Waits:
-        """Stays at 0."""
+        """Return a counter that stays at 0: a single rank waits for nobody."""
         return Waits()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is no connection to close."""
 
 
 class DistributedCollective:
-    """The ranks of torch's default process group.
-
-    ``host_group`` carries numpy arrays and objects: a gloo group, so that they never wait for a device.
-    """
+    """The collective over torch's default process group."""
 
     def __init__(self, *, local_rank: int, host_group: dist.ProcessGroup | None) -> None:
+        """Wrap the process group that this rank has joined.
+
+        Args:
+            local_rank: Number of this rank on its host.
+            host_group: A gloo group for numpy arrays and objects, so that they never wait for a device; None: they
+                travel over the default group, which then must be gloo.
+        """
         self.rank = dist.get_rank()
         self.local_rank = local_rank
         self.size = dist.get_world_size()
@@ -62,33 +66,34 @@ class DistributedCollective:
         """See ``Collective.all_reduce``."""
         on_host = isinstance(x, np.ndarray)
         reduced = torch.from_numpy(x.copy()) if on_host else x.detach().clone()
-        # gloo has no AVG.
-        kind = dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM
-        dist.all_reduce(reduced, kind, group=self._host_group if on_host else None)
+        # gloo has no ReduceOp.AVG, so "mean" is a sum that is divided afterwards.
+        reduce_op = dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM
+        dist.all_reduce(reduced, reduce_op, group=self._host_group if on_host else None)
         if op == "mean":
             reduced /= self.size
         return reduced.numpy() if on_host else reduced
 
     def all_gather(self, value: T) -> list[T]:
         """See ``Collective.all_gather``."""
-        mine = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
+        payload = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(mine)]), group=self._host_group)
+        dist.all_gather(sizes, torch.tensor([len(payload)]), group=self._host_group)
+        # all_gather needs equal lengths on all ranks: payloads are padded to the longest and cut again.
         lengths = [int(size) for size in sizes]
-        padded = mine.new_zeros(max(lengths))
-        padded[: len(mine)] = mine
-        everyone = [torch.empty_like(padded) for _ in lengths]
-        dist.all_gather(everyone, padded, group=self._host_group)
-        return [unpacked(part[:length].numpy().tobytes()) for part, length in zip(everyone, lengths, strict=True)]
+        padded = payload.new_zeros(max(lengths))
+        padded[: len(payload)] = payload
+        gathered = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(gathered, padded, group=self._host_group)
+        return [unpacked(part[:length].numpy().tobytes()) for part, length in zip(gathered, lengths, strict=True)]
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
-        """``x`` of all ranks, stacked along a new first axis."""
+        """Return ``x`` of all ranks, stacked along a new first axis."""
         gathered = x.new_empty((self.size, *x.shape))
         dist.all_gather(list(gathered.unbind(0)), x.detach().contiguous())
         return gathered
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite ``tensors`` with those of rank 0: one message per dtype."""
+        """Overwrite ``tensors`` with those of rank 0; sends one message per dtype."""
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for tensor in tensors:
             by_dtype.setdefault(tensor.dtype, []).append(tensor)
@@ -99,27 +104,31 @@ class DistributedCollective:
                 tensor.detach().copy_(part.view(tensor.shape))
 
     def time_waits(self) -> Waits:
-        """See ``TorchCollective``: whoever calls torch.distributed from Python, waiting is in ``Work.wait``."""
+        """Measure waiting time.
+
+        All collectives issued from Python block in ``Work.wait``, so timing that method is enough.
+        """
         self._waits = Waits()
         self._waits.watch(dist.Work, "wait")
         return self._waits
 
     def close(self) -> None:
-        """Let go of the process groups. No calls afterwards."""
+        """Drop the process groups. The collective must not be used afterwards."""
         self._host_group = None
         if self._waits is not None:
             self._waits.release()
 
 
 class TorchCollective(Collective, Protocol):
-    """What the engine asks of the ranks of any backend on torch.
+    """The communication that the torch engine needs from any backend on torch.
 
-    One that can tell how long this rank waits in these calls, and as far as it can be seen here in a library's, has a method
-    ``time_waits() -> Waits`` besides, which counts from then on.
+    A collective that can measure how long this rank waits in these calls, and in those of its library as far as they
+    can be observed from Python, has an additional method ``time_waits() -> Waits``; the returned counter runs from then
+    on.
     """
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
-        """``x`` of all ranks, stacked along a new first axis."""
+        """Return ``x`` of all ranks, stacked along a new first axis."""
         ...
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
@@ -127,5 +136,5 @@ class TorchCollective(Collective, Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what connects the ranks. No calls afterwards."""
+        """Drop what connects the ranks. The collective must not be used afterwards."""
         ...

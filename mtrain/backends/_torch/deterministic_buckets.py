@@ -1,4 +1,4 @@
-"""DistributedDataParallel whose gradients add up in the same order from the first update on."""
+"""A DistributedDataParallel that adds gradients in the same order from the first update on."""
 
 import inspect
 import sys
@@ -14,19 +14,21 @@ from typing_extensions import override
 
 
 class RehearsedDDP(DistributedDataParallel):
-    """DDP orders its buckets anew after the first backward pass it sees.
+    """A DDP whose buckets have their final order before the first update.
 
-    A ring adds the ranks' gradients in an order that depends on where they lie in a bucket. From three ranks on, the
-    first update of a process would so be rounded otherwise than the same update of a process that is under way, and a
-    resumed job would not be the uninterrupted one, bit for bit. One discarded pass over the first micro batch settles
-    the order; two with a static graph, where the first pass only counts and the second notes the order. With two ranks
-    there is one order of addition only, and nothing is done.
+    DDP reorders its buckets after the first backward pass it sees, and a ring adds the ranks' gradients in an order
+    that depends on where they lie in a bucket. With three or more ranks the first update of a process would therefore
+    be rounded differently from the same update of a process that has been running, and a resumed job would not match
+    the uninterrupted one bit for bit. One discarded pass over the first micro batch settles the order; with a static
+    graph it takes two, because the first pass only counts and the second records the order. Two ranks have a single
+    order of addition, so nothing is done.
     """
 
     _settled = False
 
     def __init__(self, *inputs: Any, **kwargs: Any) -> None:
-        # Buffers are sent before evaluations and saves, not in each forward pass; torch 2.13 renamed the argument.
+        # mtrain broadcasts buffers before evaluations and saves, so DDP must not do it in each forward pass. torch 2.13
+        # renamed the argument.
         renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
         kwargs["forward_sync_buffers" if renamed else "broadcast_buffers"] = False
         with _without_compiler():
@@ -35,7 +37,7 @@ class RehearsedDDP(DistributedDataParallel):
     @override
     @contextmanager
     def _inside_ddp_forward(self) -> Iterator[None]:
-        """Tells the compiler which module runs; where no compiler is loaded, asking for it would load it."""
+        """Tell the compiler which module runs, but only if it is loaded: the base class would import it."""
         with super()._inside_ddp_forward() if _compiler_is_loaded() else nullcontext():
             yield
 
@@ -48,19 +50,19 @@ class RehearsedDDP(DistributedDataParallel):
         return super().forward(*inputs, **kwargs)
 
     def release(self) -> None:
-        """Let go of the process group, so that destroying it ends its threads. No training afterwards.
+        """Drop the process group, so that destroying it ends its threads. The module cannot train afterwards.
 
-        A gloo thread that outlives the group's destruction aborts the process when it drops its last tensor while Python
-        shuts down.
+        A gloo thread that outlives the destruction of the group aborts the process if it frees its last tensor while
+        Python shuts down.
         """
         for name in ("reducer", "logger", "process_group"):
             self.__dict__[name] = None
 
     def _rehearse(self, *inputs: Any, **kwargs: Any) -> None:
-        """Forward and backward with exchange; buffers, gradients and random state are as before."""
+        """Run forward and backward with an exchange, then restore buffers, gradients and random state."""
         buffers = [buffer.clone() for buffer in self.module.buffers()]
         device = next(self.module.parameters()).device
-        exchanged = self.require_backward_grad_sync
+        sync_before = self.require_backward_grad_sync
         self.require_backward_grad_sync = True
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for _ in range(2 if self.static_graph else 1):
@@ -68,11 +70,11 @@ class RehearsedDDP(DistributedDataParallel):
                 with torch.autocast(device.type, enabled=False):
                     total.backward()
                 clear_gradients(self.module)
-        self.require_backward_grad_sync = exchanged
+        self.require_backward_grad_sync = sync_before
         torch.clear_autocast_cache()
         with torch.no_grad():
-            for buffer, before in zip(self.module.buffers(), buffers, strict=True):
-                buffer.copy_(before)
+            for buffer, saved in zip(self.module.buffers(), buffers, strict=True):
+                buffer.copy_(saved)
 
 
 def _compiler_is_loaded() -> bool:
@@ -81,23 +83,24 @@ def _compiler_is_loaded() -> bool:
 
 @contextmanager
 def _without_compiler() -> Iterator[None]:
-    """DDP asks the compiler for one setting, and importing the compiler takes as long as importing torch.
+    """Keep DDP's constructor from importing torch's compiler, which takes as long as importing torch itself.
 
-    While inside, that question is answered with its default. Nothing happens where the compiler is loaded already.
+    The constructor reads one setting of ``torch._dynamo``. Inside this context a stand-in answers with the setting's
+    default. Nothing is replaced where the compiler is loaded already.
     """
     if _compiler_is_loaded():
         yield
         return
-    answer = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
-    torch.__dict__["_dynamo"] = answer
+    stand_in = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
+    torch.__dict__["_dynamo"] = stand_in
     try:
         yield
     finally:
-        if torch.__dict__.get("_dynamo") is answer:
+        if torch.__dict__.get("_dynamo") is stand_in:
             del torch.__dict__["_dynamo"]
 
 
 def clear_gradients(model: nn.Module) -> None:
-    """No parameter holds a gradient afterwards."""
+    """Drop the gradient of every parameter."""
     for parameter in model.parameters():
         parameter.grad = None

@@ -1,4 +1,4 @@
-"""The device of one rank."""
+"""Choose and describe the device of one rank."""
 
 from typing import Literal
 
@@ -11,10 +11,16 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 
 
 def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> torch.device:
-    """This rank's device, made the current one; ``auto`` is CUDA where there is any. ``keep``: see ``keep_memory``.
+    """Choose this rank's device and make it the current one.
+
+    Args:
+        name: ``auto`` is CUDA where there is a device, else the CPU.
+        local_rank: Number of this rank on its host, which is the number of its CUDA device.
+        tf32: Allow TensorFloat-32 in products and convolutions.
+        keep: On the CPU, keep freed memory for the next update, see ``system.memory.keep_memory``.
 
     Raises:
-        LaunchError: CUDA was asked for and is not there, or has fewer devices than this host has ranks.
+        LaunchError: CUDA was requested and is not available, or has fewer devices than this host has ranks.
     """
     available = torch.cuda.is_available() if name != "cpu" else False
     if name == "cuda" and not available:
@@ -39,12 +45,12 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> torc
 
 
 def named(device: torch.device) -> str:
-    """The device for people: ``cpu``, or ``cuda:1 (NVIDIA H100)``."""
+    """Return the device's name for display: ``cpu``, or ``cuda:1 (NVIDIA H100)``."""
     return "cpu" if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})"
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process on its device: allocated on CUDA, the resident set on CPU."""
+    """Return this process's peak memory on its device: allocated bytes on CUDA, the resident set on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return peak_resident_bytes()

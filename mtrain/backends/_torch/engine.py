@@ -1,4 +1,4 @@
-"""What every backend on torch shares: one rank's device, the model on it, batches to it, and its state as numpy."""
+"""The engine that every backend on torch shares: one rank's device, its model, its batches, and its state as numpy."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -16,27 +16,27 @@ from mtrain.core.recipe import is_frozen
 from mtrain.errors import SpecError
 
 Wrap = Callable[[nn.Module, Recipe], tuple[nn.Module, Exchange]]
-"""Turns the model into what is called in training, and says how gradients are exchanged."""
+"""Maps a model to (the module that is called in training, how its gradients are exchanged)."""
 
 
 class NoExchange:
-    """One rank: its gradient is the mean."""
+    """The exchange of a job with one rank, whose gradient already is the mean."""
 
     def during(self, *, last: bool) -> nullcontext[None]:
-        """Nothing."""
+        """Do nothing around a micro batch."""
         return nullcontext()
 
     def finish(self) -> None:
-        """Nothing."""
+        """Do nothing: there is nothing to exchange."""
 
 
 def alone(model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
-    """``Wrap`` for one rank."""
+    """Return the model unchanged: the ``Wrap`` of a job with one rank."""
     return model, NoExchange()
 
 
 class TorchEngine:
-    """One rank of a job on torch. Backends hold one and pass their calls on."""
+    """One rank of a job on torch. A backend holds one engine and forwards its calls to it."""
 
     def __init__(self, collective: TorchCollective, target: torch.device) -> None:
         self.collective = collective
@@ -61,7 +61,7 @@ class TorchEngine:
         return called, self.optimizer(model, recipe, exchange)
 
     def optimizer(self, model: nn.Module, recipe: Recipe, exchange: Exchange) -> TorchOptimizer:
-        """The optimizer of a model behind ``wrap``; engines whose ranks hold parts of arrays have one of their own."""
+        """Make the optimizer of a model after ``wrap`` was applied. Engines that shard arrays override this."""
         return TorchOptimizer(model, recipe, exchange=exchange, collective=self.collective, device=self.device)
 
     def _place(self, model: nn.Module, recipe: Recipe) -> nn.Module:
@@ -93,7 +93,10 @@ class TorchEngine:
         return {name: state.to_numpy(x) for name, x in output.items()}
 
     def state(self, model: nn.Module, optimizer: TorchOptimizer) -> State:
-        """See ``Backend.state``. Sets the buffers of all ranks to rank 0's: what is saved is what goes on."""
+        """See ``Backend.state``.
+
+        Sets the buffers of all ranks to rank 0's, so that training continues with what is saved.
+        """
         model = inner(model)
         ema = optimizer.ema()
         parameters = {name for name, _ in model.named_parameters()}
@@ -126,22 +129,23 @@ class TorchEngine:
         return measured if self.waits is None else {**measured, "communication_s": self.waits.seconds}
 
     def time_waits(self) -> None:
-        """See ``Backend.measure``. On CUDA it cannot be told here: the device waits, not its process."""
-        counting = getattr(self.collective, "time_waits", None)
-        if counting is not None and self.device.type == "cpu":
-            self.waits = counting()
+        """See ``Backend.measure``. Does nothing on CUDA, where the device waits and not the process."""
+        start_timing = getattr(self.collective, "time_waits", None)
+        if start_timing is not None and self.device.type == "cpu":
+            self.waits = start_timing()
 
 
 def of_one_rank(target: torch.device) -> TorchEngine:
-    """The engine of a job of one rank."""
+    """Make the engine of a job with one rank."""
     return TorchEngine(LocalCollective(), target)
 
 
 def channels_last(model: nn.Module) -> None:
     """Lay all 4-D weights out channels last, in place.
 
-    ``Module.to`` leaves 1x1 weights with the strides of a contiguous tensor, which is the same memory; but their gradients
-    come with those of channels last, and DDP then copies instead of sharing.
+    ``Module.to`` leaves 1x1 weights with the strides of a contiguous tensor, which describe the same memory. Their
+    gradients however have channels-last strides, and where the strides differ DDP copies gradients instead of sharing
+    its buckets.
     """
     layout.use(nn.Conv2d, model)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -152,7 +156,7 @@ def channels_last(model: nn.Module) -> None:
 
 
 def inner(model: nn.Module) -> nn.Module:
-    """The model that was built, without what a backend wrapped around it."""
+    """Return the model that was built, without the module that a backend wrapped around it."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return model.module
     return model

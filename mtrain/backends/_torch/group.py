@@ -1,4 +1,4 @@
-"""torch's default process group: entered by what a starter has set, and left."""
+"""Join torch's default process group, as described by the launcher's environment variables, and leave it."""
 
 import os
 from datetime import timedelta
@@ -10,10 +10,15 @@ from mtrain.errors import LaunchError
 
 
 def join(backend: str, *, on_cuda: bool, timeout: timedelta) -> None:
-    """Enter it: NCCL on CUDA, gloo on CPU. Every rank calls.
+    """Join the default process group: NCCL on CUDA, gloo on the CPU. Every rank must call.
+
+    Args:
+        backend: Name of the backend that joins, for the error message.
+        on_cuda: Whether this rank computes on CUDA.
+        timeout: A collective that waits longer fails.
 
     Raises:
-        LaunchError: no starter has set its variables; ``backend`` is who asks.
+        LaunchError: The launcher's environment variables are missing or wrong.
     """
     library = "nccl" if on_cuda else "gloo"
     try:
@@ -31,25 +36,27 @@ def join(backend: str, *, on_cuda: bool, timeout: timedelta) -> None:
 
 
 def _own_store(timeout: timedelta) -> dist.distributed_c10d.Store | None:
-    """The store of a rank 0 whose starter has made none; None: torch finds one, or says what is missing.
+    """Return a store that this rank must host itself, because it is rank 0 and its launcher hosts none.
 
-    torch itself would listen on every interface. The prefix is that of torch, which the other ranks use.
+    None leaves the store to torch, which connects to an existing one or reports the variable that is missing. A store
+    that torch hosts would listen on every interface, this one listens at the rendezvous address alone.
     """
     environ = os.environ
-    given = all(name in environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-    if not given or environ["RANK"] != "0" or environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    has_rendezvous = all(name in environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    if not has_rendezvous or environ["RANK"] != "0" or environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return None
     address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     store = listening_store(address, port, size=int(environ["WORLD_SIZE"]), timeout=timeout)
+    # "default_pg" is torch's own prefix, which the other ranks use when torch connects them to this store.
     return None if store is None else dist.distributed_c10d.PrefixStore("default_pg", store)
 
 
 def leave(*, failed: bool) -> None:
-    """Leave it, if this process is in it; ``failed``: because of an error."""
+    """Leave the default process group if this process is in it; ``failed``: it leaves because of an error."""
     if not dist.is_initialized():
         return
     if failed and dist.get_backend() == "nccl":
-        # Peers may never answer: give kernels in flight up instead of waiting for them.
+        # Peers may never answer: abandon the kernels in flight instead of waiting for them.
         dist.distributed_c10d._abort_process_group()
         return
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Convolutions that settle the memory layout of a model: channels last, or contiguous, whatever their input has."""
+"""Convolutions that fix the memory layout of a model, channels last or contiguous, for inputs of any layout."""
 
 from typing import Any, cast
 
@@ -8,9 +8,10 @@ from typing_extensions import override
 
 
 class ChannelsLastConv2d(nn.Conv2d):
-    """A Conv2d whose weight is laid out channels last for each call. Values are those of ``engine.channels_last``.
+    """A Conv2d that converts its weight to channels last on each call.
 
-    For backends such as ZeRO-3 that store weights contiguous.
+    It is for backends such as ZeRO-3 that store weights contiguously. Its results equal those of
+    ``engine.channels_last``.
     """
 
     @override
@@ -19,10 +20,10 @@ class ChannelsLastConv2d(nn.Conv2d):
 
 
 class ContiguousConv2d(nn.Conv2d):
-    """A Conv2d that works on contiguous memory.
+    """A Conv2d that makes its input contiguous.
 
-    Pictures arrive channels last, and torch keeps the layout of its input from layer to layer. The first convolution copies
-    the pictures; behind it everything is contiguous already.
+    Pictures arrive channels last, and torch keeps the layout of its input from layer to layer. So the first convolution
+    copies the pictures, and every later input is contiguous already.
     """
 
     @override
@@ -31,19 +32,19 @@ class ContiguousConv2d(nn.Conv2d):
 
 
 def use_channels_last(model: nn.Module) -> None:
-    """Make every Conv2d of ``model`` compute as one whose weight lies channels last, in place."""
+    """Make every Conv2d of ``model`` compute with a channels-last weight, in place."""
     use(ChannelsLastConv2d, model)
 
 
 def use(kind: type[nn.Conv2d], model: nn.Module) -> None:
-    """Make every Conv2d of ``model`` one of ``kind``, in place; ``nn.Conv2d``: keep the layout that inputs and weights have."""
+    """Make every Conv2d of ``model`` a ``kind``, in place; ``nn.Conv2d`` keeps the layout of inputs and weights."""
     for module in model.modules():
         if type(module) in (nn.Conv2d, ChannelsLastConv2d, ContiguousConv2d):
             cast(Any, module).__class__ = kind
 
 
 def channels_last(weight_OIHW: Tensor) -> Tensor:
-    """The same values with the strides that ``engine.channels_last`` gives a weight; a copy unless H = W = 1."""
+    """Return the weight with the strides that ``engine.channels_last`` gives it; a copy unless H = W = 1."""
     outs, ins, height, width = weight_OIHW.shape
     if (height, width) == (1, 1):
         return weight_OIHW.reshape(outs, ins).view(outs, 1, 1, ins).permute(0, 3, 1, 2)

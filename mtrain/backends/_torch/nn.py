@@ -1,4 +1,4 @@
-"""The neutral layers in torch; ``core/nn.pyi`` is the contract. A native class that keeps it is the neutral one."""
+"""The neutral layers on torch. ``core/nn.pyi`` is their contract; torch's own class is used where it fulfils it."""
 
 import numpy as np
 import torch
@@ -49,7 +49,11 @@ no_grad = torch.no_grad
 
 
 class BatchNorm2d(torch.nn.BatchNorm2d):
-    """torch's, with exact statistics in every memory layout; which estimate the running variance takes is an argument."""
+    """torch's BatchNorm2d with exact statistics in every memory layout, and a choice of variance estimate.
+
+    With ``unbiased_variance`` the running variance follows the sum of squares divided by (count - 1), as torch has it;
+    without, divided by count.
+    """
 
     running_mean: Tensor
     running_var: Tensor
@@ -68,7 +72,7 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
             return self.normalized(input)
         if self.unbiased_variance or not self.training:
             return super().forward(input)
-        # Statistics of their own for the kernel: autograd keeps those that it is given, and lets nobody change them afterwards.
+        # The kernel gets scratch statistics: autograd saves the ones passed to it and forbids changing them afterwards.
         mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
         output = F.batch_norm(input, mean, var, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
         count = input.numel() // input.shape[1]
@@ -76,7 +80,7 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
         return output
 
     def normalized(self, input: Tensor, collective: TorchCollective | None = None) -> Tensor:
-        """Normalise with the statistics of ``input``, of all ranks where there is a ``collective``; running statistics follow."""
+        """Normalise with the statistics of ``input``, over all ranks with ``collective``; update the running ones."""
         output, mean, var, count = batchnorm.normalize(
             input, self.weight, self.bias, eps=self.eps, collective=collective
         )
@@ -85,7 +89,7 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, var: Tensor) -> None:
-        """Move the running statistics towards those of a micro batch."""
+        """Move the running statistics towards those of a micro batch by ``momentum``."""
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
         self.running_var.lerp_(var.to(self.running_var.dtype), self.momentum)
         self.num_batches_tracked.add_(1)

@@ -1,7 +1,7 @@
-"""The neutral functions in torch; ``core/ops.pyi`` is the contract and describes each.
+"""The neutral functions on torch. ``core/ops.pyi`` is their contract and documents each of them.
 
-torch's own reductions and joins take ``axis`` and ``keepdims`` as other names of ``dim`` and ``keepdim``: where that
-makes a native function keep the contract it *is* the neutral one.
+torch's own reductions and joins accept ``axis`` and ``keepdims`` as aliases of ``dim`` and ``keepdim``. Where such a
+native function fulfils the contract, it is used directly.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,8 @@ def _axes(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
 def asarray(values: Any, *, like: Tensor | None = None, dtype: str | None = None) -> Tensor:
     if like is None:
         return torch.tensor(values, dtype=None if dtype is None else _DTYPES[dtype])
-    # Made on the host and sent without waiting: torch.tensor(values, device="cuda") would wait for all that was queued.
+    # The tensor is made on the host and copied asynchronously: torch.tensor(values, device="cuda") would wait for all
+    # queued kernels.
     return torch.tensor(values, dtype=like.dtype if dtype is None else _DTYPES[dtype]).to(
         like.device, non_blocking=True
     )

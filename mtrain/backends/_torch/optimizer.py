@@ -1,4 +1,4 @@
-"""The torch engine's optimizer: scaling, exchange, clipping, update, average, in this order."""
+"""The torch engine's optimizer: it scales the loss, exchanges, clips, updates and averages, in this order."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ from mtrain.core.recipe import assign, ema_shares
 
 
 class Exchange(Protocol):
-    """How gradients become the mean over ranks: the one thing in which backends on this engine differ."""
+    """How gradients become their mean over ranks, which is the only difference between backends on this engine."""
 
     def during(self, *, last: bool) -> AbstractContextManager[object]:
-        """Surrounds forward and backward of a micro batch."""
+        """Return a context for forward and backward of a micro batch; ``last``: the last one of its update."""
         ...
 
     def finish(self) -> None:
-        """After the last backward: gradients are averaged when this returns."""
+        """Complete the exchange after the last backward pass: when this returns, gradients are averaged."""
         ...
 
 
@@ -73,13 +73,14 @@ class TorchOptimizer:
     def step(self, rates: Rates) -> float:
         """See ``Optimizer.step``."""
         self._exchange.finish()
-        taken = [[i for i, p in enumerate(group) if p.grad is not None] for group in self._parameters]
-        grads = [[_grad(group[i]) for i in places] for group, places in zip(self._parameters, taken, strict=True)]
-        flat = [grad for group in grads for grad in group]
-        norm = self._norm(flat) / self._scaler.scale
+        # A parameter that took no part in this update has no gradient and is left alone.
+        used_places = [[i for i, p in enumerate(group) if p.grad is not None] for group in self._parameters]
+        grads = [[_grad(group[i]) for i in places] for group, places in zip(self._parameters, used_places, strict=True)]
+        all_grads = [grad for group in grads for grad in group]
+        norm = self._norm(all_grads) / self._scaler.scale
         if math.isfinite(norm):
-            self._scale_(flat, norm)
-            self._apply(taken, grads, rates)
+            self._scale_(all_grads, norm)
+            self._apply(used_places, grads, rates)
         else:
             self.skipped += 1
             self.skipped_in_a_row += 1
@@ -91,20 +92,20 @@ class TorchOptimizer:
         return norm
 
     def _norm(self, grads: list[Tensor]) -> float:
-        """Global L2 norm of the gradients, before clipping and with the loss scale in."""
+        """Return the global L2 norm of the gradients before clipping, still multiplied by the loss scale."""
         return global_norm(grads)
 
     def _scale_(self, grads: list[Tensor], norm: float) -> None:
-        """Clip and take the loss scale out, in one pass; none where there is nothing to do."""
+        """Clip the gradients and divide by the loss scale in a single pass, which is skipped where the factor is 1."""
         clip = min(1.0, self._recipe.clip_norm / (norm + 1e-6))
         factor = clip / self._scaler.scale
         if factor != 1 and grads:
             torch._foreach_mul_(grads, factor)
 
-    def _apply(self, taken: list[list[int]], grads: list[list[Tensor]], rates: Rates) -> None:
+    def _apply(self, used_places: list[list[int]], grads: list[list[Tensor]], rates: Rates) -> None:
         if not self._layouts_checked:
-            self._match_layouts(taken, grads)
-        for rule, places, group, rate in zip(self._rules, taken, grads, rates.rates, strict=True):
+            self._match_layouts(used_places, grads)
+        for rule, places, group, rate in zip(self._rules, used_places, grads, rates.rates, strict=True):
             if places:
                 rule.apply(places, group, rate=rate, momentum=rates.momentum)
         self.updates += 1
@@ -113,19 +114,19 @@ class TorchOptimizer:
         if self._average is not None:
             self._average.follow(self.updates)
 
-    def _match_layouts(self, taken: list[list[int]], grads: list[list[Tensor]]) -> None:
-        """Fused kernels walk memory: a gradient must lie in memory as its parameter does, as autograd promises."""
-        for group, places, found in zip(self._parameters, taken, grads, strict=True):
-            for i, grad in zip(places, found, strict=True):
+    def _match_layouts(self, used_places: list[list[int]], grads: list[list[Tensor]]) -> None:
+        """Check that gradients have the strides of their parameters, as autograd promises and fused kernels need."""
+        for group, places, group_grads in zip(self._parameters, used_places, grads, strict=True):
+            for i, grad in zip(places, group_grads, strict=True):
                 if not _same_layout(group[i], grad):
                     raise AssertionError(f"gradient strides {grad.stride()} under a parameter of {group[i].stride()}")
         self._layouts_checked = True
 
     def _seed_next(self) -> None:
-        """Randomness inside the model (dropout) is keyed by (seed, rank, update), so that a resumed job repeats it."""
+        """Seed the model's randomness (dropout) by (seed, rank, update), so that a resumed job repeats it."""
         key = [self._recipe.seed, self._collective.rank, self.updates + self.skipped]
         seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
-        # torch.manual_seed keeps a printed call stack for every kind of device that is not in use: 0.3 ms per update.
+        # torch.manual_seed also formats a call stack for every device type that is not in use: 0.3 ms per update.
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)
@@ -136,19 +137,19 @@ class TorchOptimizer:
         """See ``Optimizer.averaged``."""
         if self._average is not None:
             self._average.swap()
-        own = [buffer.clone() for buffer in self._buffers] if self._collective.size > 1 else []
+        own_buffers = [buffer.clone() for buffer in self._buffers] if self._collective.size > 1 else []
         self._collective.broadcast_(self._buffers)
         try:
             yield
         finally:
-            for buffer, mine in zip(self._buffers, own, strict=bool(own)):
-                buffer.copy_(mine)
+            for buffer, own in zip(self._buffers, own_buffers, strict=bool(own_buffers)):
+                buffer.copy_(own)
             if self._average is not None:
                 self._average.swap()
 
     # ------------------------------------------------------------------------------------------- state, by name
     def moments(self) -> dict[str, Tensor]:
-        """Live moments as ``<moment>/<parameter name>``."""
+        """Return the live moments under names ``<moment>/<parameter name>``."""
         return {
             f"{moment}/{name}": tensor
             for names, rule in zip(self.groups, self._rules, strict=True)
@@ -157,11 +158,11 @@ class TorchOptimizer:
         }
 
     def ema(self) -> dict[str, Tensor]:
-        """Live averages by name of the weight or buffer; rank 0's averages of buffers are the job's."""
+        """Return the live averages by name of weight or buffer; for buffers, rank 0's averages are the job's."""
         return {} if self._average is None else dict(zip(self._average.names, self._average.shadow, strict=True))
 
     def restart_ema(self) -> None:
-        """The average is what the model holds now."""
+        """Restart the average at the model's current weights and buffers."""
         if self._average is not None:
             self._average.restart()
 
@@ -176,7 +177,7 @@ class TorchOptimizer:
         }
 
     def set_counters(self, counters: dict[str, float]) -> None:
-        """Put ``counters`` back. A loss scale is taken only where this recipe scales its loss."""
+        """Restore ``counters``. A saved loss scale is used only if this recipe scales its loss."""
         self.updates = int(counters.get("updates", 0))
         self.skipped = int(counters.get("skipped", 0))
         self.skipped_in_a_row = int(counters.get("skipped_in_a_row", 0))
@@ -189,7 +190,7 @@ class TorchOptimizer:
 
 
 def global_norm(grads: Sequence[Tensor]) -> float:
-    """L2 norm over all elements of all gradients, as ``clip_grad_norm_`` takes it; waits for the device."""
+    """Return the L2 norm over all elements of all gradients, as ``clip_grad_norm_`` does; waits for the device."""
     if not grads:
         return 0.0
     return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads)))))
@@ -201,7 +202,7 @@ def _grad(parameter: Tensor) -> Tensor:
 
 
 def _same_layout(parameter: Tensor, grad: Tensor) -> bool:
-    """Whether element i of one is element i of the other in memory; strides of axes of length 1 say nothing."""
+    """Return whether both order their elements alike in memory; strides of axes of length 1 do not count."""
     pairs = zip(parameter.shape, parameter.stride(), grad.stride(), strict=True)
     return all(length <= 1 or a == b for length, a, b in pairs)
 
@@ -209,6 +210,6 @@ def _same_layout(parameter: Tensor, grad: Tensor) -> bool:
 def _make_average(model: nn.Module, recipe: Recipe) -> Average | None:
     if recipe.ema_decay <= 0:
         return None
-    # state_dict: persistent entries only, live tensors in model order.
+    # state_dict has the persistent entries only; keep_vars makes them the live tensors, in model order.
     live = {name: x for name, x in model.state_dict(keep_vars=True).items() if x.is_floating_point()}
     return Average(list(live), list(live.values()), partial(ema_shares, recipe))

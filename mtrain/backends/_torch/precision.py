@@ -1,4 +1,4 @@
-"""Mixed precision: which type the forward pass takes."""
+"""Mixed precision: the contexts in which forward and backward passes run."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,7 +12,7 @@ HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def forward_context(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """Surrounds a forward pass: autocast for bf16 and fp16, nothing otherwise."""
+    """Return the context of a forward pass: autocast for bf16 and fp16, an empty one otherwise."""
     if precision not in HALF:
         return nullcontext()
     return torch.autocast(device.type, dtype=HALF[precision])
@@ -20,7 +20,7 @@ def forward_context(precision: Precision, device: torch.device) -> AbstractConte
 
 @contextmanager
 def backward_context(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Surrounds a backward pass, which must not be under autocast."""
+    """Return the context of a backward pass, in which autocast is off."""
     if precision not in HALF:
         yield
         return

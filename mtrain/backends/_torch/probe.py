@@ -1,4 +1,7 @@
-"""What the installed torch can do here, for ``mtrain doctor``: ``python -m mtrain.backends._torch.probe`` prints JSON."""
+"""Report what the installed torch can do on this machine, for ``mtrain doctor``.
+
+``python -m mtrain.backends._torch.probe`` prints the report as JSON. A process of its own, because it imports torch.
+"""
 
 import json
 from typing import Any
@@ -8,24 +11,28 @@ from torch import distributed as dist
 
 
 def look() -> list[dict[str, Any]]:
-    """One entry per thing to tell: ``state`` ("ok", "warning", "bad"), ``text``, ``remedy``."""
+    """Return one entry per finding: ``state`` ("ok", "warning", "bad"), ``text`` and, where it helps, ``remedy``."""
     devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     built = f"built with CUDA {torch.version.cuda}" if torch.version.cuda else "a build for the CPU"
-    there = ", ".join(dict.fromkeys(devices))
-    seen = f"{len(devices)} x {there}" if devices else "no GPU"
-    ways = [name for name, there in (("gloo", dist.is_gloo_available()), ("NCCL", dist.is_nccl_available())) if there]
-    found = [
+    models = ", ".join(dict.fromkeys(devices))
+    gpus = f"{len(devices)} x {models}" if devices else "no GPU"
+    transports = [
+        name for name, present in (("gloo", dist.is_gloo_available()), ("NCCL", dist.is_nccl_available())) if present
+    ]
+    findings = [
         {
             "state": "ok",
-            "text": f"torch {torch.__version__}, {built}; {seen}; talks over {' and '.join(ways) or 'nothing'}",
+            "text": f"torch {torch.__version__}, {built}; {gpus}; talks over {' and '.join(transports) or 'nothing'}",
         }
     ]
     if torch.version.cuda and not devices:
         remedy = "see nvidia-smi; ranks compute on the CPU until then, a build for the CPU is smaller"
-        found.append({"state": "warning", "text": "torch is built with CUDA and sees no GPU", "remedy": remedy})
+        findings.append({"state": "warning", "text": "torch is built with CUDA and sees no GPU", "remedy": remedy})
     if devices and not dist.is_nccl_available():
-        found.append({"state": "bad", "text": "torch has no NCCL for its GPUs", "remedy": "install an official build"})
-    return found
+        findings.append(
+            {"state": "bad", "text": "torch has no NCCL for its GPUs", "remedy": "install an official build"}
+        )
+    return findings
 
 
 if __name__ == "__main__":

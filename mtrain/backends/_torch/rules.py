@@ -1,7 +1,7 @@
-"""Update rules: torch.optim's mathematics on torch's fused kernels.
+"""Update rules with the mathematics of torch.optim, on torch's fused kernels.
 
-Not torch.optim itself: constructing one of its optimizers imports the compiler (1.6 s), and its loop asks questions
-that a recipe has answered. Every rule keeps its moments under neutral names.
+torch.optim itself is not used: constructing one of its optimizers imports the compiler (1.6 s), and its loop branches
+at every step on options that a recipe has fixed. Every rule keeps its moments under neutral names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,17 @@ from torch import Tensor
 
 
 class Rule(Protocol):
-    """One update rule on the parameters of one group."""
+    """An update rule for the parameters of one group."""
 
     moments: dict[str, list[Tensor]]
-    """Per moment, one tensor per parameter."""
+    """Maps the name of a moment to one tensor per parameter."""
 
-    def apply(self, taken: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
-        """Update the parameters at places ``taken`` with ``grads``; ``momentum`` overrides the group's."""
+    def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+        """Update the parameters at ``places`` of the group with ``grads``; ``momentum`` overrides the group's own."""
         ...
 
     def set_updates(self, updates: int) -> None:
-        """Tell how many updates were taken before."""
+        """Set how many updates were made before, when a job resumes."""
         ...
 
 
@@ -32,29 +32,30 @@ class Sgd:
     def __init__(self, parameters: Sequence[Tensor], options: Mapping[str, float]) -> None:
         self._parameters = parameters
         self._options = options
-        # Zeros give torch's first step: 0 * momentum + grad.
+        # torch starts without a buffer and sets it to the gradient; from zeros the first step gives the same,
+        # 0 * momentum + grad.
         self.moments = {"momentum": [torch.zeros_like(p) for p in parameters]}
 
-    def apply(self, taken: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
         momentum = self._options.get("momentum", 0.0) if momentum is None else momentum
-        # The kernel refuses buffers beside a momentum of 0. Its first step says the same: velocity = gradient.
-        forgets = momentum == 0
+        # The kernel refuses momentum buffers when momentum is 0. Its first step does the same: velocity = gradient.
+        without_momentum = momentum == 0
         torch._fused_sgd_(
-            [self._parameters[i] for i in taken],
+            [self._parameters[i] for i in places],
             list(grads),
-            [self.moments["momentum"][i] for i in taken],
+            [self.moments["momentum"][i] for i in places],
             weight_decay=self._options.get("weight_decay", 0.0),
-            momentum=1.0 if forgets else momentum,
+            momentum=1.0 if without_momentum else momentum,
             lr=rate,
             dampening=0.0,
-            nesterov=bool(self._options.get("nesterov", 0.0)) and not forgets,
+            nesterov=bool(self._options.get("nesterov", 0.0)) and not without_momentum,
             maximize=False,
-            is_first_step=forgets,
+            is_first_step=without_momentum,
         )
 
     def set_updates(self, updates: int) -> None:
-        """Nothing: SGD does not count."""
+        """Do nothing: SGD does not depend on the number of updates."""
 
 
 class Adam:
@@ -70,16 +71,16 @@ class Adam:
         }
         self._updates = torch.zeros((), dtype=torch.float32, device=parameters[0].device if parameters else None)
 
-    def apply(self, taken: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
         self._updates += 1
         self._kernel(
-            [self._parameters[i] for i in taken],
+            [self._parameters[i] for i in places],
             list(grads),
-            [self.moments["mean"][i] for i in taken],
-            [self.moments["square"][i] for i in taken],
+            [self.moments["mean"][i] for i in places],
+            [self.moments["square"][i] for i in places],
             [],
-            [self._updates] * len(taken),
+            [self._updates] * len(places),
             lr=rate,
             beta1=self._options.get("beta1", 0.9) if momentum is None else momentum,
             beta2=self._options.get("beta2", 0.999),
@@ -95,7 +96,7 @@ class Adam:
 
 
 def make(rule: str, parameters: Sequence[Tensor], options: Mapping[str, float]) -> Rule:
-    """The rule of one group: ``sgd``, ``adam`` or ``adamw``."""
+    """Make the update rule of one group: ``sgd``, ``adam`` or ``adamw``."""
     if rule == "sgd":
         return Sgd(parameters, options)
     return Adam(parameters, options, decoupled=rule == "adamw")

@@ -1,4 +1,4 @@
-"""The torch engine's optimizer where every rank holds a part of each array, and the parts of all ranks are the whole."""
+"""The torch engine's optimizer for jobs whose ranks each hold a part of every array."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,11 +17,11 @@ from mtrain.core.interfaces import Recipe
 from mtrain.core.recipe import ema_shares
 
 BUCKET = 4 * 1024 * 1024
-"""Elements of gradients that are whole at a time, to take their norm."""
+"""Number of gradient elements that are gathered at a time to compute the norms of whole arrays."""
 
 
 class PartsOptimizer(TorchOptimizer):
-    """On what a rank holds; where arrays are split, it clips by the norm of whole ones."""
+    """A TorchOptimizer that clips by the norm of whole arrays even where a rank holds only parts of them."""
 
     parts: Parts
 
@@ -35,16 +35,17 @@ class PartsOptimizer(TorchOptimizer):
             for name, parameter in zip(group, parameters, strict=True)
             if parameter.grad is not None
         ]
-        held = dict(zip(names, grads, strict=True))
-        return self.parts.norm(held, self._device, channels_last=self._recipe.channels_last)
+        grads_by_name = dict(zip(names, grads, strict=True))
+        return self.parts.norm(grads_by_name, self._device, channels_last=self._recipe.channels_last)
 
 
 class ShardedOptimizer(PartsOptimizer):
-    """``core.interfaces.Optimizer`` on the parts that a rank holds.
+    """``core.interfaces.Optimizer`` on the parts of arrays that a rank holds.
 
-    Rule, clipping and average change the parts in place, with the rounding that whole arrays would get. ``Exchange.finish``
-    must leave this rank's part of each averaged gradient as the ``grad`` of the part, None on all ranks or on none; moments
-    and averages (``moments()``, ``ema()``) are parts too, in the shapes of parts.
+    Rule, clipping and average change the parts in place, with the rounding that whole arrays would get.
+    ``Exchange.finish`` must store this rank's part of each averaged gradient as the ``grad`` of the part. A gradient
+    must be None on all ranks or on none. Moments and averages (``moments()``, ``ema()``) are parts too, in the shapes
+    of parts.
     """
 
     def __init__(
@@ -57,18 +58,24 @@ class ShardedOptimizer(PartsOptimizer):
         collective: TorchCollective,
         device: torch.device,
     ) -> None:
-        """Every rank calls.
+        """Make the optimizer; every rank must call.
 
-        ``parts``: of every parameter by name, contiguous, sharing memory with what the library keeps. The elements of all
-        ranks' parts, one rank behind the other, are those of the whole array, whose shape is that of the model's parameter.
+        Args:
+            model: Its parameters have the shapes of whole arrays.
+            recipe: As for ``TorchOptimizer``.
+            parts: This rank's part of every parameter by name, contiguous, sharing memory with the library's own copy.
+                The parts of rank 0, 1, ... concatenated are the whole array, flattened.
+            exchange: As for ``TorchOptimizer``, but it leaves gradients on the parts.
+            collective: As for ``TorchOptimizer``.
+            device: As for ``TorchOptimizer``.
         """
-        held = cast(nn.Module, Held(model, parts))
-        super().__init__(held, recipe, exchange=exchange, collective=collective, device=device)
+        held_model = cast(nn.Module, Held(model, parts))
+        super().__init__(held_model, recipe, exchange=exchange, collective=collective, device=device)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         cut = _cut(parts, shapes, collective)
         self.parts = Parts(cut, collective, bucket=BUCKET)
         self._rules = [
-            _Shaped(recipe, [cut[name] for name in names], parameters, collective.rank, options)
+            _ShapedRule(recipe, [cut[name] for name in names], parameters, collective.rank, options)
             for names, parameters, (_, options) in zip(self.groups, self._parameters, recipe.groups, strict=True)
         ]
         if self._average is not None:
@@ -78,32 +85,37 @@ class ShardedOptimizer(PartsOptimizer):
 def _cut(
     parts: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], collective: TorchCollective
 ) -> dict[str, Part]:
-    """Where every rank's part lies in each array of ``shapes``."""
+    """Find where every rank's part lies in each array of ``shapes``; every rank must call."""
     lengths = collective.all_gather([parts[name].numel() for name in shapes])
-    found = {}
-    for (name, shape), of_ranks in zip(shapes.items(), zip(*lengths, strict=True), strict=True):
-        bounds = [sum(of_ranks[:rank]) for rank in range(len(of_ranks) + 1)]
-        whole = torch.Size(shape).numel()
-        assert bounds[-1] == whole, f"{name}: parts of {of_ranks} elements, the array has {whole}"
-        found[name] = Part(shape, spans_of(whole, bounds), parts[name].detach().view(-1))
-    return found
+    parts_by_name = {}
+    for (name, shape), rank_lengths in zip(shapes.items(), zip(*lengths, strict=True), strict=True):
+        bounds = [sum(rank_lengths[:rank]) for rank in range(len(rank_lengths) + 1)]
+        whole_length = torch.Size(shape).numel()
+        assert bounds[-1] == whole_length, f"{name}: parts of {rank_lengths} elements, the array has {whole_length}"
+        parts_by_name[name] = Part(shape, spans_of(whole_length, bounds), parts[name].detach().view(-1))
+    return parts_by_name
 
 
-class _Shaped:
-    """``rules.Rule`` over a ``ShardRule``, which knows no shapes."""
+class _ShapedRule:
+    """A ``ShardRule`` that accepts gradients, and shows moments, in the shapes of the parts instead of flattened."""
 
     def __init__(
-        self, recipe: Recipe, parts: Sequence[Part], held: Sequence[Tensor], rank: int, options: Mapping[str, float]
+        self,
+        recipe: Recipe,
+        parts: Sequence[Part],
+        shaped_parts: Sequence[Tensor],
+        rank: int,
+        options: Mapping[str, float],
     ) -> None:
         self._rule = ShardRule(recipe.rule, parts, rank, options, channels_last=recipe.channels_last)
         self.moments = {
-            name: [moment.view(part.shape) for moment, part in zip(moments, held, strict=True)]
+            name: [moment.view(part.shape) for moment, part in zip(moments, shaped_parts, strict=True)]
             for name, moments in self._rule.moments.items()
         }
 
-    def apply(self, taken: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
-        self._rule.apply(taken, [grad.reshape(-1) for grad in grads], rate=rate, momentum=momentum)
+        self._rule.apply(places, [grad.reshape(-1) for grad in grads], rate=rate, momentum=momentum)
 
     def set_updates(self, updates: int) -> None:
         """See ``Rule.set_updates``."""
@@ -111,10 +123,10 @@ class _Shaped:
 
 
 class Held:
-    """What a rank holds of a model, with the methods of a model that an optimizer asks for."""
+    """The tensors that a rank holds of a model, with the methods of ``nn.Module`` that an optimizer calls."""
 
     def __init__(self, model: nn.Module, parts: Mapping[str, Tensor]) -> None:
-        """``parts``: of the parameters that are split."""
+        """Present ``model`` with its split parameters replaced by this rank's ``parts``, by name."""
         self._model = model
         self._parts = parts
         for name, parameter in model.named_parameters():
@@ -122,25 +134,28 @@ class Held:
                 parts[name].requires_grad_(parameter.requires_grad)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Parts where there are any, else whole parameters; in model order."""
+        """Yield the parameters in model order: this rank's part where one is split, else the whole parameter."""
         return ((name, self._parts.get(name, parameter)) for name, parameter in self._model.named_parameters())
 
     def buffers(self) -> Iterator[Tensor]:
-        """Whole, as each rank has them."""
+        """Yield the buffers, which every rank holds whole."""
         return self._model.buffers()
 
     def state_dict(self, *, keep_vars: bool) -> dict[str, Tensor]:
-        """Live persistent tensors in model order; parts where there are any."""
+        """Return the live persistent tensors in model order, with parts in place of split parameters."""
         entries = self._model.state_dict(keep_vars=keep_vars)
         return {name: self._parts.get(name, tensor) for name, tensor in entries.items()}
 
 
 def _nothing() -> None:
-    """Nothing."""
+    """Do nothing: the parts are the library's own memory."""
 
 
 class PartsAverage(Average):
-    """Contents are traded, not pointers: the library looks for parts where they always were. Then they are published."""
+    """An average over parts of arrays that swaps by copying, because the library keeps pointers to its parts.
+
+    After each swap it calls ``publish``, which lets the library distribute the new values where it must.
+    """
 
     def __init__(
         self,
@@ -156,7 +171,7 @@ class PartsAverage(Average):
     @torch.no_grad()
     def swap(self) -> None:
         for live, shadow in zip(self.live, self.shadow, strict=True):
-            kept = live.detach().clone()
+            live_values = live.detach().clone()
             live.copy_(shadow)
-            shadow.copy_(kept)
+            shadow.copy_(live_values)
         self._publish()

@@ -1,4 +1,4 @@
-"""Who holds which part of each array, and whole arrays made of parts again."""
+"""Record which rank holds which part of each array, and gather whole arrays from the parts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,27 +11,28 @@ from torch import Tensor
 from mtrain.backends._torch.collective import TorchCollective
 
 Spans = tuple[tuple[int, int], ...]
-"""Per rank: first element and end of its part of a flattened array; equal where it holds none."""
+"""For each rank, [first, end) of its part of a flattened array; the two are equal where a rank holds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank holds of an array."""
+    """The part of an array that this rank holds, and where all ranks' parts lie."""
 
     shape: tuple[int, ...]
+    """Shape of the whole array."""
     spans: Spans
     held: Tensor
-    """1-D; lives as long as the job and is changed in place."""
+    """This rank's elements, 1-D. The tensor lives as long as the job and is changed in place."""
 
     @property
     def owner(self) -> int | None:
-        """The one rank that holds all of it; None where it is split."""
+        """Rank that holds the whole array; None where it is split over several."""
         holders = [rank for rank, (first, end) in enumerate(self.spans) if first < end]
         return holders[0] if len(holders) == 1 else None
 
 
 def memory_order(shape: tuple[int, ...]) -> Tensor:
-    """Places (int64) of the elements of an array of ``shape`` in the order in which a weight channels last holds them."""
+    """Return the indices (int64) of an array's elements in the order in which a channels-last weight stores them."""
     places = torch.arange(prod(shape))
     if len(shape) != 4:
         return places
@@ -39,16 +40,16 @@ def memory_order(shape: tuple[int, ...]) -> Tensor:
 
 
 def spans_of(length: int, bounds: Sequence[int]) -> Spans:
-    """Spans of an array of ``length`` elements that is cut at ``bounds`` (one more than ranks, may lie outside)."""
+    """Return the spans of ``length`` elements cut at ``bounds`` (number of ranks + 1), clipped to the array."""
     inside = [min(max(bound, 0), length) for bound in bounds]
     return tuple(pairwise(inside))
 
 
 class Parts:
-    """The split arrays of a model, by name."""
+    """The arrays of a model that are split over ranks, by name."""
 
     def __init__(self, parts: Mapping[str, Part], collective: TorchCollective, *, bucket: int) -> None:
-        """``bucket``: arrays are gathered so many elements at a time."""
+        """Describe the ``parts``; whole arrays are gathered about ``bucket`` elements at a time."""
         self._parts = parts
         self._collective = collective
         self._bucket = bucket
@@ -63,20 +64,21 @@ class Parts:
         return len(self._parts)
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's part of a whole array, as a view where it is contiguous."""
+        """Return this rank's part of a whole array, as a view where the array is contiguous."""
         first, end = self._parts[name].spans[self._collective.rank]
         return whole.reshape(-1)[first:end]
 
     def whole(self, held: Mapping[str, Tensor], device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """Whole arrays from the parts ``held`` of all ranks, in order; every rank calls with the same names."""
+        """Yield (name, whole array) from the parts ``held`` by all ranks; every rank must pass the same names."""
         for names in self._batches(held):
             yield from self._gather({name: held[name].detach() for name in names}, device)
 
     def norm(self, held: Mapping[str, Tensor], device: torch.device, *, channels_last: bool) -> float:
-        """L2 norm of the whole arrays, each taken in the order of its memory and all added up in the order of ``held``.
+        """Return the L2 norm of the whole arrays; every rank must call with the same names.
 
-        Norms of parts would be rounded differently. An array that one rank holds is measured there; one that is split is
-        put together for it, a bucket at a time. Every rank calls with the same names.
+        Each array's norm is taken in its memory order and all are added up in the order of ``held``: norms of parts
+        would be rounded differently. An array that one rank holds is measured there; a split array is gathered first, a
+        bucket at a time.
         """
         if not held:
             return 0.0
@@ -93,32 +95,32 @@ class Parts:
         return float(torch.linalg.vector_norm(norms))
 
     def _batches(self, held: Mapping[str, Tensor]) -> Iterator[list[str]]:
-        """Names whose arrays together fill a bucket; all of one type."""
+        """Group the names so that each group's arrays fill a bucket and have one dtype."""
         batch: list[str] = []
-        filled = 0
+        batch_length = 0
         for name, part in held.items():
             length = prod(self._parts[name].shape)
-            if batch and (filled + length > self._bucket or held[batch[-1]].dtype != part.dtype):
+            if batch and (batch_length + length > self._bucket or held[batch[-1]].dtype != part.dtype):
                 yield batch
-                batch, filled = [], 0
+                batch, batch_length = [], 0
             batch.append(name)
-            filled += length
+            batch_length += length
         if batch:
             yield batch
 
     def _gather(self, held: Mapping[str, Tensor], device: torch.device) -> Iterator[tuple[str, Tensor]]:
         size = self._collective.size
         lengths = [sum(end - first for first, end in (self._parts[n].spans[r] for n in held)) for r in range(size)]
-        mine = torch.cat([part.reshape(-1).to(device) for part in held.values()])
-        padded = mine.new_zeros(max(lengths))
-        padded[: mine.numel()] = mine
-        everyone = self._collective.all_gather_tensor(padded)
-        places = [0] * size
+        own_parts = torch.cat([part.reshape(-1).to(device) for part in held.values()])
+        padded = own_parts.new_zeros(max(lengths))
+        padded[: own_parts.numel()] = own_parts
+        gathered = self._collective.all_gather_tensor(padded)
+        offsets = [0] * size
         for name in held:
             pieces = []
             for rank, (first, end) in enumerate(self._parts[name].spans):
-                pieces.append(everyone[rank, places[rank] : places[rank] + end - first])
-                places[rank] += end - first
+                pieces.append(gathered[rank, offsets[rank] : offsets[rank] + end - first])
+                offsets[rank] += end - first
             yield name, torch.cat(pieces).view(self._parts[name].shape)
 
 

@@ -1,7 +1,7 @@
-"""PyTorch's own starter, with a store that listens at the address of the rendezvous alone; arguments are those of torchrun.
+"""torchrun, with a store that listens only at the address of the rendezvous. It takes the arguments of torchrun.
 
-``python -m mtrain.backends._torch.starter --nnodes=1 ...`` is ``python -m torch.distributed.run --nnodes=1 ...``, whose store would
-listen on every interface of the machine, and answer whoever connects to it: it has no password.
+``python -m mtrain.backends._torch.starter --nnodes=1 ...`` does what ``python -m torch.distributed.run --nnodes=1 ...``
+does. torchrun's own store would listen on every interface of the machine and, having no password, answer anyone.
 """
 
 import sys
@@ -14,10 +14,10 @@ from mtrain.backends._torch.store import listening_store
 
 
 class BoundRendezvous(static_tcp_rendezvous.StaticTCPRendezvous):
-    """A static rendezvous that takes the store it finds, and makes none of its own."""
+    """A static rendezvous whose store listens at the rendezvous address only."""
 
     def next_rendezvous(self) -> Any:
-        """See the base class, which listens on every interface."""
+        """Make the store before the base class does, which would listen on every interface."""
         if self._store is None and self.rank == 0:
             self._store = listening_store(
                 self.master_addr, self.master_port, size=self.world_size, timeout=self.timeout
@@ -26,7 +26,9 @@ class BoundRendezvous(static_tcp_rendezvous.StaticTCPRendezvous):
 
 
 def main(argv: list[str]) -> None:
-    """Run torchrun. Seen with torch 2.13: ``create_rdzv_handler`` looks the class up in its module."""
+    """Run torchrun with the command line ``argv``."""
+    # torch 2.13's `create_rdzv_handler` looks the class up in its module when it is called, so replacing it there
+    # suffices.
     static_tcp_rendezvous.StaticTCPRendezvous = BoundRendezvous  # type: ignore[misc]
     run.main(argv)
 

@@ -1,4 +1,4 @@
-"""torch's TCPStore, in which ranks find each other, listening at one address instead of on every interface."""
+"""Make the TCPStore through which torch's ranks find each other listen at one address instead of on every interface."""
 
 import socket
 from datetime import timedelta
@@ -9,13 +9,14 @@ from mtrain.system import placement
 
 
 def listening_store(address: str, port: int, *, size: int, timeout: timedelta) -> TCPStore | None:
-    """A store that listens at ``address`` and ``port`` alone, for ``size`` clients that connect from elsewhere.
+    """Make a store that listens only at ``address`` and ``port``, for ``size`` clients.
 
-    None where ``address`` is not one of this machine, as behind a router that translates addresses: then the caller has to
-    let torch listen on every interface.
+    Returns:
+        The store, or None if ``address`` is not an address of this machine (for example with a router in between that
+        translates addresses). The caller then has to let torch listen on every interface.
 
     Raises:
-        OSError: the port is taken.
+        OSError: The port is in use.
     """
     own = next((each for each in placement.resolve(address) if placement.is_own(each)), None)
     if own is None:
@@ -23,6 +24,7 @@ def listening_store(address: str, port: int, *, size: int, timeout: timedelta) -
     with socket.socket(socket.AF_INET6 if ":" in own else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((own, port))
+        # TCPStore has no argument for the address to bind; it does accept a socket that is bound already.
         return TCPStore(
             own,
             port,

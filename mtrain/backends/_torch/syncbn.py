@@ -1,4 +1,4 @@
-"""What a job makes of the BatchNorm layers of a model: exact ones, ones over all ranks (on the CPU too), frozen ones."""
+"""Replace the BatchNorm layers of a model by exact ones, synchronised ones (on the CPU too) or frozen ones."""
 
 from typing import cast
 
@@ -10,7 +10,10 @@ from mtrain.backends._torch.nn import BatchNorm2d
 
 
 class SyncBatchNorm2d(BatchNorm2d):
-    """A BatchNorm2d that was told of the other ranks by ``synchronize``; names and state stay as they were."""
+    """A BatchNorm2d over the micro batches of all ranks; ``synchronize`` makes it.
+
+    Names and state stay as they were.
+    """
 
     collective: TorchCollective
 
@@ -20,7 +23,7 @@ class SyncBatchNorm2d(BatchNorm2d):
 
 
 class FrozenBatchNorm2d(nn.BatchNorm2d):
-    """A BatchNorm2d whose weight is frozen: it stays with its running statistics in training mode."""
+    """A BatchNorm2d with a frozen weight, which uses its running statistics in training mode too."""
 
     @override
     def train(self, mode: bool = True) -> "FrozenBatchNorm2d":
@@ -31,7 +34,7 @@ class FrozenBatchNorm2d(nn.BatchNorm2d):
 def make_exact(model: nn.Module) -> None:
     """Give torch's own BatchNorm2d in ``model`` the exact statistics of the neutral one, in place.
 
-    Models of plugins may bring torch's layers. Those that keep no running statistics, or have no weights, stay as they are.
+    Models of plugins may use torch's layers. Layers without running statistics or without weights stay as they are.
     """
     for module in model.modules():
         if (
