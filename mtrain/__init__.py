@@ -1,6 +1,55 @@
 """One YAML spec, any training backend.
 
-Importing ``mtrain`` imports no framework: torch and paddle are loaded by a rank, one per process, once it knows its backend.
+``mtrain.train("my.yml", backend="ddp")`` does what ``mtrain train -c my.yml --backend ddp`` does; see ``mtrain.api``.
+
+Importing ``mtrain`` imports no framework, and nothing else that takes time: the functions are loaded when they are first used.
+torch and paddle are imported by ranks, one framework per process, once the backend is known.
 """
 
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from mtrain.api import (
+        EvaluateResult,
+        Evaluation,
+        JobFailed,
+        PredictResult,
+        TrainResult,
+        compare_backends,
+        evaluate,
+        load_spec,
+        plan,
+        predict,
+        train,
+    )
+
+__all__ = [
+    "EvaluateResult",
+    "Evaluation",
+    "JobFailed",
+    "PredictResult",
+    "TrainResult",
+    "__version__",
+    "compare_backends",
+    "evaluate",
+    "load_spec",
+    "plan",
+    "predict",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the public functions and results at their first use."""
+    if name in __all__:
+        from mtrain import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'mtrain' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Names for completion in an interactive session."""
+    return sorted({*globals(), *__all__})

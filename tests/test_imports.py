@@ -27,6 +27,7 @@ LAYERS = (
     {"cluster"},
     {"comparing"},
     {"testing"},
+    {"api"},
     {"cli"},
 )
 """Folders (or files beside them) from the bottom up: one may import what stands lower, never what stands beside or above it."""
@@ -173,7 +174,7 @@ def test_core_names_no_backend():
 @pytest.mark.parametrize(
     "code",
     [
-        "import mtrain, mtrain.spec.model, mtrain.spec.config, mtrain.core.interfaces",
+        "import mtrain, mtrain.api, mtrain.spec.model, mtrain.spec.config, mtrain.core.interfaces",
         "from mtrain.cli import main; main(['--help'])",
         "from mtrain.cli import main; assert main(['config', 'show', '-c', 'yolov5n_bccd']) == 0",
         "from mtrain.cli import main; assert main(['plugins', 'list']) == 0",
@@ -204,3 +205,9 @@ def test_files_form_no_circle():
         packages = {each.rpartition(".")[0] for each in found}
         graph[name] = found - packages  # `from package import file` needs the file
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the files
+
+
+def test_no_submodule_has_the_name_of_a_public_function():
+    """``import mtrain.train`` would otherwise replace the function ``mtrain.train`` by a module."""
+    modules = {file.relative_to(PACKAGE).parts[0].removesuffix(".py") for file in FILES}
+    assert modules & set(mtrain.__all__) == set()

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from mtrain.comparing.results import Comparison
 
 PROFILES = ("bitwise", "float32", "loose")
-JSON, HTML = "compare.json", "compare.html"
 
 
 @click.command("compare", cls=JobCommand)
@@ -53,9 +52,7 @@ def compare(context: click.Context, /, **params: Any) -> None:
     Exit code: 0 all agree, 1 they do not or one did not run, 2 wrong use.
     """
     from mtrain.comparing import jobs
-    from mtrain.comparing.page import page
     from mtrain.comparing.profiles import PROFILES as KNOWN
-    from mtrain.report.reporter import write_json
     from mtrain.system import runfolder
 
     variants = jobs.parse_variants(params["backends"])
@@ -71,10 +68,9 @@ def compare(context: click.Context, /, **params: Any) -> None:
         tell=lambda text: click.echo(text, err=True),
     )
     result = jobs.compare(order)
-    write_json(order.out / JSON, result.as_json())
-    (order.out / HTML).write_text(page(result), encoding="utf-8")
+    figures, shown = jobs.write(result, order.out)
     show(result)
-    click.echo(f"page:  {order.out / HTML}\nfigures: {order.out / JSON}")
+    click.echo(f"page:  {shown}\nfigures: {figures}")
     context.exit(0 if result.agree else 1)
 
 

@@ -17,8 +17,7 @@ from mtrain.cli.options import JobCommand, evaluation_options, load_job
 @click.pass_context
 def evaluate(context: click.Context, /, **params: Any) -> None:
     """Score the averaged weights of a checkpoint; without --run or -c, those of the newest run of the spec here."""
-    from mtrain.cli.train import evaluate_only
-    from mtrain.cluster import many_hosts, start
+    from mtrain.cluster import job, many_hosts, start
 
     wanted = params["checkpoint"] or params["run"] or params["resume"]
     params["config"] = start.resumed_config(params["config"], wanted)
@@ -28,4 +27,7 @@ def evaluate(context: click.Context, /, **params: Any) -> None:
     if missing and not many_hosts.joins(loaded):
         raise click.UsageError(f"--run {params['run']}: no such run folder; give one such as runs/digits")
     best = None if params["checkpoint"] or not params["run"] else start.best_of(Path(params["run"]))
-    context.exit(evaluate_only(loaded, str(best) if best else wanted))
+    outcome = job.evaluate(loaded, resume=str(best) if best else wanted)
+    for line in outcome.lines:
+        click.echo(line)
+    context.exit(outcome.code)

@@ -172,6 +172,17 @@ def compare(order: Order) -> Comparison:
     )
 
 
+def write(result: Comparison, folder: Path) -> tuple[Path, Path]:
+    """Write the figures of a comparison as JSON and the page that shows them; returns both files."""
+    from mtrain.comparing.page import page
+    from mtrain.report.reporter import write_json
+
+    figures, shown = folder / "compare.json", folder / "compare.html"
+    write_json(figures, result.as_json())
+    shown.write_text(page(result), encoding="utf-8")
+    return figures, shown
+
+
 # ------------------------------------------------------------------------------------------------------------ the specs
 def _common(order: Order) -> dict[str, Any]:
     """What every job of a comparison has: its length, logs of its own, no evaluation, one checkpoint at the end."""

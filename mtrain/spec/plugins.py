@@ -166,6 +166,19 @@ def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
     return entry
 
 
+MOVED = {
+    "mtrain.core.errors": "mtrain.errors",
+    "mtrain.core.host_memory": "mtrain.system.memory",
+    "mtrain.core.matching": "mtrain.core.state_checks",
+    "mtrain.core.optimizer": "mtrain.core.recipe",
+    "mtrain.core.placement": "mtrain.system.placement",
+    "mtrain.core.processes": "mtrain.system.processes",
+    "mtrain.core.quoting": "mtrain.system.quoting",
+    "mtrain.data.sample": "mtrain.tasks.detection.annotations",
+}
+"""Former name of a module that plugins import -> its name now."""
+
+
 def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
     """The class that a name stands for, imported now.
 
@@ -179,6 +192,8 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
         target = _import(entry, policy)
     except Exception as error:  # a stranger's module may fail in any way when it is imported
         remedy = f"; install it with: {remedies.install(entry.extra)}" if entry.extra and not entry.installed else ""
+        if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
+            remedy = f"; that module is now {MOVED[error.name]}: correct the plugin's import"
         raise PluginError(f"{what} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
     options_class = getattr(target, "Options", None)
     if not (isinstance(options_class, type) and issubclass(options_class, BaseModel)):

@@ -1,5 +1,6 @@
 """Plugins are listed without being imported, loaded by name, and governed by plugins.toml."""
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,15 @@ def test_a_class_without_options_or_that_cannot_be_imported_is_refused(here):
         plugins.load("backends", "bare", policy=rules)
     with pytest.raises(PluginError, match="cannot be imported: ModuleNotFoundError"):
         plugins.load("backends", "gone", policy=rules)
+
+
+def test_a_plugin_that_imports_from_a_former_place_is_told_the_new_one(here):
+    (here / "outside_plugin_m.py").write_text("from mtrain.core.errors import SpecError\n" + MODULE)
+    rules = policy(here, '[backends.former]\nmodule = "outside_plugin_m:Mine"\n')
+    with pytest.raises(PluginError, match=r"No module named 'mtrain.core.errors'; that module is now mtrain.errors:"):
+        plugins.load("backends", "former", policy=rules)
+    for module in plugins.MOVED.values():
+        assert importlib.util.find_spec(module) is not None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,416 @@
+"""The Python functions of mtrain: what the command line does, called from a script or a notebook.
+
+``import mtrain`` offers them as ``mtrain.train``, ``mtrain.evaluate`` and so on. None imports a framework: training runs in
+processes of its own, one for each rank, exactly as the command line starts them.
+
+Every function takes the spec in the same way: ``spec`` is a YAML file or the name of a shipped config (None: ``mtrain.yml`` in
+the current folder, else the embedded demo), ``backend`` replaces ``backend.name``, ``ranks`` replaces
+``cluster.nproc_per_node``, and ``overrides`` sets any other value, by dotted path or nested::
+
+    mtrain.train("digits", backend="ddp", ranks=2, overrides={"train.epochs": 2, "optimizer": {"rate": 0.005}})
+
+Mistakes raise the errors of ``mtrain.errors``; all of them derive from ``MtrainError``.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mtrain.errors import TrainingError, UsageError
+
+if TYPE_CHECKING:
+    from mtrain.cluster.job import Outcome
+    from mtrain.comparing.results import Comparison
+    from mtrain.jobs.plan import Plan
+    from mtrain.spec.config import Loaded
+
+SpecFile = str | os.PathLike[str] | None
+ExitReason = Literal["finished", "stopped_early", "interrupted"]
+FAILED = (1, 2)
+"""Exit codes of a job that did not end as it should."""
+
+
+class JobFailed(TrainingError):
+    """A job was started and did not reach its end. The reason was printed; logs are in the run folder."""
+
+    def __init__(self, what: str, *, exit_code: int, run_dir: Path | None) -> None:
+        where = f"; logs and failures are in {run_dir}" if run_dir else ""
+        super().__init__(f"{what} ended with exit code {exit_code}{where}")
+        self.exit_code = exit_code
+        self.run_dir = run_dir
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """Figures of one evaluation during training."""
+
+    update: int
+    """Updates that had been made."""
+    epoch: int
+    figures: Mapping[str, float]
+    """By name, for example ``AP``, ``AP50`` or ``accuracy``; ``score`` is the one that picks the best checkpoint."""
+    checkpoint: Path | None
+    """The checkpoint with these weights; None where it was not kept or lies on another host."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainResult:
+    """What a training job has reached."""
+
+    best: Evaluation | None
+    """The evaluation with the highest score; None where none was made."""
+    last: Evaluation | None
+    run_dir: Path | None
+    """The run folder; None where another host has it."""
+    exit_reason: ExitReason
+    """``finished``: all updates were made. ``stopped_early``: ``train.patience`` ran out. ``interrupted``: Ctrl-C or a signal
+    asked for the end and the state is saved; ``resume`` goes on from there."""
+    summary: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Content of ``summary.json``: numbers of updates, epochs, samples and seconds, digests of the weights, and more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateResult:
+    """Figures of trained weights on the evaluation split."""
+
+    figures: Mapping[str, float]
+    run_dir: Path | None
+    summary: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictResult:
+    """Predictions on pictures."""
+
+    predictions: Sequence[Mapping[str, Any]]
+    """One entry for each object (detection: COCO's results form) or picture (classification), as ``predictions.json`` has it."""
+    skipped: Sequence[Mapping[str, str]]
+    """``file_name`` and ``reason`` of each picture that could not be read."""
+    out: Path
+    """Folder with ``predictions.json`` and, with ``draw``, the pictures."""
+
+
+def load_spec(
+    spec: SpecFile = None,
+    *,
+    backend: str | None = None,
+    ranks: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> "Loaded":
+    """Read and validate a spec; ``.spec`` of the result has the values, ``.origin("train.epochs")`` says where one came from.
+
+    Raises:
+        SpecError: the spec is wrong; the message has a line for each mistake.
+        PluginError: ``plugins.toml`` cannot be used.
+    """
+    from mtrain.spec import config
+
+    flags = {path: config.Given(value, f"overrides[{path!r}]") for path, value in _flat(overrides or {})}
+    if backend is not None:
+        flags["backend.name"] = config.Given(backend, f"backend={backend!r}")
+    if ranks is not None:
+        flags["cluster.nproc_per_node"] = config.Given(ranks, f"ranks={ranks!r}")
+    return config.load(None if spec is None else os.fspath(spec), flags=flags)
+
+
+def plan(
+    spec: SpecFile = None,
+    *,
+    backend: str | None = None,
+    ranks: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    resume: SpecFile = None,
+) -> "Plan":
+    """Return the commands, the environment and the numbers of a job without starting anything.
+
+    ``print(plan.text())`` shows what ``mtrain plan`` shows.
+
+    Raises:
+        UsageError: the spec is wrong, or there is nothing to resume.
+    """
+    from mtrain.cluster import start
+
+    loaded = load_spec(spec, backend=backend, ranks=ranks, overrides=overrides)
+    return start.planned(loaded, start.locate(loaded, resume=_text(resume)))
+
+
+def train(
+    spec: SpecFile = None,
+    *,
+    backend: str | None = None,
+    ranks: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    resume: SpecFile = None,
+    quiet: bool = False,
+) -> TrainResult:
+    """Train a model and wait for the end; progress is shown as on the command line.
+
+    Call it from the main thread: Ctrl-C (a notebook's stop button) asks the ranks to save and end.
+
+    Args:
+        spec: see the module; as all parameters up to ``overrides``.
+        backend: replaces ``backend.name``.
+        ranks: number of ranks on each host.
+        overrides: further values of the spec.
+        resume: a checkpoint or a run folder to go on from; ``"auto"``: the newest run of this name.
+        quiet: show no progress.
+
+    Raises:
+        UsageError: the job cannot be started; nothing was changed.
+        LaunchError: ranks or hosts did not come up.
+        JobFailed: it was started and failed.
+    """
+    from mtrain.cluster import job, start
+
+    _need_main_thread("train")
+    loaded = load_spec(
+        spec or start.resumed_config(None, _text(resume)), backend=backend, ranks=ranks, overrides=overrides
+    )
+    start.refuse_copies(loaded, nnodes=None)
+    outcome = job.train(loaded, resume=_text(resume), quiet=quiet)
+    _check_done("training", outcome)
+    return _train_result(outcome)
+
+
+def evaluate(
+    spec: SpecFile = None,
+    *,
+    backend: str | None = None,
+    ranks: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    run: SpecFile = None,
+    checkpoint: SpecFile = None,
+    weights: SpecFile = None,
+    quiet: bool = False,
+) -> EvaluateResult:
+    """Score trained weights on the evaluation split.
+
+    Args:
+        spec: see the module; None together with ``run`` or ``checkpoint``: the spec of that run.
+        backend: replaces ``backend.name``.
+        ranks: number of ranks on each host.
+        overrides: further values of the spec.
+        run: a run folder, whose best checkpoint is taken.
+        checkpoint: a checkpoint.
+        weights: a file of weights in place of a checkpoint.
+        quiet: show no progress.
+
+    Raises:
+        UsageError: there is nothing to evaluate, or the job cannot be started.
+        JobFailed: it was started and failed.
+    """
+    from mtrain.cluster import job, start
+
+    _need_main_thread("evaluate")
+    given = _text(checkpoint) or _text(run)
+    values = {**dict(_flat(overrides or {})), **({} if weights is None else {"model.weights": _text(weights)})}
+    config = spec or start.resumed_config(None, given)
+    loaded = load_spec(config, backend=backend, ranks=ranks, overrides=values)
+    if run is not None and checkpoint is None:
+        if not Path(run).is_dir():
+            raise UsageError(f"run={_text(run)!r}: no such run folder; give one such as runs/digits")
+        given = _text(start.best_of(Path(run))) or given
+    outcome = job.evaluate(loaded, resume=given, quiet=quiet)
+    _check_done("evaluation", outcome)
+    figures = outcome.summary.get("figures", {})
+    return EvaluateResult(figures=figures, run_dir=outcome.run_dir, summary=outcome.summary)
+
+
+def predict(
+    pictures: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    run: SpecFile = None,
+    checkpoint: SpecFile = None,
+    weights: SpecFile = None,
+    spec: SpecFile = None,
+    overrides: Mapping[str, Any] | None = None,
+    out: str | os.PathLike[str] = "predictions",
+    confidence: float = 0.25,
+    draw: bool = True,
+    strict: bool = False,
+    device: str = "auto",
+) -> PredictResult:
+    """Find objects in pictures, or their classes, with trained weights.
+
+    Args:
+        pictures: a picture file, a folder of pictures, or several of either.
+        run: a run folder: its spec and its best checkpoint; None: ``runs/latest``.
+        checkpoint: a checkpoint in place of the run's best.
+        weights: a file of weights in place of a checkpoint; needs ``spec`` or ``run``.
+        spec: see the module; None: the run's own.
+        overrides: further values of the spec.
+        out: folder for the results.
+        confidence: lowest score that is kept, from 0 to 1.
+        draw: also write the pictures with what was found.
+        strict: raise at a picture that cannot be read; otherwise it is skipped and listed in the result.
+        device: ``auto``, ``cpu`` or ``cuda``.
+
+    Raises:
+        UsageError: there are no such pictures or weights, or the spec does not fit them.
+        JobFailed: prediction was started and failed.
+    """
+    from mtrain.cluster import prediction
+    from mtrain.spec import config
+    from mtrain.spec.yaml_reader import parse_value
+
+    _need_main_thread("predict")
+    if not 0 <= confidence < 1:
+        raise UsageError(f"confidence={confidence}: expected a number from 0 up to, but not including, 1")
+    sources = [pictures] if isinstance(pictures, str | os.PathLike) else list(pictures)
+    if not sources:
+        raise UsageError("predict: no picture was given; give a file, a folder, or a list of them")
+    request = prediction.Request(
+        sources=[os.fspath(source) for source in sources],
+        config=_text(spec),
+        run=_text(run),
+        checkpoint=_text(checkpoint),
+        weights=_text(weights),
+        out=os.fspath(out),
+        confidence=confidence,
+        draw=draw,
+        strict=strict,
+        device=device,
+    )
+
+    def load(path: str | None, further: Sequence[str]) -> "Loaded":
+        needed = {key: parse_value(value) for key, _, value in (each.partition("=") for each in further)}
+        flags = {**dict(_flat(overrides or {})), **needed}
+        return config.load(
+            path, flags={key: config.Given(value, f"overrides[{key!r}]") for key, value in flags.items()}
+        )
+
+    result = prediction.predict(request, load)
+    if result.code != 0:
+        raise JobFailed("prediction", exit_code=result.code, run_dir=result.out / prediction.WORK_FOLDER)
+    return PredictResult(predictions=result.predictions, skipped=result.skipped, out=result.out)
+
+
+def compare_backends(
+    spec: SpecFile = None,
+    *,
+    backends: str | Sequence[str],
+    updates: int = 50,
+    ranks: int = 2,
+    profile: Literal["bitwise", "float32", "loose"] = "float32",
+    rounds: int = 1,
+    overrides: Mapping[str, Any] | None = None,
+    out: SpecFile = None,
+    quiet: bool = False,
+) -> "Comparison":
+    """Train one spec on several backends and compare what they learn, update by update.
+
+    Args:
+        spec: see the module.
+        backends: the reference first, with options as on the command line: ``["ddp", "deepspeed:stage=3"]``.
+        updates: length of each job.
+        ranks: ranks of the backends that can have several.
+        profile: how far apart two backends may be and still agree.
+        rounds: timed jobs of each backend; 0 takes the speed of the compared jobs.
+        overrides: further values of the spec.
+        out: folder of the jobs, of ``compare.json`` and ``compare.html``; None: ``runs/compare``.
+        quiet: print nothing of what is going on.
+
+    Returns:
+        The comparison; ``.agree`` says whether all agree.
+
+    Raises:
+        UsageError: the spec, a backend or an option is wrong; nothing was started.
+    """
+    import sys
+
+    from mtrain.comparing import jobs
+    from mtrain.comparing.profiles import PROFILES
+    from mtrain.system import runfolder
+
+    _need_main_thread("compare_backends")
+    if profile not in PROFILES:
+        raise UsageError(f"profile={profile!r}: expected one of {', '.join(PROFILES)}")
+    if updates < 1 or ranks < 1 or rounds < 0:
+        raise UsageError(f"updates={updates}, ranks={ranks}, rounds={rounds}: expected at least 1, 1 and 0")
+    order = jobs.Order(
+        config=_text(spec),
+        overrides=[f"{path}={_yaml(value)}" for path, value in _flat(overrides or {})],
+        variants=jobs.parse_variants(backends if isinstance(backends, str) else ",".join(backends)),
+        updates=updates,
+        ranks=ranks,
+        profile=PROFILES[profile],
+        rounds=rounds,
+        out=Path(out) if out is not None else runfolder.next_name(Path("runs"), "compare"),
+        tell=(lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr)),
+    )
+    result = jobs.compare(order)
+    jobs.write(result, order.out)
+    return result
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested values by dotted path; an empty mapping stays a value."""
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{path}.")
+        else:
+            yield (
+                path,
+                list(value) if isinstance(value, tuple) else os.fspath(value) if isinstance(value, Path) else value,
+            )
+
+
+def _text(path: SpecFile) -> str | None:
+    return None if path is None else os.fspath(path)
+
+
+def _yaml(value: Any) -> str:
+    """A value as ``-o`` takes it: YAML on one line."""
+    import json
+
+    return json.dumps(value)
+
+
+def _need_main_thread(name: str) -> None:
+    """Refuse other threads: only the main thread of a process can be told of Ctrl-C and SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError(
+            f"mtrain.{name} was called from another thread; call it from the main thread, or from a process of its own"
+        )
+
+
+def _check_done(what: str, outcome: "Outcome") -> None:
+    if outcome.code in FAILED:
+        raise JobFailed(what, exit_code=outcome.code, run_dir=outcome.run_dir)
+    if outcome.code != 0 and what != "training":
+        raise JobFailed(what, exit_code=outcome.code, run_dir=outcome.run_dir)
+
+
+def _train_result(outcome: "Outcome") -> TrainResult:
+    summary = outcome.summary
+    reason: ExitReason = "interrupted" if outcome.code else "stopped_early" if summary.get("stopped_by") else "finished"
+    checkpoints = _checkpoints_by_update(outcome.run_dir)
+    return TrainResult(
+        best=_evaluation(summary.get("best"), checkpoints),
+        last=_evaluation(summary.get("last"), checkpoints),
+        run_dir=outcome.run_dir,
+        exit_reason=reason,
+        summary=summary,
+    )
+
+
+def _evaluation(values: Mapping[str, Any] | None, checkpoints: Mapping[int, Path]) -> Evaluation | None:
+    if not values:
+        return None
+    figures = {name: value for name, value in values.items() if name not in ("update", "epoch")}
+    update = int(values["update"])
+    return Evaluation(update=update, epoch=int(values["epoch"]), figures=figures, checkpoint=checkpoints.get(update))
+
+
+def _checkpoints_by_update(run_dir: Path | None) -> dict[int, Path]:
+    """The intact checkpoints of a run by the number of updates that they hold."""
+    from mtrain.core.checkpoint import format, store
+
+    if run_dir is None:
+        return {}
+    folders = [folder for folder in store.listed(run_dir / "checkpoints") if store.looks_whole(folder)]
+    return {format.progress_of(folder).update: folder for folder in folders}

@@ -1,0 +1,160 @@
+"""One job from a loaded spec to its result: training or evaluation, on this host or on several.
+
+The command line and the Python functions of ``mtrain`` are two ways to call these functions. Progress goes to the display
+that the spec asks for; nothing else is printed here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtrain.cluster import many_hosts, start
+from mtrain.core.checkpoint import store
+from mtrain.errors import CheckpointError
+from mtrain.jobs import closing, preflight
+from mtrain.system.runfolder import Resume, read_summary
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a job ended."""
+
+    code: int
+    """Exit code: 0 done, 1 failed, 130 or 143 ended from outside with the state saved."""
+    run_dir: Path | None = None
+    """The run folder on this host; None where another host has it."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Content of ``summary.json``; empty where the job did not reach its end."""
+    lines: Sequence[str] = ()
+    """The result in words, for a terminal."""
+
+
+def train(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -> Outcome:
+    """Train a spec, from the beginning or from a checkpoint.
+
+    Args:
+        loaded: the spec.
+        resume: a checkpoint, a run folder, or ``start.AUTO`` for the newest run of this name; None starts a new run.
+        quiet: show no progress.
+
+    Raises:
+        UsageError: the job cannot be started; nothing was changed.
+        LaunchError: ranks or hosts did not come up.
+    """
+    if many_hosts.is_several(loaded):
+        return _train_on_hosts(loaded, resume)
+    where = start.locate(loaded, resume=resume)
+    start.own_node(loaded)
+    size = start.planned(loaded, where).size
+    notes = [f"spec: {loaded.source}", *preflight.check(loaded.spec, size=size, resumed=where.checkpoint)]
+    where = start.created(loaded, where)
+    notes.append(f"run folder: {where.run_dir}")
+    if where.checkpoint is not None:
+        notes.append(f"goes on from {where.checkpoint}")
+    code = start.run_job(loaded, where, notes=notes, quiet=quiet)
+    return Outcome(
+        code=code,
+        run_dir=where.run_dir,
+        summary=read_summary(where.run_dir),
+        lines=closing.closing_lines(where.run_dir, done=code == 0),
+    )
+
+
+def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -> Outcome:
+    """Score weights on the evaluation split, in a run folder of its own.
+
+    Args:
+        loaded: the spec.
+        resume: a checkpoint or a run folder; None: ``model.weights``, else the best checkpoint of the newest run of the spec.
+        quiet: show no progress.
+
+    Raises:
+        UsageError: there is nothing to evaluate, or the job cannot be started.
+    """
+    if many_hosts.joins(loaded):  # the first host has the checkpoint, and says so where it has none
+        return _evaluate_on_hosts(loaded, start.run_name(loaded), None)
+    requested = resume or (None if loaded.spec.model.weights else start.AUTO)
+    checkpoint, name = None, start.run_name(loaded)
+    if requested:
+        source = _newest_run(loaded) if resume is None else start.find_resume(loaded, resume=requested)
+        checkpoint = source.checkpoint if resume else store.best(source.run / "checkpoints") or source.checkpoint
+        name = source.run.name
+    if many_hosts.is_several(loaded):
+        return _evaluate_on_hosts(loaded, name, checkpoint)
+    where = start.Where(run_dir=Path(name), checkpoint=checkpoint)
+    size = start.planned(loaded, where).size
+    remarks = preflight.check(loaded.spec, size=size, training=False, resumed=checkpoint)
+    where = start.created(loaded, where, name=f"{name}-evaluate")
+    notes = [*remarks, f"evaluates {checkpoint or loaded.spec.model.weights}", f"run folder: {where.run_dir}"]
+    code = start.run_job(loaded, where, mode="evaluate", notes=notes, quiet=quiet)
+    summary = read_summary(where.run_dir) if code == 0 else {}
+    lines = closing.figure_lines(summary, summary.get("figures", {}))
+    return Outcome(code=code, run_dir=where.run_dir, summary=summary, lines=lines)
+
+
+def _train_on_hosts(loaded: "Loaded", resume: str | None) -> Outcome:
+    """Lead the job, or serve the host that does."""
+    brief = many_hosts.Brief(
+        loaded=loaded,
+        mode="train",
+        name=start.run_name(loaded),
+        machine=start.here(loaded),
+        resume=resume,
+        by_hand=many_hosts.carried(loaded) is None,
+    )
+    result = many_hosts.run(brief, notes=[f"spec: {loaded.source}", *loaded.notes])
+    if isinstance(result, int):
+        return Outcome(code=result)
+    if result.run_dir is None:
+        return Outcome(code=result.code)
+    is_here = many_hosts.is_here(loaded.spec.cluster.ips[0])
+    return Outcome(
+        code=result.code,
+        run_dir=result.run_dir if is_here else None,
+        summary=result.summary or {},
+        lines=many_hosts.closing_lines(loaded, result),
+    )
+
+
+def _evaluate_on_hosts(loaded: "Loaded", name: str, checkpoint: Path | None) -> Outcome:
+    """``evaluate`` on several hosts; the first one has the checkpoint, and sends it to those that lack it."""
+    brief = many_hosts.Brief(
+        loaded=loaded,
+        mode="evaluate",
+        name=f"{name}-evaluate",
+        machine=start.here(loaded),
+        start_from=checkpoint,
+        by_hand=many_hosts.carried(loaded) is None,
+        latest=False,
+    )
+    result = many_hosts.run(brief, notes=[f"evaluates {checkpoint or loaded.spec.model.weights}"])
+    if isinstance(result, int):
+        return Outcome(code=result)
+    summary = dict(result.summary or {}) if result.code == 0 else {}
+    is_here = result.run_dir is not None and many_hosts.is_here(loaded.spec.cluster.ips[0])
+    return Outcome(
+        code=result.code,
+        run_dir=result.run_dir if is_here else None,
+        summary=summary,
+        lines=closing.figure_lines(summary, summary.get("figures", {})),
+    )
+
+
+def _newest_run(loaded: "Loaded") -> Resume:
+    """The newest run of the spec.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    try:
+        return start.find_resume(loaded, resume=start.AUTO)
+    except CheckpointError as error:
+        base, name = loaded.spec.report.dir, start.run_name(loaded)
+        raise CheckpointError(
+            f"nothing to evaluate: no run {name} with an intact checkpoint in {base}; train first, or name a run with "
+            "`mtrain evaluate --run FOLDER`, or weights with -o model.weights=FILE"
+        ) from error

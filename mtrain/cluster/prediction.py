@@ -1,0 +1,190 @@
+"""Prediction on pictures with trained weights: one rank on this host, whatever the weights were trained on."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtrain.cluster import start
+from mtrain.errors import CheckpointError, DataError, MtrainError, UsageError
+from mtrain.rank.predict import SKIPPED
+from mtrain.report.reporter import write_json
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded
+
+WORK_FOLDER = ".run"
+"""Subfolder of the results in which the rank works; removed when it has succeeded."""
+PREDICTIONS = "predictions.json"
+Load = Callable[[str | None, Sequence[str]], "Loaded"]
+"""Load a spec from a config (None: the default one) with further ``PATH=VALUE`` overrides."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What to predict on, and with which weights."""
+
+    sources: Sequence[str]
+    """Picture files and folders of pictures."""
+    config: str | None = None
+    run: str | None = None
+    """A run folder: its spec and its best checkpoint; None: ``runs/latest``."""
+    checkpoint: str | None = None
+    weights: str | None = None
+    """A file of weights in place of a checkpoint."""
+    out: str = "predictions"
+    confidence: float = 0.25
+    """Lowest score that is kept, from 0 to 1."""
+    draw: bool = True
+    strict: bool = False
+    """Whether a picture that cannot be read is an error; otherwise it is skipped."""
+    device: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What came of a request."""
+
+    code: int
+    """Exit code of the rank; nothing was written where it is not 0."""
+    out: Path
+    predictions: Sequence[Mapping[str, Any]] = ()
+    """Content of ``predictions.json``; its form depends on the task."""
+    pictures: int = 0
+    """Number of pictures that were predicted on."""
+    skipped: Sequence[Mapping[str, str]] = ()
+    """``file_name`` and ``reason`` of each picture that could not be read."""
+
+
+def predict(request: Request, load: Load) -> Prediction:
+    """Predict on pictures with the averaged weights of a checkpoint, or with a file of weights.
+
+    Raises:
+        CheckpointError: there are no weights to use.
+        DataError: no picture was given, or none can be read.
+        UsageError: the spec or the output folder is wrong.
+    """
+    files = pictures(request.sources)
+    run = Path(request.run or "runs/latest")
+    weights = Path(request.weights or request.checkpoint or start.best_of(run) or run)
+    if not weights.exists() or weights == run:
+        absent = "no intact checkpoint in" if run.is_dir() else "no such run folder:"
+        raise CheckpointError(f"predict: {absent} {run}; give --run FOLDER, --checkpoint PATH or --weights FILE")
+    config = request.config
+    if config is None:
+        config = start.resumed_config(None, request.run if request.weights else str(weights))
+    loaded = _on_one_rank(config, load, request)
+    if not weights.is_dir() and not loaded.spec.data.names:
+        raise UsageError("--weights FILE does not say its classes; give them in label order: -o data.names=cat,dog")
+    out = Path(request.out)
+    folder = _empty_folder(out / WORK_FOLDER)
+    (out / SKIPPED).unlink(missing_ok=True)  # an earlier prediction's
+    content = {
+        "pictures": {str(file): name for file, name in files.items()},
+        "out": str(out.absolute()),
+        "confidence": request.confidence,
+        "draw": request.draw,
+        "class_names": loaded.spec.data.names or [],
+        "strict": request.strict,
+    }
+    write_json(folder / "predict.json", content)
+    where = start.Where(run_dir=folder, checkpoint=weights)
+    try:
+        code = start.run_job(loaded, where, mode="predict", quiet=True)
+    except MtrainError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if code != 0:  # the message names the logs in the folder; the next prediction clears it
+        return Prediction(code=code, out=out)
+    shutil.rmtree(folder)
+    skipped = _read(out / SKIPPED)
+    return Prediction(
+        code=code,
+        out=out,
+        predictions=_read(out / PREDICTIONS),
+        pictures=len(files) - len(skipped),
+        skipped=skipped,
+    )
+
+
+def pictures(sources: Sequence[str]) -> dict[Path, str]:
+    """List the picture files that were named, those of folders included, each once, with its name in the results.
+
+    A file keeps the name by which it was given. A picture of a folder is named by its path in that folder where it is the
+    only source, so that results do not depend on where the folder lies; with several sources the source stands in front.
+
+    Raises:
+        DataError: a name is neither a file nor a folder, or a folder holds no picture; all of them are named.
+    """
+    from mtrain.data.reading import listed, pictures_in
+
+    names: dict[Path, str] = {}
+    problems = []
+    for source in map(Path, sources):
+        files = pictures_in(source) if source.is_dir() else [source] if source.is_file() else []
+        is_only_source = source.is_dir() and len(sources) == 1
+        for file in files:
+            names.setdefault(file.absolute(), (file.relative_to(source) if is_only_source else file).as_posix())
+        if not files:
+            problems.append(f"{source}: " + ("holds no picture" if source.is_dir() else "no such file or folder"))
+    if problems:
+        raise DataError(f"predict: {len(problems)} of {len(sources)} sources give no picture:\n{listed(problems)}")
+    return names
+
+
+def _on_one_rank(config: str | None, load: Load, request: Request) -> "Loaded":
+    """The spec of a run for one process without hosts, on the framework that the run was trained with.
+
+    That framework is installed where the run was made; the other one need not be.
+    """
+    from mtrain.spec import plugins
+
+    trained = load(config, ())
+    backend, policy = trained.spec.backend, trained.policy
+    options = plugins.options("backends", backend.name, backend.options, path="backend.options", policy=policy)
+    framework: str = plugins.made("backends", backend.name, options, policy=policy).framework
+    overrides = [
+        "backend.name=solo",
+        f"backend.options={{device: {request.device}, framework: {framework}}}",
+        "cluster.ips=[]",
+        "cluster.slots=null",
+        "cluster.devices=null",
+        "cluster.launcher=auto",
+        "cluster.nproc_per_node=1",
+        "cluster.log_dir=null",
+        "model.weights=null",
+        "train.batch_size=1",
+        "train.accumulate=1",
+    ]
+    loaded = load(config, overrides)
+    model = plugins.load("models", loaded.spec.model.name, policy=loaded.policy)
+    if "confidence" not in model.Options.model_fields:
+        return loaded
+    # A model that selects predictions itself must know the lowest score.
+    return load(config, [*overrides, f"model.options.confidence={request.confidence}"])
+
+
+def _empty_folder(folder: Path) -> Path:
+    """``folder``, empty.
+
+    Raises:
+        UsageError: it cannot be made, or another prediction is running there.
+    """
+    from mtrain.system import runfolder
+
+    try:
+        if folder.is_dir():
+            with runfolder.taken(runfolder.RunFolder(folder)):
+                shutil.rmtree(folder)
+        folder.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder.parent}: cannot be written: {error.strerror or error}") from error
+    return folder
+
+
+def _read(file: Path) -> list[Any]:
+    """A list of a JSON file; empty where there is none."""
+    entries: list[Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    return entries

@@ -1,0 +1,184 @@
+"""The Python functions of mtrain, called as a script or a notebook calls them: real jobs, real ranks."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mtrain
+from mtrain.errors import MtrainError, SpecError, UsageError
+
+ROOT = Path(__file__).parents[1]
+TINY = {
+    "train": {"epochs": None, "updates": 4, "batch_size": 8},
+    "data.workers": 1,
+    "evaluate.every_updates": 2,
+    "evaluate.every_epochs": None,
+    "checkpoint.every_updates": 2,
+    "checkpoint.every_epochs": None,
+    "report.plots": False,
+}
+SPEC = "vit_digits"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, mtrain.TrainResult]:
+    """A folder, and the result of a short job on one rank in it."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return folder, mtrain.train(SPEC, backend="solo", overrides=TINY, quiet=True)
+
+
+@pytest.fixture
+def here(trained, tmp_path, monkeypatch) -> Path:
+    """The current folder: a copy of the one with the trained run."""
+    folder = tmp_path / "work"
+    shutil.copytree(trained[0], folder, symlinks=True)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_train_returns_what_the_run_folder_says(trained):
+    folder, result = trained
+    assert result.exit_reason == "finished"
+    assert result.run_dir == Path("runs") / SPEC
+    summary = json.loads((folder / result.run_dir / "summary.json").read_text())
+    assert (result.summary["updates"], summary["updates"]) == (4, 4)
+    assert result.last.update == 4
+    assert result.best.figures["score"] == max(summary["best"]["score"], summary["last"]["score"])
+    assert result.best.figures["accuracy"] == summary["best"]["accuracy"]
+    assert (folder / result.last.checkpoint).name == "step-00000004"
+    assert (folder / result.last.checkpoint / "MANIFEST.json").is_file()
+
+
+def test_python_and_command_line_train_to_the_same_bits(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flat = {
+        **{f"train.{key}": value for key, value in TINY["train"].items()},
+        **{k: v for k, v in TINY.items() if k != "train"},
+    }
+    overrides = [f"{key}={json.dumps(value)}" for key, value in flat.items()]
+    line = [sys.executable, "-m", "mtrain", "train", "-c", SPEC, "--backend", "solo", "-o", *overrides]
+    subprocess.run(line, check=True, capture_output=True, timeout=300)
+    summary = json.loads((tmp_path / "runs" / SPEC / "summary.json").read_text())
+    assert summary["weights_sha256"] == trained[1].summary["weights_sha256"]
+
+
+def test_a_run_is_resumed_from_python(here):
+    longer = {**TINY, "train": {**TINY["train"], "updates": 6}}
+    result = mtrain.train(SPEC, backend="solo", overrides=longer, resume=f"runs/{SPEC}", quiet=True)
+    assert (result.summary["updates"], result.last.update) == (6, 6)
+
+
+def test_evaluate_gives_the_figures_of_the_best_checkpoint(here, trained):
+    result = mtrain.evaluate(run=f"runs/{SPEC}", quiet=True)
+    assert result.figures["accuracy"] == trained[1].best.figures["accuracy"]
+    assert (result.run_dir / "summary.json").is_file()
+
+
+def test_predict_returns_what_it_writes(here):
+    from mtrain.data.images.drawing import save_picture
+
+    save_picture(np.full((16, 16, 3), 200, np.uint8), Path("pictures/a.png"))
+    Path("pictures/broken.png").write_bytes(b"no picture")
+    result = mtrain.predict("pictures", run=f"runs/{SPEC}", confidence=0.0)
+    assert [entry["file_name"] for entry in result.skipped] == ["broken.png"]
+    assert list(result.predictions) == json.loads((result.out / "predictions.json").read_text())
+    assert {entry["file_name"] for entry in result.predictions} == {"a.png"}
+
+
+def test_plan_starts_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = mtrain.plan("yolov5n_bccd", backend="ddp", ranks=2)
+    assert plan.size == 2
+    assert "torch" in plan.text()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overrides_may_be_nested_or_dotted_and_are_named_in_errors():
+    loaded = mtrain.load_spec("digits", backend="solo", overrides={"train": {"seed": 7}, "optimizer.rate": 0.5})
+    assert (loaded.spec.train.seed, loaded.spec.optimizer.rate, loaded.spec.backend.name) == (7, 0.5, "solo")
+    with pytest.raises(SpecError, match=re.escape("overrides['train.seeed']")):
+        mtrain.load_spec("digits", overrides={"train": {"seeed": 7}})
+    with pytest.raises(SpecError, match="nobody"):
+        mtrain.load_spec("digits", backend="nobody")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mtrain.train("no_such_spec"), "no_such_spec: no such file"),
+        (lambda: mtrain.evaluate(run="nowhere"), "nowhere"),
+        (lambda: mtrain.predict([]), "no picture was given"),
+        (lambda: mtrain.predict("nothing.png"), "no such file or folder"),
+        (lambda: mtrain.predict("x.png", confidence=2), "confidence=2"),
+        (lambda: mtrain.compare_backends("digits", backends="ddp", profile="exact"), "profile='exact'"),
+        (lambda: mtrain.compare_backends("digits", backends=["ddp", "ddp"]), "given twice"),
+    ],
+)
+def test_mistakes_raise_an_error_of_mtrain_and_leave_nothing(call, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        call()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_fails_raises_and_names_its_logs(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    # No start value survives this rate, so every update is refused until the job gives up.
+    fatal = {**TINY, "optimizer.rate": 1e38, "train.clip_norm": None, "train.max_nonfinite": 1}
+    with pytest.raises(mtrain.JobFailed, match="training ended with exit code 1") as caught:
+        mtrain.train(SPEC, backend="solo", overrides={**fatal, "train": {**TINY["train"], "updates": 50}}, quiet=True)
+    assert caught.value.run_dir.is_dir()
+    assert isinstance(caught.value, MtrainError)
+
+
+def test_another_thread_is_told_to_use_the_main_one():
+    from threading import Thread
+
+    caught = []
+
+    def call() -> None:
+        try:
+            mtrain.train("digits")
+        except UsageError as error:
+            caught.append(str(error))
+
+    thread = Thread(target=call)
+    thread.start()
+    thread.join()
+    assert "main thread" in caught[0]
+
+
+def test_importing_mtrain_loads_nothing_heavy():
+    code = (
+        "import mtrain, sys; dir(mtrain)\n"
+        "bad = [name for name in ('pydantic', 'numpy', 'yaml', 'torch', 'paddle', 'mtrain.api') if name in sys.modules]\n"
+        "assert not bad, bad\n"
+        "mtrain.load_spec('digits')\n"
+        "assert not {'torch', 'paddle'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_every_public_name_is_there_and_documented():
+    for name in mtrain.__all__:
+        public = getattr(mtrain, name)
+        assert name == "__version__" or public.__doc__
+    with pytest.raises(AttributeError, match="nothing_of_that_name"):
+        _ = mtrain.nothing_of_that_name
+
+
+def test_the_page_shows_code_that_runs(tmp_path, monkeypatch):
+    """Every Python block of docs/python.md compiles, and names only what there is."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) >= 4
+    for block in blocks:
+        compile(block, "docs/python.md", "exec")
+        assert set(re.findall(r"mtrain\.(\w+)\(", block)) <= set(mtrain.__all__)
