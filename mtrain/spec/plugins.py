@@ -174,7 +174,6 @@ MOVED = {
     "mtrain.core.placement": "mtrain.system.placement",
     "mtrain.core.processes": "mtrain.system.processes",
     "mtrain.core.quoting": "mtrain.system.quoting",
-    "mtrain.data.sample": "mtrain.tasks.detection.annotations",
 }
 """Former name of a module that plugins import -> its name now."""
 
