@@ -166,7 +166,7 @@ def _directly(path: Path) -> Path:
 
 
 def _asked(loaded: "Loaded", plan: Plan, run: RunFolder) -> dict[Path, str]:
-    """The text of each of ``runfolder.ASKED``."""
+    """The text of each of ``runfolder.REQUEST_FILES``."""
     import yaml
 
     from mtrain.report.reporter import json_text

@@ -1,7 +1,7 @@
-"""The schema of a spec: what may stand in the YAML file, with defaults, units and ranges.
+"""The schema of a spec: the keys that the YAML file may contain, with their defaults, units and ranges.
 
-One class per section. Every key is described, so that ``mtrain config schema`` is the reference. Nothing here reads a
-file (``config.py`` does) or imports a framework.
+Each section of the file has a class. Every key has a description, from which ``mtrain config schema`` makes the
+reference. Nothing here reads a file (``config.py`` does) or imports a framework.
 """
 
 import re
@@ -54,44 +54,45 @@ def _fits_strides(side: int) -> int:
 
 
 STRIDE = 32
-"""Pixels of the input per cell of a network's coarsest map."""
+"""Pixels of the network input per cell of the coarsest feature map; the input's side must be a multiple of it."""
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0)]
 Side = Annotated[int, Field(gt=0, le=16384)]
-"""Of a square picture, in pixels."""
+"""Side of a square picture, in pixels."""
 PerHost = Annotated[int, Field(gt=0, le=1024)]
-"""Processes or threads: a slip of the finger must not ask a machine for a million of them."""
+"""Number of processes or threads on a host. The limit keeps a typing error from starting a million of them."""
 Port = Annotated[int, Field(gt=0, lt=65536)]
 DeviceNumbers = Annotated[list[Count], AfterValidator(_each_once)]
 HostName = Annotated[str, AfterValidator(_is_host)]
 Pattern = Annotated[str, AfterValidator(_compiles)]
 """A regular expression, searched in parameter names."""
 Span = Annotated[list[float], AfterValidator(_rises)]
-"""[smallest, largest] of a random value."""
+"""Range [smallest, largest] of a random value."""
 Factors = Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(_rises)]
-"""A span of factors."""
+"""Range [smallest, largest] of a random factor, not negative."""
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys, wrong types and numbers that are not finite are refused; values frozen."""
+    """Base class of all sections. It refuses unknown keys, wrong types and non-finite numbers; values are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
 
 
 class ModelSpec(Section):
-    """Which network, and what it starts from."""
+    """The network, and the weights that it starts from."""
 
     name: str = Field(default="yolov5n", description="a plugin of kind `models`: see `mtrain plugins list`")
     weights: str | None = Field(
         default=None,
-        description="file to start from (.safetensors, .pdparams, .pt, checkpoint, run); what fits is taken, the rest told",
+        description="file to start from (.safetensors, .pdparams, .pt, checkpoint, run); entries that fit are "
+        "taken, the others are reported",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="the model plugin's own options")
 
 
 class DistortSpec(Section):
-    """Random change of colours: each of four steps with its own chance, in random order."""
+    """Random change of colours in four steps; each is applied with the given probability, in random order."""
 
     probability: Fraction = Field(default=0.5, description="of each step")
     hue: float = Field(default=180.0, ge=0, le=180, description="rotation of the chroma in YIQ, +- degrees")
@@ -101,7 +102,7 @@ class DistortSpec(Section):
 
 
 class ExpandSpec(Section):
-    """The picture somewhere on a larger canvas."""
+    """Random placement of the picture on a larger canvas."""
 
     probability: Fraction = Field(default=0.5, description="of an expansion")
     ratio: float = Field(default=4.0, ge=1, description="largest canvas, as a multiple of the picture's sides")
@@ -111,15 +112,15 @@ class ExpandSpec(Section):
 
 
 class CropSpec(Section):
-    """A random window that holds the centre of at least one box (SSD: Liu et al. 2016, section 2.2)."""
+    """Random crop to a window that holds the centre of at least one box (SSD: Liu et al. 2016, section 2.2)."""
 
     thresholds: list[Fraction] = Field(
         default=[0.0, 0.1, 0.3, 0.5, 0.7, 0.9],
         description="one is drawn: some box overlaps the window by at least this IoU",
     )
-    allow_no_crop: bool = Field(default=True, description="not to crop is one more choice beside the thresholds")
+    allow_no_crop: bool = Field(default=True, description="one more choice beside the thresholds: no crop")
     scaling: Annotated[list[Fraction], AfterValidator(_rises)] = Field(
-        default=[0.3, 1.0], description="root of the window's share of the picture"
+        default=[0.3, 1.0], description="square root of the window's share of the picture's area"
     )
     aspect_ratio: Factors = Field(
         default=[0.5, 2.0], description="width / height of the window over those of the picture"
@@ -128,7 +129,7 @@ class CropSpec(Section):
 
 
 class AugmentSpec(Section):
-    """Training-time augmentation. Probabilities and ranges as YOLOv5 names them, and what `resize: stretch` has."""
+    """Augmentation of training pictures: YOLOv5's keys under its names, and the keys for `resize: stretch`."""
 
     mosaic: Fraction = Field(default=1.0, description="probability of a mosaic")
     mosaic9: Fraction = Field(
@@ -170,9 +171,9 @@ class AugmentSpec(Section):
 _LETTERBOX_ONLY: dict[str, Any] = dict.fromkeys(
     ("mosaic", "mosaic9", "mixup", "degrees", "translate", "scale", "shear", "perspective", "multi_scale"), 0.0
 )
-"""Keys of `augment` that lay pictures out on a letterboxed canvas, and how each is off."""
+"""Keys of `augment` that need `resize: letterbox`, with the value that switches each one off."""
 _STRETCH_ONLY: dict[str, Any] = dict.fromkeys(("distort", "expand", "crop")) | {"interpolations": ["linear"]}
-"""Keys of `augment` for stretched pictures, and how each is off."""
+"""Keys of `augment` that need `resize: stretch`, with the value that switches each one off."""
 
 
 class DataSpec(Section):
@@ -182,7 +183,8 @@ class DataSpec(Section):
     root: str | None = Field(default=None, description="folder of the data set; null: where the plugin keeps its own")
     train: str | None = Field(
         default=None,
-        description="coco: annotation JSON; voc, yolo: folder or list file; null: the format's usual place (docs/data.md)",
+        description="coco: annotation JSON; voc, yolo: folder or list file; null: the format's usual place "
+        "(docs/data.md)",
     )
     val: str | None = Field(default=None, description="the same for the evaluation split")
     split: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
@@ -220,26 +222,26 @@ class DataSpec(Section):
     def _evaluation_split_is_given_once(self) -> Self:
         if self.split is not None and self.val is not None:
             raise ValueError(
-                f"split ({self.split}) takes the evaluation split from the training pictures, but val ({self.val}) is given "
-                "too; set one of them to null"
+                f"split ({self.split}) takes the evaluation split from the training pictures, but val "
+                f"({self.val}) is given too; set one of them to null"
             )
         return self
 
     @model_validator(mode="after")
     def _augmentation_suits_the_resize(self) -> Self:
-        idle, remedy = _LETTERBOX_ONLY, "set them to 0, or take resize: letterbox"
+        unsuitable, remedy = _LETTERBOX_ONLY, "set them to 0, or take resize: letterbox"
         if self.resize == "letterbox":
-            idle, remedy = _STRETCH_ONLY, "leave them out, or take resize: stretch"
-        active = [f"augment.{name}" for name, off in idle.items() if getattr(self.augment, name) != off]
+            unsuitable, remedy = _STRETCH_ONLY, "leave them out, or take resize: stretch"
+        active = [f"augment.{name}" for name, off in unsuitable.items() if getattr(self.augment, name) != off]
         if active:
             raise ValueError(f"resize is {self.resize}, which does not go with {', '.join(active)}; {remedy}")
         if self.augment.multi_scale and self.augment.sizes is not None:
-            raise ValueError("augment.sizes and augment.multi_scale both say the sides of the input; keep one of them")
+            raise ValueError("augment.sizes and augment.multi_scale both set the sides of the input; keep one of them")
         return self
 
 
 class EmaSpec(Section):
-    """Exponential moving average of the weights; it is what is evaluated and exported."""
+    """Exponential moving average of the weights, which is evaluated and exported in their place."""
 
     decay: float = Field(default=0.9999, ge=0, lt=1, description="per update; 0: no average")
     ramp: float = Field(
@@ -247,18 +249,19 @@ class EmaSpec(Section):
     )
     rule: Literal["ramp", "threshold"] = Field(
         default="ramp",
-        description="ramp: YOLOv5's, see `ramp`; threshold: PaddleDetection's, min(decay, (1 + k) / (10 + k)), corrected for its start",
+        description="ramp: YOLOv5's, see `ramp`; threshold: PaddleDetection's, min(decay, (1 + k) / (10 + k)), "
+        "corrected for its start",
     )
 
 
 class TrainSpec(Section):
-    """How long, how large, how precise."""
+    """Length, batch size, precision and further settings of training."""
 
     epochs: Positive | None = Field(default=None, description="passes over the training split; give this or `updates`")
     updates: Positive | None = Field(default=None, description="optimizer steps in all; give this or `epochs`")
     batch_size: Positive = Field(default=16, description="GLOBAL batch: samples per update over all ranks")
     reference_batch_size: Positive = Field(
-        default=64, description="the batch for which rate and weight decay are meant"
+        default=64, description="the global batch for which rate and weight decay are given"
     )
     rate_scaling: Literal["none", "linear", "sqrt", "yolov5"] = Field(
         default="none",
@@ -301,12 +304,12 @@ class TrainSpec(Section):
 
 
 def both_lengths(epochs: Any, updates: Any) -> str:
-    """The message for a job whose length is given in epochs and in updates."""
+    """Return the error message for a job whose length is given both in epochs and in updates."""
     return f"epochs ({epochs}) and updates ({updates}) are both given; keep one and set the other to null"
 
 
 class GroupSpec(Section):
-    """Parameters that share options: the first group whose regex is found in the name takes it."""
+    """Parameters that share options. A parameter belongs to the first group whose regex is found in its name."""
 
     match: Pattern = Field(description="regex searched in the parameter name; '' takes all")
     rate_factor: float = Field(default=1.0, ge=0, description="times the rate")
@@ -339,7 +342,7 @@ class OptimizerSpec(Section):
 
 
 class WarmupSpec(Section):
-    """Linear rise of rate and momentum at the start. The length is the larger of what is given."""
+    """Linear rise of rate and momentum at the start, as long as the larger of `epochs` and `updates`."""
 
     epochs: float | None = Field(default=3.0, ge=0, description="length in epochs")
     updates: int | None = Field(default=100, ge=0, description="length in updates")
@@ -349,13 +352,13 @@ class WarmupSpec(Section):
     )
     before_curve: bool = Field(
         default=False,
-        description="true: the curve begins behind the warm-up, which rises to the curve's first value, and ends at the "
+        description="true: the curve begins after the warm-up, which rises to the curve's first value, and ends at the "
         "same horizon (PaddleDetection); false: both begin at update 0 (YOLOv5)",
     )
 
 
 class ScheduleSpec(Section):
-    """Learning rate over the job, as a factor of optimizer.rate."""
+    """Course of the learning rate over the job, as a factor of optimizer.rate."""
 
     name: Literal["cosine", "linear", "step", "one_cycle", "constant"] = Field(
         default="linear", description="shape of the curve"
@@ -384,7 +387,7 @@ class ScheduleSpec(Section):
 
 
 class BackendSpec(Section):
-    """Which stack trains."""
+    """The backend that trains."""
 
     name: str = Field(default="ddp", description="a plugin of kind `backends`: see `mtrain plugins list`")
     options: dict[str, Any] = Field(default_factory=dict, description="the backend plugin's own options")
@@ -433,8 +436,8 @@ class ClusterSpec(Section):
     )
     launcher: str = Field(
         default="auto",
-        description="ssh: this command starts all hosts; auto: several hosts are each started by hand, with the same command; "
-        "manual: print that command for each; or the plugin that starts the ranks of a host",
+        description="ssh: this command starts all hosts; auto: several hosts are each started by hand, with the same "
+        "command; manual: print that command for each; or the plugin that starts the ranks of a host",
     )
     interface: str | None = Field(
         default=None, description="network interface of the collectives; null: the one that owns this host's address"
@@ -447,7 +450,7 @@ class ClusterSpec(Section):
     failure_timeout_s: int = Field(
         default=60,
         ge=4,
-        description="seconds within which a job ends when one of several hosts is silent or does not come",
+        description="seconds within which a job ends when one of several hosts is silent or never joins",
     )
     max_restarts: int = Field(
         default=0, ge=0, description="times the job is started again from its newest checkpoint after a failure"
@@ -459,11 +462,12 @@ class ClusterSpec(Section):
 
 
 class EvaluateSpec(Section):
-    """When and how the evaluation split is scored."""
+    """How often and in what way the evaluation split is scored."""
 
     enabled: bool = Field(
         default=True,
-        description="false: training needs no evaluation split, nothing is scored, and the last checkpoint counts as best",
+        description="false: training needs no evaluation split, nothing is scored, and the last checkpoint counts as "
+        "best",
     )
     every_epochs: Positive | None = Field(default=1, description="null: only at the end")
     every_updates: Positive | None = Field(default=None, description="instead of every_epochs")
@@ -482,7 +486,7 @@ class EvaluateSpec(Section):
 
 
 class CheckpointSpec(Section):
-    """What is kept for resuming."""
+    """The checkpoints from which a job can be resumed: how often they are written, and how many are kept."""
 
     every_updates: Positive | None = Field(default=None, description="one per this many updates")
     every_epochs: Positive | None = Field(default=1, description="one per this many epochs")
@@ -493,11 +497,11 @@ class CheckpointSpec(Section):
     keep_best: int = Field(
         default=1, ge=0, description="best ones kept besides, by evaluate.score; of equal ones the first"
     )
-    asynchronous: bool = Field(default=True, description="write beside the training loop")
+    asynchronous: bool = Field(default=True, description="write while training goes on")
 
 
 class ReportSpec(Section):
-    """What a person sees and what is written beside."""
+    """The run folder, the progress display, and the records and pictures that are written."""
 
     name: str | None = Field(default=None, description="run folder runs/<name>; null: the spec's name and a number")
     dir: str = Field(default="runs", description="where run folders are made")
@@ -506,8 +510,8 @@ class ReportSpec(Section):
     plots: bool = Field(default=True, description="results.png and val_batch.jpg")
     trace: Literal["none", "traffic", "state"] = Field(
         default="none",
-        description="what `mtrain compare` asks of the ranks after every update: traffic, the bytes sent and the seconds waited for "
-        "each other so far; state, the bytes, and digests of samples, weights, averages and moments",
+        description="what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the "
+        "seconds waited for each other so far; state, the bytes, and digests of samples, weights, averages and moments",
     )
     display: Literal["auto", "rich", "plain", "quiet"] = Field(
         default="auto", description="progress on the console; auto: rich on a terminal, plain lines elsewhere"
@@ -515,18 +519,18 @@ class ReportSpec(Section):
 
 
 class Spec(Section):
-    """The whole of a job."""
+    """A whole spec: the complete description of a job."""
 
-    model: ModelSpec = Field(default=ModelSpec(), description="which network, and what it starts from")
+    model: ModelSpec = Field(default=ModelSpec(), description="the network, and the weights that it starts from")
     data: DataSpec = Field(default=DataSpec(), description="pictures and annotations")
-    train: TrainSpec = Field(default=TrainSpec(), description="how long, how large, how precise")
+    train: TrainSpec = Field(default=TrainSpec(), description="length, batch size, precision")
     optimizer: OptimizerSpec = Field(default=OptimizerSpec(), description="the rule that turns gradients into weights")
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="learning rate over the job")
-    backend: BackendSpec = Field(default=BackendSpec(), description="which stack trains")
+    backend: BackendSpec = Field(default=BackendSpec(), description="the backend that trains")
     cluster: ClusterSpec = Field(default=ClusterSpec(), description="hosts, ranks and ports")
     evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when and how the evaluation split is scored")
-    checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="what is kept for resuming")
-    report: ReportSpec = Field(default=ReportSpec(), description="what a person sees and what is written beside")
+    checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="checkpoints: how often, how many")
+    report: ReportSpec = Field(default=ReportSpec(), description="run folder, progress display, records")
     plugins: str | None = Field(
         default=None,
         description="a plugins.toml with local plugins; null: the one beside the spec, else in the current directory",

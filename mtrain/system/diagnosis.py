@@ -1,4 +1,4 @@
-"""Why a job ended: which rank failed first, and what to tell."""
+"""Find out why a job failed: which rank failed first, and the message for the user."""
 
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,10 +12,12 @@ from mtrain.system import disk
 from mtrain.system.runfolder import RunFolder, read_failures
 
 CONSEQUENCES = (signal.SIGTERM, signal.SIGABRT)
-"""A rank may die of these because another one failed before: the starter ends it, or a collective's watchdog does."""
+"""Signals that may end a rank because another rank failed first.
+
+The starter of the ranks sends SIGTERM; the watchdog of a collective aborts the rank."""
 TAIL_LINES = 20
 LOG_CHARACTERS = 64 * 1024
-"""Of a log: only its end is read."""
+"""Characters of a log that are read, counted from its end."""
 TRACEBACK = "Traceback (most recent call last):"
 HINTS = {
     signal.SIGKILL: "something outside killed it; often the kernel, for lack of memory (see `dmesg`): "
@@ -28,28 +30,31 @@ HINTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """How a failed job is explained."""
+    """The explanation of a failed job."""
 
     code: int
-    """Exit code: 1, or 2 where a rank refused the spec or the data."""
+    """Exit code of mtrain: 1, or 2 if a rank refused the spec or the data."""
     text: str
-    """To be printed last; ends with the error itself."""
+    """The explanation, printed at the very end. Its last line is the error itself."""
     headline: str
-    """One line."""
+    """The explanation in one line."""
 
 
 def status_of_shell(code: int) -> int:
-    """A status as a shell tells it (of a process that a signal ended: 128 and the signal's number) as that of the process."""
+    """Return the exit status of a process (negative: signal) from the status that a shell reports for it.
+
+    For a process that was ended by a signal, a shell reports 128 plus the signal's number.
+    """
     return 128 - code if code - 128 in set(signal.Signals) else code
 
 
 def real(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without those of ranks that ended because they were asked to."""
+    """Return the failures without those of ranks that ended because they were asked to."""
     return [failure for failure in failures if failure.get("exit_code") != Interrupted.exit_code]
 
 
 def real_failures(run: RunFolder) -> list[dict[str, Any]]:
-    """What failed ranks left, without those that ended because they were asked to."""
+    """Return the failures in a run folder without those of ranks that ended because they were asked to."""
     return real(read_failures(run))
 
 
@@ -60,48 +65,49 @@ class Ending:
     status: int
     """Exit status of the command; negative: signal."""
     last: Record | None = None
-    """The "end" record, if rank 0 wrote one."""
+    """The "end" record of the metrics, if rank 0 wrote one."""
     log: str = ""
-    """What the command itself has printed in this attempt."""
+    """Output of the command itself in this attempt."""
     rank_logs: Mapping[int, str] = field(default_factory=dict)
-    """By rank: the last lines that it wrote in this attempt, indented; empty: it wrote nothing."""
+    """The last lines that each rank wrote in this attempt, indented, by rank; empty text: it wrote nothing."""
     ended_here: bool = False
-    """Whether this process had killed the command, so that its exit status says nothing."""
+    """Whether this process killed the command, in which case its exit status does not say why the job failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Log:
-    """The end of a log, and where it lies."""
+    """The end of a log file."""
 
     place: str
+    """Path of the file, for display."""
     text: str
-    """Last lines, indented; empty: nothing was written."""
+    """Its last lines, indented; empty: nothing was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What an attempt left, on one host or on many."""
+    """Everything that is known about a failed attempt on one or several hosts."""
 
     failures: Sequence[Mapping[str, Any]]
-    """Of ranks that were not asked to end, the cause first."""
+    """Failures of ranks that were not asked to end, the cause first."""
     deaths: Sequence[tuple[int, int]]
-    """(rank, exit status; negative: signal) as starters saw them."""
+    """(rank, exit status; negative: signal) of each failed rank, as the starters of the ranks report them."""
     status: int
-    """Exit status of the command, on several hosts of the first that failed; negative: signal."""
+    """Exit status of the launcher's command, on several hosts that of the first that failed; negative: signal."""
     log: Callable[[int], Log]
-    """Of a rank."""
+    """Returns the log of a rank."""
     starter: Log
-    """Of that command."""
+    """Log of the launcher's command to which ``status`` belongs."""
     host: Callable[[int], str] = lambda rank: ""
-    """Of a rank, for people; empty on the only one."""
+    """Returns the name of a rank's host for messages; empty if the job has only one host."""
     full: str = ""
-    """The folder of the run, where its disk is full: a rank can then leave no reason."""
+    """The run folder, if its disk is full, in which case a rank cannot write why it failed; empty otherwise."""
 
 
 def judge(run: RunFolder, deaths: Sequence[tuple[int, int]], ending: Ending) -> Verdict:
-    """The first cause of a failure on the only host of a job, from what ranks left in its folder and how the attempt ended.
+    """Explain the failure of a job on one host, from the files in its run folder and the way the attempt ended.
 
-    ``deaths``: (rank, exit status) as the starter of the ranks saw them.
+    ``deaths``: (rank, exit status) of each failed rank, as the starter of the ranks reports them.
     """
     return conclude(
         Evidence(
@@ -116,26 +122,36 @@ def judge(run: RunFolder, deaths: Sequence[tuple[int, int]], ending: Ending) -> 
 
 
 def starter_log(run: RunFolder, ending: Ending) -> Log:
-    """What the starter of the ranks printed in one attempt."""
+    """Return the excerpt of what the starter of the ranks printed in one attempt."""
     return Log(place=str(run.starter_log), text=starter_excerpt(ending.log[-LOG_CHARACTERS:]))
 
 
 def was_killed(status: int, *, ended_here: bool) -> bool:
-    """Whether something outside the job killed a starter of ranks, by a signal that is no request to end."""
+    """Return whether something outside the job killed the starter of the ranks.
+
+    SIGTERM and SIGINT do not count: they are requests to end.
+    """
     return not ended_here and status < 0 and -status not in (signal.SIGTERM, signal.SIGINT)
 
 
 def of_killed_starter(status: int, log: Log, *, host: str = "") -> Verdict:
-    """The verdict where something outside killed the starter of the ranks; whatever the ranks did then follows from it."""
+    """Explain a failure whose cause is that something outside the job killed the starter of the ranks.
+
+    What the ranks did afterwards is a consequence and is not reported.
+    """
     number = signal.Signals(-status)
     head = f"the starter of the ranks{f' on {host}' if host else ''} was ended by signal {int(number)} ({number.name})"
     hint = HINTS.get(number)
-    said = f"last lines of {log.place}:\n{log.text}\n" if log.text else f"nothing was written to {log.place}\n"
-    return Verdict(code=1, headline=head, text=f"{said}error: {head}{f': {hint}' if hint else ''}")
+    excerpt = f"last lines of {log.place}:\n{log.text}\n" if log.text else f"nothing was written to {log.place}\n"
+    return Verdict(code=1, headline=head, text=f"{excerpt}error: {head}{f': {hint}' if hint else ''}")
 
 
 def conclude(evidence: Evidence) -> Verdict:
-    """The first cause."""
+    """Explain a failure by its first cause.
+
+    The first of these that applies: a rank killed by a signal that is no consequence of another failure, an error that
+    a rank wrote down, a rank's exit code, a rank's signal, the exit status of the starter.
+    """
     failures = evidence.failures
     killed = [
         (rank, signal.Signals(-code)) for rank, code in evidence.deaths if code < 0 and not _wrote(failures, rank)
@@ -181,34 +197,39 @@ def _of_signal(evidence: Evidence, rank: int, number: signal.Signals) -> Verdict
 
 
 def _of_log(evidence: Evidence, rank: int | None, head: str) -> Verdict:
-    """``rank``: whose log tells more; None: nobody's, the starter's does."""
+    """Explain a failure by the headline ``head`` and the end of the log of ``rank``; None: of the starter's log.
+
+    The starter's log also replaces that of a rank that wrote nothing.
+    """
     log = evidence.starter if rank is None else evidence.log(rank)
     shown = log if log.text else evidence.starter
-    said = f"nothing was written to {log.place}\n"
+    excerpt = f"nothing was written to {log.place}\n"
     if evidence.full:
         head += f"; the disk of {evidence.full} is full: make room, then go on with --resume"
     if shown.text:
-        said = f"{'from' if TRACEBACK in shown.text else 'last lines of'} {shown.place}:\n{shown.text}\n"
-    return Verdict(code=1, headline=head, text=f"{said}error: {head}")
+        excerpt = f"{'from' if TRACEBACK in shown.text else 'last lines of'} {shown.place}:\n{shown.text}\n"
+    return Verdict(code=1, headline=head, text=f"{excerpt}error: {head}")
 
 
 def tail(log: Path, *, lines: int = TAIL_LINES, start: int = 0) -> str:
-    """The last lines of a log that stand behind its byte ``start``, indented; empty when there are none."""
+    """Return the last lines of a log file, indented, without what stands before byte ``start``; empty if there are
+    none."""
     return _indented(_end_of(log, start).rstrip().splitlines()[-lines:])
 
 
 def starter_excerpt(text: str, *, lines: int = TAIL_LINES) -> str:
-    """The first traceback in the output of a starter, else its last lines, indented: it says much after a rank has failed.
+    """Return the first traceback in the output of a starter, or else its last ``lines`` lines, indented.
 
-    A rank that fails before it has a log of its own, because something cannot be imported, leaves its traceback there.
+    A rank that fails before it has its own log, for example on an import, leaves its traceback in that output. The end
+    of the output is of less use, because a starter prints much after a rank has failed.
     """
-    said = text.rstrip().splitlines()
-    first = next((i for i, line in enumerate(said) if TRACEBACK in line), None)
+    output = text.rstrip().splitlines()
+    first = next((i for i, line in enumerate(output) if TRACEBACK in line), None)
     if first is None:
-        return _indented(said[-lines:])
-    margin = said[first].index(TRACEBACK)  # starters put the rank's name in front
-    ends = (i for i in range(first + 1, len(said)) if said[i][margin : margin + 1].strip())
-    return _indented(line[margin:] for line in said[first : next(ends, len(said) - 1) + 1])
+        return _indented(output[-lines:])
+    margin = output[first].index(TRACEBACK)  # Some starters prefix each line with the name of the rank.
+    ends = (i for i in range(first + 1, len(output)) if output[i][margin : margin + 1].strip())
+    return _indented(line[margin:] for line in output[first : next(ends, len(output) - 1) + 1])
 
 
 def _end_of(log: Path, start: int) -> str:

@@ -1,12 +1,12 @@
-"""The folder of one run: what lies where, and how a new one gets its name.
+"""The folder of one run: its files, the name of a new one, and finding the checkpoint from which to resume.
 
 ::
 
-    runs/<name>/  spec.json spec.yml plan.json plan.txt environment.json     what was asked for (starter)
-                  spec.1.yml spec.2.yml ...                                  the same before it was resumed with changes
-                  metrics.jsonl summary.json results.png val_batch.jpg tensorboard/   what happened (rank 0)
+    runs/<name>/  spec.json spec.yml plan.json plan.txt environment.json     the request (written by the starter)
+                  spec.1.yml spec.2.yml ...                                  earlier specs, if resumed with changes
+                  metrics.jsonl summary.json results.png val_batch.jpg tensorboard/   the results (written by rank 0)
                   checkpoints/  logs/rank-N.log logs/starter.log  failures/rank-N.json
-    runs/latest   link to the newest
+    runs/latest   link to the newest run folder
 """
 
 import fcntl
@@ -33,60 +33,64 @@ from mtrain.files import parse_json, read_bytes
 from mtrain.report.reporter import METRICS, RESULTS, SUMMARY, write_json
 
 MAX_FAILURE_BYTES = 64 << 20
-"""Largest file of a failed rank that is read."""
+"""Largest failure file (``failures/rank-N.json``) that is read, in bytes."""
 
 LATEST = "latest"
-ASKED = ("spec.json", "spec.yml", "plan.txt", "plan.json", "environment.json")
-"""Files of a run folder that say what was asked for."""
+REQUEST_FILES = ("spec.json", "spec.yml", "plan.txt", "plan.json", "environment.json")
+"""Files of a run folder that record the request: the spec, the plan and the environment."""
 
 
 def keep_private() -> None:
-    """Let everything that this process and its children create be readable by its owner alone, whoever writes it.
+    """Make every file that this process and its children create readable by its owner alone.
 
-    Frameworks, their starters and libraries write files too: only the mask of the process reaches them all.
+    The process's mask (umask) is set because frameworks, launchers and libraries write files too, and only the mask
+    applies to all of them.
     """
     os.umask(0o077)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Paths of one run; making the object touches nothing."""
+    """The paths of one run. Constructing the object does not touch the disk."""
 
     path: Path
     log_dir: Path | None = None
-    """``cluster.log_dir``; None: ``logs`` in the folder."""
+    """Folder of the logs, from ``cluster.log_dir``; None: ``logs`` in the run folder."""
     node: int | None = None
-    """Which of several hosts this is, for files of which each host writes its own; None: the only one."""
+    """Number of this host, for files of which every host writes its own; None: the job has only one host."""
 
     @property
     def spec_json(self) -> Path:
-        """The resolved spec, as the ranks read it."""
+        """File of the resolved spec that the ranks read."""
         return self.path / "spec.json"
 
     @property
     def spec_yml(self) -> Path:
-        """The resolved spec, as a person reads it."""
+        """File of the resolved spec for people."""
         return self.path / "spec.yml"
 
     @property
     def spec_to_read(self) -> Path:
-        """The resolved spec of the job that is starting: of a resumed one it waits beside the run's own."""
-        waiting = pending(self.spec_json)
-        return waiting if waiting.exists() else self.spec_json
+        """File of the resolved spec of the job that is starting.
+
+        While a job resumes, its spec lies beside that of the run (see ``pending``).
+        """
+        pending_spec = pending(self.spec_json)
+        return pending_spec if pending_spec.exists() else self.spec_json
 
     @property
     def metrics(self) -> Path:
-        """Records of the run, one JSON object per line."""
+        """File of the run's records, one JSON object per line."""
         return self.path / METRICS
 
     @property
     def summary(self) -> Path:
-        """Result of the run."""
+        """File of the run's result."""
         return self.path / SUMMARY
 
     @property
     def results(self) -> Path:
-        """The curves."""
+        """Picture of the curves of losses, rates and figures."""
         return self.path / RESULTS
 
     @property
@@ -96,7 +100,7 @@ class RunFolder:
 
     @property
     def failures(self) -> Path:
-        """Folder of what ranks wrote when they failed."""
+        """Folder of the files that failed ranks write."""
         return self.path / "failures"
 
     @property
@@ -106,18 +110,18 @@ class RunFolder:
 
     @property
     def starter_log(self) -> Path:
-        """Output of the command that the starter ran."""
+        """File with the output of the launcher's command, which starts the ranks."""
         return self.logs / ("starter.log" if self.node is None else f"host-{self.node}.log")
 
     def rank_log(self, rank: int) -> Path:
-        """Output of one rank."""
+        """Return the file with the output of one rank."""
         return self.logs / f"rank-{rank}.log"
 
     def rank_logs(self, ranks: range | None = None) -> dict[int, Path]:
-        """The logs of ``ranks`` that are there; None: of all."""
+        """Return the log files of ``ranks`` (None: of all ranks) that exist."""
         numbers = (path.stem.removeprefix("rank-") for path in self.logs.glob("rank-*.log"))
-        found = sorted(int(number) for number in numbers if number.isdigit())
-        return {rank: self.rank_log(rank) for rank in found if ranks is None or rank in ranks}
+        logged_ranks = sorted(int(number) for number in numbers if number.isdigit())
+        return {rank: self.rank_log(rank) for rank in logged_ranks if ranks is None or rank in ranks}
 
     def make(self) -> None:
         """Create the folders, readable by their owner alone."""
@@ -125,22 +129,26 @@ class RunFolder:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-# ------------------------------------------------------------------------------------------------- what was asked for
+# -------------------------------------------------------------------------------------------------------- the request
 def pending(path: Path) -> Path:
-    """Where a resumed job's version of ``path`` waits (``spec.next.yml``) until its ranks have restored the checkpoint."""
+    """Return the path of a resumed job's own version of ``path``, for example ``spec.next.yml``.
+
+    It replaces ``path`` once the ranks have restored the checkpoint (see ``adopt``). A job that fails before leaves the
+    run's files as they were.
+    """
     return path.with_name(f"{path.stem}.next{path.suffix}")
 
 
 def adopt(run: RunFolder) -> None:
-    """Make what a resumed job was asked for the run's own. Called by rank 0 once the job has restored.
+    """Replace the run's request files by those of the resumed job. Rank 0 calls it once the checkpoint is restored.
 
-    A spec that differs from the one before leaves that one beside it, as ``spec.1.yml``, ``spec.2.yml`` ...
+    If the spec has changed, the earlier one is kept beside it as ``spec.1.yml``, ``spec.2.yml`` ...
 
     Raises:
         TrainingError: the folder cannot be written to.
     """
     try:
-        for name in ASKED:
+        for name in REQUEST_FILES:
             path = run.path / name
             new = pending(path)
             if not new.exists():
@@ -153,7 +161,7 @@ def adopt(run: RunFolder) -> None:
 
 
 def _keep_earlier(spec: Path) -> None:
-    """Copy ``spec`` to its next free number; it stays in its place until the new one replaces it."""
+    """Copy ``spec`` to the next free numbered name. The file itself stays until the new one replaces it."""
     numbered = (spec.with_name(f"{spec.stem}.{count}{spec.suffix}") for count in itertools.count(1))
     free = next(path for path in numbered if not path.exists())
     temporary = free.with_name(f".{free.name}.{os.getpid()}")
@@ -163,12 +171,12 @@ def _keep_earlier(spec: Path) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- names
 def next_name(base: Path, name: str) -> Path:
-    """The folder that ``create`` would make now: ``name``, or ``name-2`` ... when taken. Touches nothing."""
+    """Return the folder that ``create`` would make now: ``name``, or ``name-2`` ... if that exists. Creates nothing."""
     return next(path for path in _candidates(base, name) if not path.exists())
 
 
 def create(base: Path, name: str, *, latest: bool = True) -> Path:
-    """Make a new run folder and point ``latest`` to it if asked; safe when two jobs start at once.
+    """Make a new run folder and, with ``latest``, point the link ``latest`` to it. Safe if two jobs start at once.
 
     Raises:
         UsageError: the folder cannot be made.
@@ -189,17 +197,21 @@ def create(base: Path, name: str, *, latest: bool = True) -> Path:
 
 
 def names_like(base: Path, name: str) -> list[str]:
-    """What of ``name``, ``name-2`` ... is there already."""
+    """Return which of the names ``name``, ``name-2`` ... exist in ``base``."""
     return sorted(path.name for path in base.glob(f"{glob.escape(name)}*") if _is_numbered(path.name, name))
 
 
 def free_name(name: str, taken_names: Collection[str]) -> str:
-    """``name``, or the first of ``name-2`` ... that is not among ``taken_names``."""
+    """Return ``name``, or the first of ``name-2`` ... that is not among ``taken_names``."""
     return next(path.name for path in _candidates(Path(), name) if path.name not in taken_names)
 
 
 def write_once(path: Path, text: str, *, writer: int) -> None:
-    """Write a small file unless it holds that already: several hosts may do so at once in a folder that they share."""
+    """Write a small text file, unless it holds ``text`` already.
+
+    Several hosts may call this at once for the same file in a shared folder; ``writer``, the number of the host, keeps
+    their temporary files apart.
+    """
     try:
         if path.read_text(encoding="utf-8") == text:
             return
@@ -214,10 +226,10 @@ def write_once(path: Path, text: str, *, writer: int) -> None:
 
 @contextmanager
 def taken(run: RunFolder, *, node: int = 0) -> Iterator[None]:
-    """While inside, no other starter of host ``node`` runs a job in this folder; the lock ends with the process.
+    """Lock this folder, so that no other process runs a job in it as host ``node``. The lock ends with the process.
 
     Raises:
-        UsageError: another one does.
+        UsageError: another process holds the lock.
     """
     with (run.path / f".lock-{node}").open("a+") as file:
         try:
@@ -225,9 +237,10 @@ def taken(run: RunFolder, *, node: int = 0) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             raise UsageError(
-                f"{run.path}: process {file.read().strip() or '?'} is running a job in this folder; end it first, or wait"
+                f"{run.path}: process {file.read().strip() or '?'} is running a job in this folder; "
+                "end it first, or wait"
             ) from error
-        except OSError:  # a file system without locks
+        except OSError:  # The file system has no locks: run unprotected instead of refusing every job.
             pass
         file.truncate(0)
         print(os.getpid(), file=file, flush=True)
@@ -235,7 +248,7 @@ def taken(run: RunFolder, *, node: int = 0) -> Iterator[None]:
 
 
 def point_latest(path: Path) -> None:
-    """Make ``latest`` beside ``path`` a link to it; where links are not possible, leave it."""
+    """Make ``latest`` in the folder of ``path`` a link to it. Where the file system has no links, do nothing."""
     link = path.parent / LATEST
     temporary = path.parent / f".{LATEST}.{os.getpid()}"
     try:
@@ -255,65 +268,65 @@ def _candidates(base: Path, name: str) -> Iterator[Path]:
 # ------------------------------------------------------------------------------------------------------------- resuming
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """From where a job goes on."""
+    """The run that a job continues, and the checkpoint that it starts from."""
 
     run: Path
-    """Its run folder: the one it was started in, where it goes on too."""
+    """Run folder in which the job was started and goes on."""
     checkpoint: Path
 
 
-def find_resume(given: str | None, *, base: Path, name: str) -> Resume:
-    """The run and the newest intact checkpoint that ``given`` stands for.
+def find_resume(requested: str | None, *, base: Path, name: str) -> Resume:
+    """Find the run to resume and its newest intact checkpoint.
 
     Args:
-        given: a checkpoint, a run folder, or None: the newest run of ``name`` in ``base`` that has an
-            intact one.
+        requested: a checkpoint or a run folder; None: the newest run of ``name`` in ``base`` that has an intact
+            checkpoint.
 
     Raises:
-        CheckpointError: there is no intact one; every place that was looked at is named.
+        CheckpointError: there is no intact checkpoint; every folder that was searched is named.
     """
     from mtrain.core.checkpoint import store as checkpoint
 
-    if given is not None:
-        path = Path(given)
+    if requested is not None:
+        path = Path(requested)
         if path.name.startswith(checkpoint.PREFIX):
             problems = checkpoint.verify(path)
             if problems:
                 raise CheckpointError(
-                    f"--resume {given}: {'; '.join(problems)}; give the run folder to use its newest intact one"
+                    f"--resume {requested}: {'; '.join(problems)}; give the run folder to use its newest intact one"
                 )
             return Resume(path.parent.parent if path.parent.name == "checkpoints" else path.parent, path)
         runs = [path.parent if path.name == "checkpoints" else path]
     else:
         runs = _runs_of(base, name)
     for run in runs:
-        found = checkpoint.newest(run / "checkpoints")
-        if found is not None:
-            return Resume(run, found)
-    looked = ", ".join(str(run / "checkpoints") for run in runs) or f"{base / name} (no such run)"
+        newest = checkpoint.newest(run / "checkpoints")
+        if newest is not None:
+            return Resume(run, newest)
+    searched_folders = ", ".join(str(run / "checkpoints") for run in runs) or f"{base / name} (no such run)"
     raise CheckpointError(
-        f"--resume{f' {given}' if given else ''}: no intact checkpoint in {looked}; "
+        f"--resume{f' {requested}' if requested else ''}: no intact checkpoint in {searched_folders}; "
         "give the path of one, or leave --resume out"
     )
 
 
 def _runs_of(base: Path, name: str) -> list[Path]:
-    """Run folders ``name``, ``name-2`` ..., the one that was written to last first."""
-    found = [path for path in base.glob(f"{name}*") if path.is_dir() and _is_numbered(path.name, name)]
-    return sorted(found, key=_written, reverse=True)
+    """Return the run folders ``name``, ``name-2`` ..., the most recently written one first."""
+    runs = [path for path in base.glob(f"{name}*") if path.is_dir() and _is_numbered(path.name, name)]
+    return sorted(runs, key=_last_written, reverse=True)
 
 
 def _is_numbered(folder: str, name: str) -> bool:
     return folder == name or (folder.startswith(f"{name}-") and folder.removeprefix(f"{name}-").isdigit())
 
 
-def _written(run: Path) -> float:
+def _last_written(run: Path) -> float:
     return max((p.stat().st_mtime for p in (run, run / METRICS, run / "checkpoints") if p.exists()), default=0.0)
 
 
-# ------------------------------------------------------------------------------------------- what ranks leave behind
+# ---------------------------------------------------------------------------------------------------- failures of ranks
 def write_failure(run: RunFolder, rank: int, error: BaseException, *, now: float | None = None) -> Path:
-    """Called by a rank that fails: leave the error where the starter finds it."""
+    """Write the error of a failing rank into the run folder, where the process that started it looks for it."""
     run.failures.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = run.failures / f"rank-{rank}.json"
     content = {
@@ -331,27 +344,33 @@ def write_failure(run: RunFolder, rank: int, error: BaseException, *, now: float
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """Bytes of each file of ``folder`` by name: logs are appended to, and an attempt is judged by its own part of them."""
+    """Return the size in bytes of each log file in ``folder``, by file name.
+
+    Logs are appended to by each attempt of a job. The sizes at its start tell which part of a log belongs to an
+    attempt.
+    """
     return {path.name: path.stat().st_size for path in folder.glob("*.log")}
 
 
 def set_aside_failures(run: RunFolder, *, ranks: range | None = None) -> None:
-    """Rename what ``ranks`` (None: all) left in an earlier attempt, so that it is not taken for a new failure."""
+    """Rename the failure files of an earlier attempt of ``ranks`` (None: all), so that they do not count as new
+    failures."""
     for path in _failure_files(run, ranks):
         path.rename(path.with_name(f"earlier-{int(path.stat().st_mtime)}-{path.name}"))
 
 
 def read_failures(run: RunFolder, *, ranks: range | None = None) -> list[dict[str, Any]]:
-    """What failed ranks among ``ranks`` (None: all) have left, the earliest first."""
-    found = []
+    """Return the failures that were written by ``ranks`` (None: all), the earliest first. Unreadable files are
+    skipped."""
+    failures = []
     for path in _failure_files(run, ranks):
         try:
             content = parse_json(read_bytes(path, limit=MAX_FAILURE_BYTES))
         except (OSError, ValueError):
             continue
         if isinstance(content, dict):
-            found.append(content)
-    return sorted(found, key=lambda failure: (failure.get("time", 0.0), failure.get("rank", 0)))
+            failures.append(content)
+    return sorted(failures, key=lambda failure: (failure.get("time", 0.0), failure.get("rank", 0)))
 
 
 def _failure_files(run: RunFolder, ranks: range | None) -> list[Path]:
@@ -361,17 +380,20 @@ def _failure_files(run: RunFolder, ranks: range | None) -> list[Path]:
 
 
 def _packages() -> list[str]:
-    """This distribution and what it requires, extras included."""
+    """Return the names of this distribution and of its requirements, those of extras included."""
     try:
-        required = metadata.requires("mtrain") or []
-    except metadata.PackageNotFoundError:  # run from a clone that is not installed
-        required = []
-    names = (re.match(r"[\w.-]+", line) for line in ["mtrain", *required])
-    return sorted({found.group() for found in names if found})
+        requirements = metadata.requires("mtrain") or []
+    except metadata.PackageNotFoundError:  # mtrain runs from a clone that is not installed.
+        requirements = []
+    matches = (re.match(r"[\w.-]+", line) for line in ["mtrain", *requirements])
+    return sorted({match.group() for match in matches if match})
 
 
 def describe_environment(environ: Mapping[str, str], *, argv: Sequence[str] = ()) -> dict[str, Any]:
-    """Versions, machine, and ``environ`` and the command ``argv``, which the caller has redacted."""
+    """Return the versions of packages, facts about the machine, and ``environ`` and ``argv``.
+
+    The caller must have removed secrets from ``environ`` and from the command ``argv``.
+    """
     versions = {}
     for name in _packages():
         try:
@@ -391,7 +413,7 @@ def describe_environment(environ: Mapping[str, str], *, argv: Sequence[str] = ()
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """What the run says of its result; empty when it wrote none."""
+    """Return the result that the run wrote (``summary.json``); empty if there is none."""
     try:
         summary = json.loads(RunFolder(run_dir).summary.read_bytes())
     except (OSError, ValueError):
