@@ -296,9 +296,9 @@ def test_values_that_deepspeed_cannot_read_are_refused_in_one_sentence() -> None
     """)
     assert done.stdout.splitlines() == [
         "backend.options.config: DeepSpeed refuses a value: overlap_comm: Input should be a valid boolean, unable to interpret "
-        "input; give what its documentation of the JSON says",
+        "input; give a value that DeepSpeed's documentation of its JSON lists",
         "backend.options.config: DeepSpeed refuses a value: unsupported operand type(s) for |: 'str' and 'bool'; "
-        "give what its documentation of the JSON says",
+        "give a value that DeepSpeed's documentation of its JSON lists",
     ], done.stderr
 
 

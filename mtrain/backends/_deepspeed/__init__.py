@@ -1,1 +1,1 @@
-"""What backend deepspeed adds to torch's engine: shards of weights, gradients and moments, and DeepSpeed itself."""
+"""Additions of backend ``deepspeed`` to the torch engine: DeepSpeed itself, and arrays split over ranks."""

@@ -1,4 +1,4 @@
-"""The torch engine over DeepSpeed: models are built, saved and restored in parts."""
+"""The torch engine over DeepSpeed, which builds, saves and restores models whose arrays are split over ranks."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ from mtrain.errors import SpecError
 
 
 class ZeroEngine(TorchEngine):
-    """One rank of a job on DeepSpeed. The model that it returns is the one that was built, with DeepSpeed's hooks."""
+    """One rank of a job on DeepSpeed. ``prepare`` returns the model that was built, with DeepSpeed's hooks on it."""
 
     def __init__(self, collective: TorchCollective, target: torch.device, sharding: Sharding) -> None:
         super().__init__(collective, target)
@@ -50,7 +50,7 @@ class ZeroEngine(TorchEngine):
         with _float64() if double else nullcontext():
             engine = engine_of(model, list(trained.values()), config)
         if recipe.channels_last and self._sharding.stage == 0:
-            # Behind DeepSpeed's first broadcast, which takes contiguous weights only.
+            # Only now: the broadcast in DeepSpeed's initialisation accepts contiguous weights only.
             channels_last(model)
         model.train()
         zero = self._zero(engine, model)
@@ -68,14 +68,14 @@ class ZeroEngine(TorchEngine):
     def _placed(self, build: Callable[[], nn.Module], recipe: Recipe, config: dict[str, Any]) -> nn.Module:
         import deepspeed
 
-        # Float64 is cut after it was built: DeepSpeed builds float32.
-        cut = self._sharding.stage == 3 and recipe.precision != "fp64"
-        with deepspeed.zero.Init(config_dict_or_path=config) if cut else nullcontext():
+        # A float64 model is built whole and split afterwards: DeepSpeed's Init would build it in float32.
+        split_while_built = self._sharding.stage == 3 and recipe.precision != "fp64"
+        with deepspeed.zero.Init(config_dict_or_path=config) if split_while_built else nullcontext():
             model = build()
         model = self._place(model, replace(recipe, channels_last=False))
         if recipe.channels_last and self._sharding.stage > 0:
             use_channels_last(model)
-        if not cut:
+        if not split_while_built:
             state.check_equal_start(model, self.collective)
         return model
 
@@ -93,10 +93,10 @@ class ZeroEngine(TorchEngine):
         parts, ema = optimizer.parts, optimizer.ema()
         parameters = {name for name, _ in model.named_parameters()}
         self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in parameters)])
-        held = {name: parts[name].held if name in parts else x for name, x in model.state_dict().items()}
+        tensors = {name: parts[name].held if name in parts else x for name, x in model.state_dict().items()}
         moments = optimizer.moments()
         return State(
-            weights=self._arrays(held, parts),
+            weights=self._arrays(tensors, parts),
             ema=self._arrays(ema, parts),
             moments={
                 f"{moment}/{name}": array
@@ -106,11 +106,14 @@ class ZeroEngine(TorchEngine):
             counters=optimizer.counters(),
         )
 
-    def _arrays(self, held: Mapping[str, Tensor], parts: Parts) -> dict[str, Array]:
-        """Whole arrays, in the order of ``held``."""
-        split = {name: tensor for name, tensor in held.items() if name in parts}
-        found = {name: state.to_numpy(whole) for name, whole in parts.whole(split, self.device)}
-        return {name: found[name] if name in found else state.to_numpy(tensor) for name, tensor in held.items()}
+    def _arrays(self, tensors: Mapping[str, Tensor], parts: Parts) -> dict[str, Array]:
+        """Return whole arrays in the order of ``tensors``, gathering those that are split; every rank must call."""
+        split = {name: tensor for name, tensor in tensors.items() if name in parts}
+        split_arrays = {name: state.to_numpy(whole) for name, whole in parts.whole(split, self.device)}
+        return {
+            name: split_arrays[name] if name in split_arrays else state.to_numpy(tensor)
+            for name, tensor in tensors.items()
+        }
 
     @override
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
@@ -118,12 +121,12 @@ class ZeroEngine(TorchEngine):
         parts, zero = optimizer.parts, optimizer.zero
         if saved.weights:
             if self.collective.size > 1:
-                # Ranks take parts of what they are given: a difference would be mixed in, and could not be seen afterwards.
+                # Each rank keeps only its part, so arrays that differ between ranks could not be noticed afterwards.
                 ordered = {name: np.ascontiguousarray(saved.weights[name]) for name in sorted(saved.weights)}
                 state_checks.check_equal_start(self.collective, state_checks.fingerprint(ordered))
             zero.release()
-            held = {name: parts[name].held if name in parts else x for name, x in model.state_dict().items()}
-            self._fill(held, parts, saved.weights, what="weights")
+            tensors = {name: parts[name].held if name in parts else x for name, x in model.state_dict().items()}
+            self._fill(tensors, parts, saved.weights, what="weights")
             zero.publish()
         if saved.ema and optimizer.ema():
             self._fill(optimizer.ema(), parts, saved.ema, what="averaged weights")
@@ -146,20 +149,30 @@ class ZeroEngine(TorchEngine):
         what: str,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        """Copy whole ``values`` into ``targets``, of which those in ``parts`` are parts; ``names``: of a target's array.
+        """Copy whole arrays ``values`` into ``targets``, taking this rank's part where a target is split.
+
+        Args:
+            targets: Tensors to fill, by the same keys as ``values``.
+            parts: The arrays that are split, by name of the weight.
+            values: Whole arrays.
+            what: What the arrays are, for the error message.
+            names: Maps a key to the name of its weight; None: the keys are names.
 
         Raises:
-            CheckpointError: names or shapes differ.
+            CheckpointError: Names or shapes differ.
         """
-        of = {key: key if names is None else names[key] for key in targets}
-        shapes = {key: parts[of[key]].shape if of[key] in parts else tuple(x.shape) for key, x in targets.items()}
+        names_by_key = {key: key if names is None else names[key] for key in targets}
+        shapes = {
+            key: parts[names_by_key[key]].shape if names_by_key[key] in parts else tuple(x.shape)
+            for key, x in targets.items()
+        }
         state_checks.check_fit(shapes, values, what=what)
         for key, target in targets.items():
             whole = torch.from_numpy(np.array(values[key]))
-            target.copy_(parts.cut(of[key], whole) if of[key] in parts else whole)
+            target.copy_(parts.cut(names_by_key[key], whole) if names_by_key[key] in parts else whole)
 
     def release(self) -> None:
-        """Let go of DeepSpeed's engines and of the process groups that they hold. No training afterwards."""
+        """Drop DeepSpeed's engines and the process groups that they hold. The models cannot train afterwards."""
         for engine, exchange in self._engines:
             exchange.abandon()
             parameters = [*engine.module.parameters()]
@@ -171,7 +184,7 @@ class ZeroEngine(TorchEngine):
             for parameter in parameters:
                 vars(parameter).clear()
         self._engines.clear()
-        # Hooks and engines refer to each other: a group that waits for the collector keeps its threads.
+        # Hooks and engines refer to each other. Until the collector frees them, a process group keeps its threads.
         gc.collect()
 
 
@@ -182,5 +195,5 @@ def _float64() -> Any:
 
 
 def _of_moment(moments: Mapping[str, Tensor], moment: str) -> dict[str, Tensor]:
-    """Tensors of one kind, by name of the parameter."""
+    """Select the tensors of one moment, by name of the parameter."""
     return {key.partition("/")[2]: x for key, x in moments.items() if key.startswith(f"{moment}/")}

@@ -1,4 +1,7 @@
-"""Float64 for proofs of equality: DeepSpeed knows no type wider than float32, and has no setting for one."""
+"""Let DeepSpeed train in float64, which mtrain's comparisons between backends need.
+
+DeepSpeed 0.19.8 has no setting for a type wider than float32, so the methods that choose types are replaced here.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +16,7 @@ from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToMo
 
 @contextmanager
 def engines_in_float64() -> Iterator[None]:
-    """DeepSpeed engines made inside keep weights, gradients and messages of a float64 model in float64."""
+    """Make DeepSpeed engines that keep weights, gradients and messages of a float64 model in float64, while inside."""
     _let_float64_be_reduced()
     master = ZeROOptimizer._configure_master_weights
     init, wrapper = DeepSpeedEngine.__init__, DeepSpeedEngine._do_optimizer_sanity_check
@@ -24,40 +27,44 @@ def engines_in_float64() -> Iterator[None]:
         engine._config.communication_data_type = torch.float64
 
     def no_wrapper_in_stage_0(engine: Any, basic_optimizer: Any) -> Any:
-        # It would take float64 for bfloat16, and write weights of its own over those of the model.
+        # In stage 0 DeepSpeed treats every type but float32 and float16 as bfloat16. Its wrapper for that type would
+        # overwrite the model's weights with its own copies.
         return wrapper(engine, basic_optimizer) if engine.zero_optimization() else None
 
     def master_weights(zero: Any, **kwargs: Any) -> torch.dtype:
         master(zero, **kwargs)
         return torch.float64
 
-    def known_type(patch: Any, ds_config: Any, dtype: torch.dtype | None) -> None:
-        # Stage 3 refuses float64 on processors that have float16, and ignores the type on others. It is that of modules built
-        # later; those that are cut here keep their own.
+    def accepted_dtype(patch: Any, ds_config: Any, dtype: torch.dtype | None) -> None:
+        # Stage 3 refuses float64 on processors that have float16, and ignores the type on others. The type applies to
+        # modules that are built later; a model that is split after it was built keeps its own.
         set_dtype(patch, ds_config, torch.float32 if dtype == torch.float64 else dtype)
 
-    replaced = {
+    replacements = {
         "get_data_types": lambda engine: (torch.float64, torch.float64),
         "communication_data_type": property(lambda engine: torch.float64),
         "__init__": float64_messages,
         "_do_optimizer_sanity_check": no_wrapper_in_stage_0,
     }
-    kept = {name: vars(DeepSpeedEngine)[name] for name in replaced}
-    for name, value in replaced.items():
+    originals = {name: vars(DeepSpeedEngine)[name] for name in replacements}
+    for name, value in replacements.items():
         setattr(DeepSpeedEngine, name, value)
     ZeROOptimizer._configure_master_weights = master_weights
-    ModulePatch._set_dtype = known_type
+    ModulePatch._set_dtype = accepted_dtype
     try:
         yield
     finally:
         ZeROOptimizer._configure_master_weights = master
         ModulePatch._set_dtype = set_dtype
-        for name, value in kept.items():
+        for name, value in originals.items():
             setattr(DeepSpeedEngine, name, value)
 
 
 def _let_float64_be_reduced() -> None:
-    """Stage 0 sums gradients of the types only that the device is said to have, long after the engine was made."""
+    """Add float64 to the types that the device supports: stage 0 sums gradients of supported types only.
+
+    DeepSpeed asks for them long after the engine was made, so this change stays in place.
+    """
     accelerator: Any = get_accelerator()
-    known = type(accelerator).supported_dtypes
-    accelerator.supported_dtypes = lambda: [*known(accelerator), torch.float64]
+    supported_dtypes = type(accelerator).supported_dtypes
+    accelerator.supported_dtypes = lambda: [*supported_dtypes(accelerator), torch.float64]

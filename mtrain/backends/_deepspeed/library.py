@@ -1,4 +1,4 @@
-"""DeepSpeed itself: found or refused, silenced, started on torch's process group, ended."""
+"""Load the DeepSpeed library, silence it, start it on torch's process group, and stop it."""
 
 import logging
 import os
@@ -17,20 +17,20 @@ from mtrain.errors import PluginError, SpecError
 from mtrain.spec import remedies
 
 CHOICE = "DS_ACCELERATOR"
-"""The variable from which DeepSpeed learns its device, at import and from nowhere else."""
+"""Environment variable that selects DeepSpeed's device. DeepSpeed reads it at import, and nothing else."""
 
 
 def load(device: str) -> ModuleType:
-    """``deepspeed`` for the device type ``device`` ("cpu", "cuda"), with its log at errors only.
+    """Import ``deepspeed`` for the device type ``device`` ("cpu", "cuda"), logging errors only.
 
     Raises:
-        PluginError: it is missing or cannot be imported.
+        PluginError: DeepSpeed is missing or cannot be imported.
     """
     if find_spec("deepspeed") is None:
         raise PluginError(
             f"backend deepspeed: DeepSpeed is not installed here; install it with: {remedies.install('deepspeed')}"
         )
-    with _chosen(device), warnings.catch_warnings():
+    with _device_variable(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _silence()
         try:
@@ -46,38 +46,41 @@ def load(device: str) -> ModuleType:
 
 
 def start(*, backend: str, timeout: timedelta) -> None:
-    """Let DeepSpeed talk over torch's default process group, which must be there."""
+    """Make DeepSpeed communicate over torch's default process group, which must exist."""
     import deepspeed
     from deepspeed import comm
     from deepspeed.runtime.zero import parameter_offload
 
-    # On CPU it would compile an operator for inference, for minutes, at the first start on each machine.
+    # On the CPU, DeepSpeed (0.19.8) would compile this operator for inference at the first start on each machine, which
+    # takes minutes.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
-    # In stage 3 it looks for weights among what a layer returns, with vars(), which dataclasses with slots refuse.
+    # In stage 3, DeepSpeed (0.19.8) searches a layer's output for weights with vars(), which fails for dataclasses with
+    # slots. A module attribute of that name shadows the built-in function.
     vars(parameter_offload)["vars"] = attributes
-    # DeepSpeed calls torch's collectives by their old names.
+    # DeepSpeed calls torch's collectives by their deprecated names.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     comm.init_distributed(dist_backend=backend, timeout=timeout, auto_mpi_discovery=False, verbose=False)
 
 
 def check(config: dict[str, Any]) -> None:
-    """Refuse what DeepSpeed cannot read.
+    """Refuse a configuration that DeepSpeed cannot read.
 
     Raises:
-        SpecError: a value of ``config`` has the wrong type, or is none of those that there are.
+        SpecError: A value of ``config`` has the wrong type, or is not among those that DeepSpeed accepts.
     """
     import deepspeed
 
     try:
         deepspeed.DeepSpeedConfig(config)
-    except Exception as error:  # it computes with some values before it has looked at them
-        told = "; ".join(
-            f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
-            for one in (error.errors() if isinstance(error, ValidationError) else ())
+    except Exception as error:  # DeepSpeed computes with some values before it validates them, so any error is possible
+        messages = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+            for problem in (error.errors() if isinstance(error, ValidationError) else ())
         )
         raise SpecError(
-            f"backend.options.config: DeepSpeed refuses a value: {told or error}; give what its documentation of the JSON says"
+            f"backend.options.config: DeepSpeed refuses a value: {messages or error}; give a value that DeepSpeed's "
+            "documentation of its JSON lists"
         ) from error
 
 
@@ -95,7 +98,7 @@ def stop() -> None:
 
 
 def attributes(value: object) -> dict[str, Any]:
-    """What ``vars`` gives, also of an object with slots."""
+    """Return the attributes of ``value`` like ``vars``, but also for objects with slots."""
     if hasattr(value, "__dict__"):
         return vars(value)
     names = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
@@ -105,19 +108,20 @@ def attributes(value: object) -> dict[str, Any]:
 def _silence() -> None:
     log = logging.getLogger("DeepSpeed")
     log.setLevel(logging.ERROR)
-    # Its factory sets the level of a new logger once; a filter stays.
-    if not any(isinstance(one, _OnlyErrors) for one in log.filters):
+    # DeepSpeed's factory sets the level when it creates its logger, which overrides ours; a filter stays.
+    if not any(isinstance(each, _OnlyErrors) for each in log.filters):
         log.addFilter(_OnlyErrors())
 
 
 class _OnlyErrors(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is one of an error."""
+        """Return whether the record reports an error."""
         return record.levelno >= logging.ERROR
 
 
 @contextmanager
-def _chosen(device: str) -> Iterator[None]:
+def _device_variable(device: str) -> Iterator[None]:
+    """Set DeepSpeed's device variable while inside, and restore it afterwards."""
     before = os.environ.get(CHOICE)
     os.environ[CHOICE] = device
     try:

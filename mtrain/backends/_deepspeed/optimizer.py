@@ -1,4 +1,4 @@
-"""The torch engine's optimizer on the parts of weights that a rank holds."""
+"""The torch engine's optimizer for DeepSpeed, on the parts of weights that a rank holds."""
 
 from functools import partial
 from typing import cast
@@ -18,7 +18,7 @@ from mtrain.core.recipe import ema_shares
 
 
 class ZeroOptimizer(PartsOptimizer):
-    """``core.interfaces.Optimizer`` over DeepSpeed. Rules, clipping and average are those of every backend on torch."""
+    """``core.interfaces.Optimizer`` over DeepSpeed, with the rules, clipping and average of every backend on torch."""
 
     def __init__(  # noqa: PLR0913 - what TorchOptimizer takes, and the stage
         self,
@@ -31,8 +31,8 @@ class ZeroOptimizer(PartsOptimizer):
         collective: TorchCollective,
         device: torch.device,
     ) -> None:
-        held = Held(model, {name: part.held for name, part in zero.parts.items()})
-        super().__init__(cast(nn.Module, held), recipe, exchange=exchange, collective=collective, device=device)
+        held_model = Held(model, {name: part.held for name, part in zero.parts.items()})
+        super().__init__(cast(nn.Module, held_model), recipe, exchange=exchange, collective=collective, device=device)
         self.parts = parts
         self.zero = zero
         self._zero_exchange = exchange

@@ -1,4 +1,8 @@
-"""What the installed DeepSpeed can do here, for ``mtrain doctor``: ``python -m mtrain.backends._deepspeed.probe`` prints JSON."""
+"""Report what the installed DeepSpeed can do on this machine, for ``mtrain doctor``.
+
+``python -m mtrain.backends._deepspeed.probe`` prints the report as JSON. A process of its own, because it imports
+DeepSpeed.
+"""
 
 import json
 from typing import Any
@@ -10,7 +14,7 @@ from mtrain.errors import PluginError
 
 
 def look() -> list[dict[str, Any]]:
-    """One entry per thing to tell: ``state`` ("ok", "warning", "bad"), ``text``, ``remedy``."""
+    """Return one entry per finding: ``state`` ("ok", "warning", "bad"), ``text`` and, where it helps, ``remedy``."""
     try:
         deepspeed = library.load("cuda" if torch.cuda.is_available() else "cpu")
     except PluginError as error:

@@ -1,4 +1,7 @@
-"""DeepSpeed's JSON, written whole: no default of its own is inherited. Imports no framework."""
+"""Write DeepSpeed's JSON configuration with every key set, so that no default of DeepSpeed's applies.
+
+Importing this module imports no framework.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,7 +35,7 @@ OWNED = {
     "tensorboard": "report.tensorboard",
     "compile": "train.compile",
 }
-"""Keys of DeepSpeed that the recipe or another part of the spec decides, and where."""
+"""Maps a key of DeepSpeed's JSON that mtrain writes itself to the key of the spec that decides it."""
 OWNED_ZERO = {
     "stage": "backend.options.stage",
     "offload_optimizer": "backend.options.offload",
@@ -42,7 +45,7 @@ OWNED_ZERO = {
     "compute_grad_norm": "nothing: the norm is mtrain's",
     "ignore_unused_parameters": "nothing: it is set",
 }
-"""The same for keys of ``zero_optimization``."""
+"""Maps keys of DeepSpeed's ``zero_optimization`` to keys of the spec, like ``OWNED``."""
 OPEN = (
     "communication_data_type",
     "comms_logger",
@@ -79,7 +82,7 @@ OPEN_ZERO = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharding:
-    """How a job is split: what the backend's options say."""
+    """How a job is split over ranks, as the backend's options say."""
 
     stage: Stage
     offload: bool
@@ -89,10 +92,10 @@ class Sharding:
 
 
 def check_extra(config: Json) -> None:
-    """Refuse keys that something else decides, and keys that DeepSpeed would silently ignore.
+    """Refuse keys that another part of the spec decides, and keys that DeepSpeed would silently ignore.
 
     Raises:
-        ValueError: one sentence per key.
+        ValueError: At least one key is refused; the message has one clause per key.
     """
     problems = _refused(config, OPEN, OWNED, prefix="")
     inner = config.get("zero_optimization", {})
@@ -104,21 +107,22 @@ def check_extra(config: Json) -> None:
         raise ValueError("; ".join(problems))
 
 
-def _refused(given: Json, known: tuple[str, ...], owned: Mapping[str, str], *, prefix: str) -> list[str]:
+def _refused(config: Json, allowed: tuple[str, ...], owned: Mapping[str, str], *, prefix: str) -> list[str]:
+    """Return one message for each key of ``config`` that is not allowed."""
     return [
         f"{prefix}{key}: mtrain writes this key; use {owned[key]}"
         if key in owned
-        else f"{prefix}{key}: no key that DeepSpeed takes here{hint(key, known)}"
-        for key in given
-        if key not in known
+        else f"{prefix}{key}: no key that DeepSpeed takes here{hint(key, allowed)}"
+        for key in config
+        if key not in allowed
     ]
 
 
 def settings(recipe: Recipe, sharding: Sharding, *, size: int, pin_memory: bool) -> dict[str, Any]:
-    """DeepSpeed's configuration of one job of ``size`` ranks.
+    """Return DeepSpeed's configuration for a job of ``size`` ranks.
 
-    Precision is the engine's autocast over float32 weights, as in all backends on torch, and accumulation, clipping and
-    rates are the engine's too: DeepSpeed sees one batch per update, no clipping, float32.
+    The engine itself does mixed precision (autocast over float32 weights, as in all backends on torch), accumulation,
+    clipping and learning rates. DeepSpeed is configured for one batch per update, no clipping and float32.
     """
     extra = dict(sharding.extra)
     zero = {**_zero(recipe, sharding, pin_memory=pin_memory), **extra.pop("zero_optimization", {})}
@@ -129,7 +133,8 @@ def settings(recipe: Recipe, sharding: Sharding, *, size: int, pin_memory: bool)
         "managed_gradient_accumulation": True,
         "gradient_clipping": 0.0,
         "gradient_allreduce_op": "mean",
-        # Divided before the sum, as ddp does. From stage 1 on DeepSpeed divides first anyway, and refuses this key.
+        # Gradients are divided before they are summed, as in ddp. From stage 1 on DeepSpeed always does that, and
+        # refuses this key.
         "prescale_gradients": sharding.stage == 0,
         "gradient_predivide_factor": 1.0,
         "communication_data_type": "fp32",
@@ -154,10 +159,10 @@ def _zero(recipe: Recipe, sharding: Sharding, *, pin_memory: bool) -> dict[str, 
     return {
         "stage": sharding.stage,
         "contiguous_gradients": True,
-        # Its reduce-scatter knows no float64.
+        # DeepSpeed's reduce-scatter does not support float64.
         "reduce_scatter": recipe.precision != "fp64",
         "reduce_bucket_size": bucket,
-        # DeepSpeed asks for a multiple of two.
+        # DeepSpeed requires a multiple of two.
         "allgather_bucket_size": bucket + bucket % 2,
         "use_multi_rank_bucket_allreduce": True,
         "allgather_partitions": True,

@@ -1,7 +1,7 @@
-"""The stages of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) behind one face: parts of weights and of their gradients.
+"""One interface to all stages of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054): parts of weights and of gradients.
 
-DeepSpeed cuts arrays, sums gradients over ranks and sends updated weights round. The update rule, clipping and the average
-work on the parts that it leaves to a rank.
+DeepSpeed splits arrays, sums gradients over ranks and distributes updated weights. mtrain's update rule, clipping and
+average work on the parts that DeepSpeed leaves on a rank. The attributes of DeepSpeed used here are those of 0.19.8.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,64 +16,64 @@ from mtrain.backends._torch.shards import Part, spans_of
 
 
 class Zero(Protocol):
-    """One model in the hands of DeepSpeed."""
+    """A model that DeepSpeed manages, in one of the stages of ZeRO."""
 
     parts: dict[str, Part]
-    """What is split, by name: trained weights from stage 1 on, all weights in stage 3."""
+    """The split arrays by name: none in stage 0, trained weights in stages 1 and 2, all weights in stage 3."""
 
     def gradients(self) -> Mapping[str, Tensor]:
-        """This rank's parts of the averaged gradients, to be changed in place until ``finish_update``."""
+        """Return this rank's parts of the averaged gradients; the rule may change them in place."""
         ...
 
     def release(self) -> None:
-        """No split weight is whole any more, so that parts can be written; ``publish`` follows."""
+        """Drop whole copies of split weights, so that the parts can be written; ``publish`` must follow."""
         ...
 
     def publish(self) -> None:
-        """The model holds what the parts of all ranks hold; every rank calls, outside of an update."""
+        """Update the model from the parts of all ranks; every rank must call, outside of an update."""
         ...
 
 
 def engine_of(model: nn.Module, trained: Sequence[nn.Parameter], settings: dict[str, Any]) -> Any:
-    """DeepSpeed's engine around ``model``."""
+    """Make DeepSpeed's engine around ``model``; ``trained`` are the parameters with a gradient."""
     import deepspeed
 
-    engine, *_ = deepspeed.initialize(model=model, optimizer=_Published(trained), config=settings)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=_EmptyOptimizer(trained), config=settings)
     return engine
 
 
-class _Published(torch.optim.Optimizer):
-    """The optimizer that DeepSpeed asks for: when it is called, the rule has been applied to the parts."""
+class _EmptyOptimizer(torch.optim.Optimizer):
+    """The optimizer that DeepSpeed insists on; it does nothing, because mtrain's rule has changed the parts before."""
 
     def __init__(self, trained: Sequence[nn.Parameter]) -> None:
         super().__init__(list(trained), {"lr": 0.0})
 
     def step(self, closure: Any = None) -> Any:
-        """Nothing."""
+        """Do nothing: the rule was applied to the parts already."""
 
 
 class WholeWeights:
-    """Stage 0: nothing is split."""
+    """A model in stage 0, where nothing is split."""
 
     def __init__(self) -> None:
         self.parts: dict[str, Part] = {}
 
     def gradients(self) -> Mapping[str, Tensor]:
-        """Nothing: they are where autograd puts them."""
+        """Return nothing: whole gradients are where autograd puts them."""
         return {}
 
     def release(self) -> None:
-        """Nothing."""
+        """Do nothing: there are no parts."""
 
     def publish(self) -> None:
-        """Nothing."""
+        """Do nothing: there are no parts."""
 
 
 class SplitStates:
-    """Stages 1 and 2: whole weights on every rank, and one flat float32 array of which each rank has an equal share."""
+    """A model in stage 1 or 2, where every rank has whole weights and an equal share of a flat float32 copy of them."""
 
     def __init__(self, zero: Any, names: Mapping[int, str], rank: int, size: int) -> None:
-        """``names``: of parameters, by ``id``."""
+        """Find this rank's parts in ``zero``, DeepSpeed's optimizer; ``names`` maps ``id(parameter)`` to its name."""
         self._zero = zero
         self.parts: dict[str, Part] = {}
         self._places: dict[str, tuple[int, int]] = {}
@@ -100,13 +100,13 @@ class SplitStates:
             assert flat.numel() == master.numel()
             zero.averaged_gradients[group] = [flat]
             flats.append(flat)
-        found = {}
+        gradients = {}
         for name, (group, place) in self._places.items():
-            found[name] = flats[group][place : place + self.parts[name].held.numel()]
-        return found
+            gradients[name] = flats[group][place : place + self.parts[name].held.numel()]
+        return gradients
 
     def release(self) -> None:
-        """Nothing: whole weights are copies of the parts."""
+        """Do nothing: parts can be written at any time, whole weights are copies of them."""
 
     def publish(self) -> None:
         """See ``Zero.publish``."""
@@ -114,7 +114,7 @@ class SplitStates:
 
 
 class SplitWeights:
-    """Stage 3: each rank has an equal share of each weight."""
+    """A model in stage 3, where each rank has an equal share of each weight."""
 
     def __init__(self, zero: Any, model: nn.Module, rank: int, size: int) -> None:
         self._zero = zero
@@ -135,7 +135,7 @@ class SplitWeights:
 
     def gradients(self) -> Mapping[str, Tensor]:
         """See ``Zero.gradients``."""
-        found = {}
+        gradients = {}
         offloaded = self._zero.offload_optimizer
         for group, parameters in enumerate(self._zero.fp16_groups):
             for i, parameter in enumerate(parameters):
@@ -143,10 +143,10 @@ class SplitWeights:
                 length = self.parts[name].held.numel()
                 if offloaded:
                     place = self._places[name][1]
-                    found[name] = self._zero.fp32_partitioned_groups_flat[group].grad[place : place + length]
+                    gradients[name] = self._zero.fp32_partitioned_groups_flat[group].grad[place : place + length]
                 else:
-                    found[name] = self._zero.averaged_gradients[group][i].view(-1)[:length]
-        return found
+                    gradients[name] = self._zero.averaged_gradients[group][i].view(-1)[:length]
+        return gradients
 
     def release(self) -> None:
         """See ``Zero.release``."""
@@ -170,12 +170,12 @@ def _part_of(parameter: Any, memory: Tensor, rank: int, size: int) -> Part:
 
 
 class ZeroExchange:
-    """``Exchange``: gradients of an update are summed over ranks by DeepSpeed, and laid under the parts.
+    """The ``Exchange`` of DeepSpeed, which sums gradients over ranks; each part then gets its part of the gradient.
 
-    ``reduction`` "update": once, behind the last backward pass, from whole gradients, which are added up in the order of
-    ddp. "micro_batch": in every backward pass, as DeepSpeed does by itself; stages 2 and 3 then hold parts of gradients
-    only, every parameter must take part in every backward pass on every rank, and with accumulation sums are rounded
-    differently.
+    With ``reduction`` "update" gradients are summed once, after the last backward pass, from whole gradients and in the
+    order of ddp. With "micro_batch" they are summed in every backward pass, as DeepSpeed does by default: stages 2 and
+    3 then hold only parts of gradients, every parameter must take part in every backward pass on every rank, and with
+    accumulation sums are rounded differently.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class ZeroExchange:
         return bool(self._zero.parts)
 
     def during(self, *, last: bool) -> nullcontext[None]:
-        """Surrounds forward and backward of a micro batch."""
+        """Prepare DeepSpeed for forward and backward of a micro batch."""
         if self._split:
             self._engine.optimizer.clear_backward_seen_flag()
         if not self._once:
@@ -212,16 +212,17 @@ class ZeroExchange:
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        """Backward pass of a loss that is divided and scaled already."""
+        """Run the backward pass of a loss that is already divided by the accumulation and scaled."""
         if self._split:
             self._engine.optimizer.backward_prologue()
             self._engine.optimizer.enter_backward()
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def finish(self) -> None:
-        """Gradients are averaged, and under the parts, when this returns.
+        """Complete the exchange: when this returns, gradients are averaged and set as ``grad`` of the parts.
 
-        One that only some ranks have is averaged with zeros; one that no rank has stays absent, as in a job of one rank.
+        A gradient that only some ranks have is averaged with zeros; one that no rank has stays absent, as in a job of
+        one rank.
         """
         absent = self._complete() if self._once else []
         if self._open is not None:
@@ -239,41 +240,42 @@ class ZeroExchange:
                 self._zero.parts[name].held.grad = grad
 
     def _complete(self) -> list[str]:
-        """Give this rank zeros where only others have a gradient. Returns the names of which none has one."""
+        """Add zero gradients where only other ranks have one; return the names for which no rank has a gradient."""
         present = torch.tensor([float(p.grad is not None) for p in self._trained.values()])
-        anywhere = self._collective.all_reduce(present.numpy(), "max").tolist()
+        any_rank_flags = self._collective.all_reduce(present.numpy(), "max").tolist()
         absent = []
-        for (name, parameter), found in zip(self._trained.items(), anywhere, strict=True):
-            if not found:
+        for (name, parameter), on_any_rank in zip(self._trained.items(), any_rank_flags, strict=True):
+            if not on_any_rank:
                 absent.append(name)
             elif parameter.grad is None:
                 _give_zeros(parameter)
         return absent
 
     def abandon(self) -> None:
-        """Give up an update that is under way: nothing is exchanged any more."""
+        """Abandon an update that has begun, without exchanging anything."""
         if self._open is not None:
             self._engine._flush_coalesced_reduction_zero12 = self._engine._flush_coalesced_reduction_zero3 = _nothing
             self._open.close()
             self._open = None
 
     def publish(self) -> None:
-        """Behind the rule: DeepSpeed sends the new weights round and is ready for the next update."""
+        """Let DeepSpeed distribute the new weights after the rule was applied, and get ready for the next update."""
         self._engine.set_gradient_accumulation_boundary(True)
         self._engine.step()
 
 
 def _nothing(zero: Any) -> None:
-    """In place of what DeepSpeed does when an update is complete."""
+    """Replace DeepSpeed's reduction at the end of an update by nothing."""
 
 
 def _give_zeros(parameter: Any) -> None:
-    """A gradient of zeros of the shape of the whole parameter, which in stage 3 is not here."""
+    """Set a zero gradient in the shape of the whole parameter, of which a rank holds only a part in stage 3."""
     shape = getattr(parameter, "ds_shape", parameter.shape)
     if parameter.shape == shape:
         parameter.grad = torch.zeros_like(parameter)
         return
-    held = parameter.data
-    parameter.data = held.new_zeros(shape)
+    # torch accepts a gradient only in the shape of the parameter, so the parameter is whole for a moment.
+    part = parameter.data
+    parameter.data = part.new_zeros(shape)
     parameter.grad = torch.zeros_like(parameter.data)
-    parameter.data = held
+    parameter.data = part

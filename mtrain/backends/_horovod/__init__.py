@@ -1,1 +1,1 @@
-"""What backend ``horovod`` adds to the torch engine."""
+"""Additions of backend ``horovod`` to the torch engine: Horovod's collectives, its exchange and its launchers."""

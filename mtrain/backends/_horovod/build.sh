@@ -2,14 +2,14 @@
 # Build Horovod against the torch of an interpreter, and install it there. usage: build-horovod PYTHON
 #
 # The source of the last release, 0.28.1, is fetched with pip and changed in two places:
-# - It asks for C++14, which torch's headers left behind with torch 2.1: they need C++17.
-# - Over gloo it never notices a rank that others wait for: the list of ranks that its stall check goes through has room
-#   for them (`reserve`) but no entries (`resize`).
-# The wheel is kept for the next time under ~/.cache/mtrain/wheels, by the versions that it was built for. With a torch for CUDA
-# it is built with NCCL. Does nothing where Horovod is there and fits.
+# - It is compiled as C++14, but the headers of torch 2.1 and newer need C++17.
+# - Over gloo its stall check never notices a rank that others wait for: the list of ranks that it goes through has memory
+#   reserved (`reserve`) but no entries (`resize`).
+# The wheel is cached under ~/.cache/mtrain/wheels, named after the versions that it was built for. With a torch for CUDA it is
+# built with NCCL. Nothing happens where a Horovod that fits is installed already.
 set -euo pipefail
 version=0.28.1
-changes=2  # of the source: another number makes another wheel
+changes=2  # version of the changes to the source; part of the wheel's name, so that another number builds a new wheel
 python=${1:?usage: build-horovod PYTHON}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
@@ -18,14 +18,15 @@ fail() {
   exit 2
 }
 
-# torch's version, Python's tag, the platform, and for which device
+# Prints what a wheel depends on: torch's version, Python's tag, the platform and the device.
 describe='
 import sys, sysconfig, torch
 tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
 device = f"cu{torch.version.cuda}" if torch.version.cuda else "cpu"
 print(f"torch-{torch.__version__}-{tag}-{sysconfig.get_platform()}-{device}")
 '
-found='
+# Succeeds if the installed Horovod can be imported, has gloo, and was not built by this script for something else.
+check_installed='
 import importlib.metadata, sys
 import horovod.torch as hvd
 origin = importlib.metadata.distribution("horovod").read_text("direct_url.json") or ""
@@ -36,7 +37,7 @@ built_for=$("$python" -W ignore -c "$describe" 2>/dev/null) ||
   fail "$python has no torch, against which Horovod is built; install it first: $python -m pip install torch"
 device=${built_for##*-}
 key="horovod-$version-$changes-${built_for//[^A-Za-z0-9._-]/_}"
-if "$python" -W ignore -c "$found" "$key" >/dev/null 2>&1; then
+if "$python" -W ignore -c "$check_installed" "$key" >/dev/null 2>&1; then
   exit 0
 fi
 
@@ -54,7 +55,7 @@ need_tools() {
   fi
 }
 
-# Jobs of make: each needs up to 2 GB for torch's headers.
+# Prints how many jobs make may run at once: each needs up to 2 GB for torch's headers.
 jobs() {
   local cores memory
   cores=$(nproc 2>/dev/null || echo 2)
@@ -63,12 +64,12 @@ jobs() {
   echo $((cores < memory ? cores : memory))
 }
 
-change() {  # in file $1 text $2 into $3, all of them words that sed takes as they are
+change() {  # Replaces text $2 by $3 in file $1; neither may contain characters that are special to sed.
   grep -qF "$2" "$1" || fail "$1 does not contain '$2': is this Horovod $version?"
   sed -i.orig "s/$2/$3/" "$1"
 }
 
-build() {  # into the folder $1, in a subshell
+build() {  # Builds the wheel in folder $1. Runs in a subshell.
   local work=$1
   local -x MAKEFLAGS PYTHONPATH="$work/tools" CMAKE_POLICY_VERSION_MINIMUM=3.5
   local -x HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1
@@ -103,7 +104,7 @@ if [ -z "$wheel" ]; then
   work=$(mktemp -d "$cache/build.XXXXXX")
   trap 'rm -rf "$work"' EXIT
   log=$cache/build.log
-  build "$work" >"$log" 2>&1 &  # not `if build`: bash would go on after an error inside
+  build "$work" >"$log" 2>&1 &  # not `if build`: there bash ignores `set -e` and would continue after an error inside
   if ! wait $!; then
     tail -n 30 "$log" >&2
     fail "Horovod was not built; the whole log: $log"
@@ -114,5 +115,5 @@ fi
 
 "$python" -m pip install --quiet --progress-bar off cffi cloudpickle psutil pyyaml packaging
 "$python" -m pip install --quiet --progress-bar off --force-reinstall --no-deps "$wheel"
-"$python" -W ignore -c "$found" "$key" >/dev/null || fail "$wheel is installed, but horovod.torch cannot be imported"
+"$python" -W ignore -c "$check_installed" "$key" >/dev/null || fail "$wheel is installed, but horovod.torch cannot be imported"
 echo "Horovod $version for $built_for is installed"

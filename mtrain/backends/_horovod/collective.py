@@ -1,4 +1,4 @@
-"""``TorchCollective`` over Horovod."""
+"""The torch engine's communication over Horovod."""
 
 import time
 from collections.abc import Iterable
@@ -14,14 +14,14 @@ from mtrain.core.serialization import packed, unpacked
 
 T = TypeVar("T")
 PAUSE_S = 1e-4
-"""Between two looks at whether a call has ended."""
+"""Interval between two polls of a call that is under way."""
 
 
 class HorovodCollective:
-    """All ranks of the job.
+    """``TorchCollective`` over all ranks of a Horovod job.
 
-    Horovod matches calls of different ranks by name and remembers names: each kind of call has a name of its own here,
-    the same in every update. No two calls are under way at once.
+    Horovod matches the calls of different ranks by name and caches names, so each kind of call has one name here, the
+    same in every update. Two calls are never under way at once.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class HorovodCollective:
         self.size: int = hvd.size()
 
     def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
-        """See ``Collective.all_reduce``. What lies on the host is reduced there."""
+        """See ``Collective.all_reduce``. Arrays on the host are reduced on the host."""
         on_host = isinstance(x, np.ndarray)
         reduced = torch.from_numpy(x.copy()) if on_host else _packed(x).clone()
         wait(hvd.allreduce_async_(reduced, name=_name(op, reduced), op=hvd.Max if op == "max" else hvd.Sum))
@@ -40,17 +40,17 @@ class HorovodCollective:
 
     def all_gather(self, value: T) -> list[T]:
         """See ``Collective.all_gather``."""
-        mine = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
-        sizes = wait(hvd.allgather_async(torch.tensor([len(mine)]), name="mtrain.objects.sizes")).tolist()
-        everyone = wait(hvd.allgather_async(mine, name="mtrain.objects")).split(sizes)
-        return [unpacked(part.numpy().tobytes()) for part in everyone]
+        payload = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
+        sizes = wait(hvd.allgather_async(torch.tensor([len(payload)]), name="mtrain.objects.sizes")).tolist()
+        gathered = wait(hvd.allgather_async(payload, name="mtrain.objects")).split(sizes)
+        return [unpacked(part.numpy().tobytes()) for part in gathered]
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
-        """``x`` of all ranks, stacked along a new first axis."""
+        """Return ``x`` of all ranks, stacked along a new first axis."""
         return wait(hvd.allgather_async(_packed(x).unsqueeze(0), name=_name("gather", x)))
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite ``tensors`` with those of rank 0: one message per dtype."""
+        """Overwrite ``tensors`` with those of rank 0; sends one message per dtype."""
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for tensor in tensors:
             by_dtype.setdefault(tensor.dtype, []).append(tensor)
@@ -62,19 +62,20 @@ class HorovodCollective:
                 tensor.detach().copy_(part.view(tensor.shape))
 
     def time_waits(self) -> Waits:
-        """See ``TorchCollective``; Horovod's optimizer is watched by ``HorovodExchange``."""
+        """See ``TorchCollective``. ``HorovodExchange`` measures the waiting of Horovod's optimizer."""
         waits = Waits()
         waits.watch(self, "all_reduce", "all_gather", "all_gather_tensor", "broadcast_")
         return waits
 
     def close(self) -> None:
-        """Nothing to let go of: the backend ends Horovod."""
+        """Do nothing: the backend itself shuts Horovod down."""
 
 
 def wait(handle: int) -> Tensor:
-    """The result of a call that was begun.
+    """Wait for an asynchronous call and return its result.
 
-    ``hvd.synchronize`` alone waits without sleeping, and takes the core from Horovod's own thread where ranks share cores.
+    ``hvd.synchronize`` alone would wait without sleeping, and take the core from Horovod's own thread where ranks share
+    cores.
     """
     while not hvd.poll(handle):
         time.sleep(PAUSE_S)

@@ -1,4 +1,4 @@
-"""Gradients averaged by ``hvd.DistributedOptimizer``, in groups, begun while the last backward pass still runs."""
+"""Average gradients with ``hvd.DistributedOptimizer``, in groups that are sent during the last backward pass."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -14,14 +14,18 @@ from mtrain.backends.waiting import Waits
 Compression = Literal["none", "fp16"]
 Reduction = Literal["average", "adasum"]
 LEAST_GROUPS = 8
-"""So many at least: the first travel while the backward pass still runs, and the last, which all wait for, is short."""
+"""Smallest number of groups.
+
+The first ones are sent during the backward pass; the last, which all wait for, is short.
+"""
 
 
 class HorovodExchange:
-    """``Exchange``: Horovod's hooks count the micro batches, and send a group of gradients when it is complete.
+    """The ``Exchange`` of Horovod, whose hooks count micro batches and send a group of gradients when it is complete.
 
-    Left to itself Horovod would send together what happens to be ready. A ring adds the ranks' gradients in an order that
-    depends on where they lie in a message: from three ranks on, two runs of one job would be rounded differently.
+    By default Horovod sends together whatever happens to be ready. A ring adds the ranks' gradients in an order that
+    depends on where they lie in a message, so with three or more ranks two runs of one job would be rounded
+    differently. Fixed groups avoid that.
     """
 
     def __init__(
@@ -37,81 +41,87 @@ class HorovodExchange:
         self._parameters = list(parameters.values())
         average = reduction == "average"
         self._distributed = hvd.DistributedOptimizer(
-            _Shell([{"params": self._parameters}]),
+            _OptimizerShell([{"params": self._parameters}]),
             named_parameters=list(parameters.items()),
-            compression=_sender(compression, share=1 / hvd.size() if average else 1.0),
+            compression=_compressor(compression, share=1 / hvd.size() if average else 1.0),
             backward_passes_per_step=accumulate,
             op=hvd.Sum,
             groups=groups(self._parameters, group_bytes) if average else None,
         )
         if not average:
-            # Asked for Adasum, Horovod returns an optimizer that combines steps instead of gradients; the update rule is ours.
+            # With op=Adasum the constructor would return an optimizer that combines steps instead of gradients, but
+            # mtrain applies its own update rule. So the operation is set afterwards.
             self._distributed.op = hvd.Adasum
         if waits is not None:
             waits.watch(self, "_wait_for_all")
 
     def during(self, *, last: bool) -> nullcontext[None]:
-        """Nothing."""
+        """Do nothing: Horovod's hooks count the micro batches."""
         return nullcontext()
 
     def finish(self) -> None:
-        """Wait for all gradients.
+        """Wait until all gradients are averaged.
 
-        One that only some ranks have is averaged with zeros; one that no rank has stays absent, as in a job of one rank.
+        A gradient that only some ranks have is averaged with zeros; one that no rank has stays absent, as in a job of
+        one rank.
         """
         present = torch.tensor([float(p.grad is not None) for p in self._parameters])
         self._complete()
         self._wait_for_all(present)
-        for parameter, anywhere in zip(self._parameters, present.tolist(), strict=True):
-            if not anywhere:
+        for parameter, on_any_rank in zip(self._parameters, present.tolist(), strict=True):
+            if not on_any_rank:
                 parameter.grad = None
 
     def _wait_for_all(self, present: Tensor) -> None:
-        """Gradients are averaged, and ``present`` is its maximum over ranks, when this returns."""
+        """Wait until gradients are averaged and ``present`` is replaced by its maximum over ranks."""
         wait(hvd.allreduce_async_(present, name="mtrain.present", op=hvd.Max))
         self._distributed.synchronize()
 
     def _complete(self) -> None:
-        """Let Horovod see as many backward passes of every parameter as it counts on; the missing ones add zero."""
-        missing = self._distributed._allreduce_delay
+        """Run the backward passes that Horovod still expects of a parameter with gradients of zero.
+
+        A parameter that took no part in a micro batch would otherwise never be sent, and the other ranks would wait.
+        """
+        missing_passes = self._distributed._allreduce_delay
         for parameter in self._parameters:
-            for _ in range(missing[parameter]):
+            for _ in range(missing_passes[parameter]):
                 parameter.backward(torch.zeros_like(parameter))
 
 
 def groups(parameters: Sequence[Tensor], most_bytes: float) -> list[list[Tensor]]:
-    """Parameters in the order of backward passes, the last one first, in groups of one type each.
+    """Group parameters in the order of the backward pass, which is the last one first; each group has one dtype.
 
-    A group is larger than ``most_bytes``, or than a ``LEAST_GROUPS``th of them all, only where one parameter is.
+    A group is at most ``most_bytes``, and at most 1 / ``LEAST_GROUPS`` of all parameters, unless it is a single larger
+    one.
     """
-    found: list[list[Tensor]] = []
-    filled = 0
+    parameter_groups: list[list[Tensor]] = []
+    group_bytes = 0
     sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
     most_bytes = min(most_bytes, sum(sizes) / LEAST_GROUPS)
     for parameter, size in zip(reversed(parameters), reversed(sizes), strict=True):
-        if not found or filled + size > most_bytes or found[-1][0].dtype != parameter.dtype:
-            found.append([])
-            filled = 0
-        found[-1].append(parameter)
-        filled += size
-    return found
+        if not parameter_groups or group_bytes + size > most_bytes or parameter_groups[-1][0].dtype != parameter.dtype:
+            parameter_groups.append([])
+            group_bytes = 0
+        parameter_groups[-1].append(parameter)
+        group_bytes += size
+    return parameter_groups
 
 
-class _Shell:
-    """What ``hvd.DistributedOptimizer`` needs of an optimizer that it wraps; the update itself is the engine's.
+class _OptimizerShell:
+    """The attributes that ``hvd.DistributedOptimizer`` needs of an optimizer; the engine makes the update itself.
 
-    No ``torch.optim.Optimizer``: constructing one imports the compiler.
+    It is no ``torch.optim.Optimizer``, because constructing one imports torch's compiler.
     """
 
     def __init__(self, param_groups: list[dict[str, Any]]) -> None:
         self.param_groups = param_groups
 
 
-def _sender(compression: Compression, *, share: float) -> type[Any]:
-    """Horovod's ``Compressor``: what is sent of a gradient, and how it comes back.
+def _compressor(compression: Compression, *, share: float) -> type[Any]:
+    """Make a ``Compressor`` for Horovod, which converts a gradient before it is sent and after it was received.
 
-    A gradient is sent as the memory it has, since Horovod takes contiguous tensors only. It is multiplied by ``share``
-    before it is sent, as DDP does: equal rounding, and sums in float16 that overflow later.
+    A gradient is sent as a view of its memory, since Horovod accepts contiguous tensors only. It is multiplied by
+    ``share`` before it is sent, as in DDP: this rounds alike, and sums in float16 overflow later.
     """
     half = compression == "fp16"
 
@@ -131,7 +141,7 @@ def _sender(compression: Compression, *, share: float) -> type[Any]:
 
 
 def _memory(x: Tensor) -> Tensor:
-    """All elements of a dense tensor in the order of its memory, as a view of one axis."""
+    """View all elements of a dense tensor in memory order as a 1-D tensor."""
     if x.is_contiguous():
         return x.detach().view(-1)
     axes = sorted(range(x.dim()), key=x.stride, reverse=True)

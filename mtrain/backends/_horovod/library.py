@@ -1,4 +1,4 @@
-"""Horovod itself: found or refused, configured, started."""
+"""Load the Horovod library, configure and start it."""
 
 import os
 import shlex
@@ -10,21 +10,21 @@ from types import ModuleType
 from mtrain.errors import LaunchError, PluginError
 
 STARTERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""One of these is set by whatever starts ranks of Horovod."""
+"""Environment variables of Horovod's launchers; each launcher sets one of them for its ranks."""
 
 
 def load() -> ModuleType:
-    """``horovod.torch``, with its native library.
+    """Import ``horovod.torch`` with its native library.
 
     Raises:
-        PluginError: it is missing, was built without torch or for another torch, or can talk over nothing.
+        PluginError: Horovod is missing, was built without torch or for another torch, or with neither gloo nor MPI.
     """
     try:
         import horovod.torch as hvd
     except (ImportError, OSError) as error:
         what = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
         raise PluginError(f"backend horovod: Horovod {what}; {remedy()}") from error
-    if not hasattr(hvd, "init"):  # it only prints a warning where its extension is missing
+    if not hasattr(hvd, "init"):  # without its native extension, importing horovod.torch only prints a warning
         raise PluginError(f"backend horovod: Horovod was built without torch; {remedy()}")
     if not (hvd.gloo_built() or hvd.mpi_built()):
         raise PluginError(f"backend horovod: Horovod was built with neither gloo nor MPI; {remedy()}")
@@ -33,7 +33,7 @@ def load() -> ModuleType:
 
 
 def remedy() -> str:
-    """The command that builds Horovod for the torch of this interpreter."""
+    """Return the advice that names the command which builds Horovod for the torch of this interpreter."""
     return (
         f"`{shlex.quote(sys.executable)} -m mtrain doctor --build-horovod` builds it for the installed torch "
         "(released wheels and `pip install horovod` do not fit torch 2.1 and newer)"
@@ -41,10 +41,10 @@ def remedy() -> str:
 
 
 def start(hvd: ModuleType, settings: Mapping[str, str]) -> None:
-    """``hvd.init()`` under ``settings``, which Horovod reads from the environment and nowhere else.
+    """Call ``hvd.init()`` with ``settings`` in the environment, the only place where Horovod looks for them.
 
     Raises:
-        LaunchError: nothing started this process as a rank, or the ranks do not find each other.
+        LaunchError: No launcher started this process as a rank, or the ranks do not find each other.
     """
     if not any(name in os.environ for name in STARTERS):
         raise LaunchError(
@@ -63,7 +63,7 @@ def start(hvd: ModuleType, settings: Mapping[str, str]) -> None:
 
 @contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """``settings`` in the environment of this process while inside."""
+    """Put ``settings`` into the environment of this process while inside."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

@@ -1,11 +1,11 @@
-"""The ranks of one host, of a job on several hosts; on host 0 also the rendezvous, which is Horovod's own.
+"""Start the ranks of one host for a Horovod job on several hosts; on host 0 also run Horovod's own rendezvous.
 
-On each host ``python -m mtrain.backends._horovod.multi_host_starter --node-rank 1 --hosts 10.0.0.1:2,10.0.0.2:2 --rendezvous 10.0.0.1:29500
--- PYTHON -m mtrain.rank.worker ...``. horovodrun would reach the others over ssh sessions of its own, which nobody else can watch,
-and listen on every interface.
+On each host run ``python -m mtrain.backends._horovod.multi_host_starter --node-rank 1 --hosts 10.0.0.1:2,10.0.0.2:2
+--rendezvous 10.0.0.1:29500 -- PYTHON -m mtrain.rank.worker ...``. horovodrun is not used, because it would reach the
+other hosts over ssh sessions of its own, which nobody else can watch, and listen on every interface.
 
-A rank that fails is reported as horovodrun does, ``Process 3 exit with status code 137.``; the other ranks of this host are
-then asked to end, and killed when they do not. SIGTERM asks all of them.
+A failed rank is reported in the words of horovodrun, ``Process 3 exit with status code 137.``. The other ranks of this
+host are then asked to end, and killed if they do not. SIGTERM is passed on to all ranks as such a request.
 """
 
 import argparse
@@ -31,31 +31,34 @@ if TYPE_CHECKING:
     from horovod.runner.common.util.hosts import SlotInfo
 
 START_TIMEOUT_S = 60.0
-"""For the rendezvous of host 0 to be there."""
+"""Time that other hosts wait for the rendezvous on host 0."""
 FAILURE_GRACE_S = 5.0
-"""For the other ranks to end after one has failed."""
+"""Time that the other ranks have to end after one has failed."""
 REQUEST_GRACE_S = 30.0
-"""For ranks that were asked to end: they save first."""
+"""Time that ranks have to end after they were asked to: they save first."""
 POLL_S = 0.05
 PINNED = "GLOO_SOCKET_IFNAME"
-"""Where the plan, or whoever starts this host's command, names the interface."""
+"""Variable in which the plan, or the user, names the network interface."""
 Address = tuple[str, int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start the ranks of this host and wait for them; returns the status of the first one that failed, as a shell would."""
-    given = _arguments(argv)
+    """Start the ranks of this host and wait for them; return the first failed rank's status as a shell would, or 0."""
+    options = _arguments(argv)
     try:
-        hosts, meeting = [_pair(host) for host in given.hosts.split(",")], _pair(given.rendezvous)
-        if not 0 <= given.node_rank < len(hosts):
-            raise UsageError(f"--node-rank {given.node_rank}: expected 0 to {len(hosts) - 1}")
-        own, _ = hosts[given.node_rank]
+        hosts, meeting = [_pair(host) for host in options.hosts.split(",")], _pair(options.rendezvous)
+        if not 0 <= options.node_rank < len(hosts):
+            raise UsageError(f"--node-rank {options.node_rank}: expected 0 to {len(hosts) - 1}")
+        own, _ = hosts[options.node_rank]
         slots = _slots(hosts)
-        shared = _shared(meeting, interface=os.environ.get(PINNED) or _interface(own))
+        shared = _shared_variables(meeting, interface=os.environ.get(PINNED) or _interface(own))
         ranks = Ranks()
-        with ranks.taking_requests(), rendezvous(meeting, slots) if given.node_rank == 0 else ranks.met(meeting):
+        with (
+            ranks.handling_signals(),
+            rendezvous(meeting, slots) if options.node_rank == 0 else ranks.waiting_for_rendezvous(meeting),
+        ):
             for slot in (slot for slot in slots if slot.hostname == own):
-                ranks.start(given.command, slot, shared)
+                ranks.start(options.command, slot, shared)
             return ranks.wait()
     except MtrainError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -66,7 +69,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="mtrain.backends._horovod.multi_host_starter", description="started by `mtrain train`"
     )
-    parser.add_argument("--node-rank", type=int, required=True, help="place of this host in --hosts")
+    parser.add_argument("--node-rank", type=int, required=True, help="number of this host in --hosts, from 0")
     parser.add_argument("--hosts", required=True, help="ADDRESS:SLOTS of every host, with commas between")
     parser.add_argument("--rendezvous", required=True, help="ADDRESS:PORT on host 0")
     parser.add_argument("command", nargs="+", help="what a rank runs")
@@ -74,7 +77,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _pair(text: str) -> Address:
-    """``address:number``."""
+    """Parse ``address:number``."""
     name, _, number = text.rpartition(":")
     if not name or not number.isdecimal():
         raise UsageError(f"{text!r} given; expected ADDRESS:NUMBER")
@@ -82,33 +85,33 @@ def _pair(text: str) -> Address:
 
 
 def _slots(hosts: Sequence[Address]) -> "list[SlotInfo]":
-    """Horovod's own order of ranks: host by host."""
+    """Assign ranks to hosts in Horovod's own order: host by host."""
     from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 
     total = sum(slots for _, slots in hosts)
-    found: list[SlotInfo] = get_host_assignments([HostInfo(name, slots) for name, slots in hosts], total, total)
-    return found
+    assignments: list[SlotInfo] = get_host_assignments([HostInfo(name, slots) for name, slots in hosts], total, total)
+    return assignments
 
 
 def _interface(own: str) -> str:
-    """The interface that owns the address of this host; Horovod takes no address for its own end of a connection.
+    """Return the network interface that has address ``own``: Horovod's connections are bound by interface.
 
     Raises:
-        UsageError: none does.
+        UsageError: No interface of this host has the address.
     """
     addresses = placement.own_addresses()
-    found = placement.interface_of(addresses, [own, *placement.resolve(own)])
-    if found is None:
+    interface = placement.interface_of(addresses, [own, *placement.resolve(own)])
+    if interface is None:
         listed = ", ".join(f"{address} ({name})" for name, address in addresses)
         raise UsageError(
             f"{own} is no address of this host ({socket.gethostname()}), which has {listed}; correct --ips, or give the "
             "interface of the collectives (cluster.interface)"
         )
-    return found
+    return interface
 
 
-def _shared(meeting: Address, *, interface: str) -> dict[str, str]:
-    """Variables that are the same for all ranks of this host."""
+def _shared_variables(meeting: Address, *, interface: str) -> dict[str, str]:
+    """Return the environment variables that are the same for all ranks of this host."""
     address, port = meeting
     return {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": (placement.resolve(address) or [address])[0],
@@ -120,8 +123,8 @@ def _shared(meeting: Address, *, interface: str) -> dict[str, str]:
     }
 
 
-def _own(slot: "SlotInfo") -> dict[str, str]:
-    """Who a rank is."""
+def _identity_variables(slot: "SlotInfo") -> dict[str, str]:
+    """Return the environment variables that tell a rank its number and its host."""
     return {
         "HOROVOD_HOSTNAME": str(slot.hostname),
         "HOROVOD_RANK": str(slot.rank),
@@ -135,10 +138,10 @@ def _own(slot: "SlotInfo") -> dict[str, str]:
 
 @contextmanager
 def rendezvous(meeting: Address, slots: "Sequence[SlotInfo]") -> Iterator[None]:
-    """Horovod's rendezvous at one address while inside; it would listen on all of them.
+    """Run Horovod's rendezvous server at one address while inside; by default it would listen on every interface.
 
     Raises:
-        LaunchError: the port is taken, or the address is not of this host.
+        LaunchError: The port is in use, or the address does not belong to this host.
     """
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
@@ -147,7 +150,7 @@ def rendezvous(meeting: Address, slots: "Sequence[SlotInfo]") -> Iterator[None]:
         request_queue_size = 1024
 
         def server_bind(self) -> None:
-            socketserver.TCPServer.server_bind(self)  # HTTPServer's own asks the DNS for the name of the address
+            socketserver.TCPServer.server_bind(self)  # HTTPServer.server_bind would ask the DNS for the address's name
 
     try:
         server = Server(meeting, RendezvousHandler, verbose=0)
@@ -167,35 +170,36 @@ def rendezvous(meeting: Address, slots: "Sequence[SlotInfo]") -> Iterator[None]:
 
 @dataclass
 class Ranks:
-    """Running ranks of this host by number."""
+    """The ranks of this host: starts them, waits for them and ends them."""
 
     running: "dict[int, subprocess.Popen[bytes]]" = field(default_factory=dict)
-    asked: bool = False
+    """Processes that have not ended, by rank."""
+    end_requested: bool = False
     """Whether this process got SIGTERM or SIGINT."""
 
     @contextmanager
-    def taking_requests(self) -> Iterator[None]:
-        """While inside, SIGTERM and SIGINT ask instead of ending this process."""
-        former = {number: signal.signal(number, self._take) for number in (signal.SIGTERM, signal.SIGINT)}
+    def handling_signals(self) -> Iterator[None]:
+        """Record SIGTERM and SIGINT in ``end_requested`` while inside, instead of ending this process."""
+        former = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
             for number, handler in former.items():
                 signal.signal(number, handler)
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.end_requested = True
 
     @contextmanager
-    def met(self, meeting: Address) -> Iterator[None]:
-        """Enter once the rendezvous of host 0 can be reached; ranks themselves would try for two seconds.
+    def waiting_for_rendezvous(self, meeting: Address) -> Iterator[None]:
+        """Wait on entry until the rendezvous of host 0 can be reached; the ranks themselves try for two seconds only.
 
         Raises:
-            LaunchError: it cannot for ``START_TIMEOUT_S``.
-            Interrupted: this host was asked to end.
+            LaunchError: It could not be reached for ``START_TIMEOUT_S``.
+            Interrupted: This host was asked to end.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self.asked:
+        while not self.end_requested:
             try:
                 socket.create_connection(meeting, timeout=2.0).close()
                 break
@@ -206,17 +210,17 @@ class Ranks:
                         "its firewall pass the port"
                     ) from error
                 time.sleep(POLL_S)
-        if self.asked:
+        if self.end_requested:
             raise Interrupted("ended before the ranks had met")
         yield
 
     def start(self, command: Sequence[str], slot: "SlotInfo", shared: Mapping[str, str]) -> None:
-        """Start one.
+        """Start the rank of ``slot``.
 
         Raises:
-            LaunchError: the program cannot be executed.
+            LaunchError: The program cannot be executed.
         """
-        env = {**os.environ, **shared, **_own(slot)}
+        env = {**os.environ, **shared, **_identity_variables(slot)}
         try:
             self.running[slot.rank] = subprocess.Popen(list(command), env=env, stdin=subprocess.DEVNULL)  # noqa: S603
         except OSError as error:
@@ -224,41 +228,44 @@ class Ranks:
             raise LaunchError(f"{command[0]} cannot be started: {error.strerror or error}") from error
 
     def wait(self) -> int:
-        """Until all have ended. A failure, or a request, is passed on to those that still run."""
-        first, deadline, told = 0, float("inf"), False
+        """Wait until all ranks have ended; return the status of the first that failed, or 0.
+
+        After a failure or a request to end, the ranks that still run are asked to end, and killed if they do not.
+        """
+        first_failure, deadline, ending = 0, float("inf"), False
         while self.running:
             for rank, status in self._ended():
-                first = first or status
+                first_failure = first_failure or status
                 if status:
-                    print(_report(rank, status, told=told), flush=True)
-            if (self.asked or first) and not told:
+                    print(_report(rank, status, ending=ending), flush=True)
+            if (self.end_requested or first_failure) and not ending:
                 self.send(signal.SIGTERM)
-                politely = self.asked or first == Interrupted.exit_code
-                deadline, told = time.monotonic() + (REQUEST_GRACE_S if politely else FAILURE_GRACE_S), True
+                on_request = self.end_requested or first_failure == Interrupted.exit_code
+                deadline, ending = time.monotonic() + (REQUEST_GRACE_S if on_request else FAILURE_GRACE_S), True
             if time.monotonic() > deadline:
                 self.send(signal.SIGKILL)
             time.sleep(POLL_S)
-        return first
+        return first_failure
 
     def _ended(self) -> list[tuple[int, int]]:
-        """(rank, status as of a shell) of those that ended since the last look."""
+        """Return (rank, status as a shell reports it) of the ranks that ended since the last call."""
         ended = [(rank, process.returncode) for rank, process in self.running.items() if process.poll() is not None]
         for rank, _ in ended:
             del self.running[rank]
         return [(rank, 128 - status if status < 0 else status) for rank, status in ended]
 
     def send(self, number: signal.Signals) -> None:
-        """Signal those that run; not their children, which are theirs to end."""
+        """Send a signal to the running ranks, but not to their children, which the ranks end themselves."""
         for process in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
 
 
-def _report(rank: int, status: int, *, told: bool) -> str:
-    """In the words of horovodrun, unless it ended because it was told to."""
+def _report(rank: int, status: int, *, ending: bool) -> str:
+    """Return the message about an ended rank: in the words of horovodrun, unless the rank was asked to end."""
     return (
         f"Process {rank} was told to end: status code {status}."
-        if told
+        if ending
         else f"Process {rank} exit with status code {status}."
     )
 

@@ -1,4 +1,8 @@
-"""What the installed Horovod can do here, for ``mtrain doctor``: ``python -m mtrain.backends._horovod.probe`` prints JSON."""
+"""Report what the installed Horovod can do on this machine, for ``mtrain doctor``.
+
+``python -m mtrain.backends._horovod.probe`` prints the report as JSON. A process of its own, because it imports
+Horovod.
+"""
 
 import json
 from typing import Any
@@ -11,7 +15,7 @@ from mtrain.errors import PluginError
 
 
 def look() -> list[dict[str, Any]]:
-    """One entry per thing to tell: ``state`` ("ok", "warning", "bad"), ``text``, ``remedy``."""
+    """Return one entry per finding: ``state`` ("ok", "warning", "bad"), ``text`` and, where it helps, ``remedy``."""
     try:
         hvd = library.load()
     except PluginError as error:
@@ -24,20 +28,20 @@ def look() -> list[dict[str, Any]]:
         "CUDA": hvd.cuda_built(),
         "ROCm": hvd.rocm_built(),
     }
-    with_it = ", ".join(name for name, there in built.items() if there)
-    without = ", ".join(name for name, there in built.items() if not there)
+    with_it = ", ".join(name for name, present in built.items() if present)
+    without = ", ".join(name for name, present in built.items() if not present)
     text = f"horovod {horovod.__version__} for torch {torch.__version__}, built with {with_it}; without {without}"
-    found = [{"state": "ok", "text": text}]
+    findings = [{"state": "ok", "text": text}]
     if torch.cuda.is_available() and not built["NCCL"]:
-        text = "GPUs are here, and horovod was built without NCCL: gradients go through the host"
-        found.append(
+        text = "this machine has GPUs, but horovod was built without NCCL: gradients are exchanged through host memory"
+        findings.append(
             {
                 "state": "warning",
                 "text": text,
                 "remedy": f"build it with HOROVOD_GPU_OPERATIONS=NCCL; {library.remedy()}",
             }
         )
-    return found
+    return findings
 
 
 if __name__ == "__main__":
