@@ -66,7 +66,7 @@ class Fleet(EngineBackend["PaddleEngine"]):
         paddle_limits.check(recipe, on_cpu=on_cpu)
 
     def __enter__(self) -> Self:
-        place = self.part("place").of_this_rank()
+        place = self.part("rank_environment").of_this_rank()
         target = self.part("device").choose(
             self.options.device, local_rank=place.local_rank, tf32=self.options.tf32, keep=self.options.keep_memory
         )
