@@ -18,7 +18,7 @@ from mtrain.errors import SpecError
 if TYPE_CHECKING:
     from torch import nn
 
-    from mtrain.backends._torch.deterministic_buckets import RehearsedDDP
+    from mtrain.backends._torch.deterministic_buckets import DeterministicBucketsDDP
     from mtrain.backends._torch.optimizer import Exchange
 
 
@@ -42,7 +42,7 @@ class DDP(TorchBackend):
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._wrapped: weakref.WeakSet[RehearsedDDP] = weakref.WeakSet()
+        self._wrapped: weakref.WeakSet[DeterministicBucketsDDP] = weakref.WeakSet()
 
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
         """See ``Backend.prepare``."""
@@ -94,10 +94,10 @@ class DDP(TorchBackend):
         return self.engine.prepare(build, recipe, self._wrap)
 
     def _wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
-        from mtrain.backends._torch.deterministic_buckets import RehearsedDDP
+        from mtrain.backends._torch.deterministic_buckets import DeterministicBucketsDDP
 
         static_graph = self.options.static_graph
-        wrapped = RehearsedDDP(
+        wrapped = DeterministicBucketsDDP(
             model,
             device_ids=[self.engine.device] if self.engine.device.type == "cuda" else None,
             bucket_cap_mb=self.options.bucket_mb,

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 
-class RehearsedDDP(DistributedDataParallel):
+class DeterministicBucketsDDP(DistributedDataParallel):
     """A DDP whose buckets have their final order before the first update.
 
     DDP reorders its buckets after the first backward pass it sees, and a ring adds the ranks' gradients in an order
