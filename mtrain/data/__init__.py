@@ -1,1 +1,1 @@
-"""Pictures for every task: decoding, geometry, colour, and the loader. Nothing here imports a framework."""
+"""Decode and prepare pictures for every task: image operations and the loader. No module here imports a framework."""

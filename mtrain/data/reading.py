@@ -1,4 +1,4 @@
-"""What the annotation readers share: where files are, and errors that list everything at once."""
+"""Helpers that the annotation readers share: locating files, and errors that list all problems at once."""
 
 import difflib
 import os
@@ -11,22 +11,22 @@ from mtrain.errors import DataError
 from mtrain.files import read_text
 
 Split: TypeAlias = Literal["train", "val", "test", "all"]
-"""``all``: every picture there is; they are divided afterwards (``data.split``)."""
+"""Name of a split; ``all`` means every picture of the data set, which ``data.split`` divides afterwards."""
 FOLDERS_OF: Mapping[Split, Sequence[str]] = {
     "train": ("train",),
     "val": ("val", "valid", "validation"),
     "test": ("test",),
     "all": (),
 }
-"""What folders and lists of a split are called, the usual name first."""
+"""Names of the folders and lists of each split, the usual name first."""
 MAX_LIST_BYTES = 1 << 30
-"""Largest list of pictures or names that is read."""
+"""Largest list of pictures or names that is read, in bytes."""
 LISTED = 20
-"""As many problems are named one by one; the rest are counted."""
+"""Number of problems that an error message lists; the rest are only counted."""
 
 
 def listed(problems: Sequence[str]) -> str:
-    """The problems one per line, the first :data:`LISTED` of them, then how many more."""
+    """Format problems one per line: the first :data:`LISTED` of them, then how many more there are."""
     lines = [f"  {problem}" for problem in problems[:LISTED]]
     if len(problems) > LISTED:
         lines.append(f"  ... and {len(problems) - LISTED} more")
@@ -34,7 +34,7 @@ def listed(problems: Sequence[str]) -> str:
 
 
 def need_root(root: Path | None, kind: str) -> Path:
-    """``root`` when it is a folder.
+    """Return ``root`` if it is a folder.
 
     Raises:
         DataError: it is not given, or no such folder exists.
@@ -50,51 +50,52 @@ def need_root(root: Path | None, kind: str) -> Path:
 
 
 def first_existing(candidates: Sequence[Path], *, what: str, key: str, remedy: str = "") -> Path:
-    """The first of ``candidates`` that exists.
+    """Return the first of ``candidates`` that exists.
 
     Raises:
-        DataError: none does; all are named, and the spec key that can say otherwise, with what else may help.
+        DataError: none does; the message names all of them, the spec key that sets the path, and ``remedy``.
 
     """
     for path in candidates:
         if os.path.exists(path):
             return path
-    tried = list(dict.fromkeys(candidates))
-    if len(tried) > 2:
-        tried = [Path(os.path.abspath(path)) for path in tried]
-        folder = Path(os.path.commonpath(tried))
-        places = f"{', '.join(str(path.relative_to(folder)) for path in tried)} in {folder}"
+    paths = list(dict.fromkeys(candidates))
+    if len(paths) > 2:
+        paths = [Path(os.path.abspath(path)) for path in paths]
+        folder = Path(os.path.commonpath(paths))
+        places = f"{', '.join(str(path.relative_to(folder)) for path in paths)} in {folder}"
     else:
-        places = ", ".join(map(str, tried))
+        places = ", ".join(map(str, paths))
     raise DataError(f"{key}: no {what} found; looked for {places}; set {key}{remedy}")
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """All picture files below ``folder``, sorted; suffixes in any case."""
+    """Return all picture files below ``folder``, sorted; suffixes match in any case."""
     return [path for path in walk(folder) if path.suffix.lower() in SUFFIXES]
 
 
 def walk(folder: Path) -> list[Path]:
-    """All files below ``folder``, sorted, so that the order of a listing does not matter. Hidden ones are left out."""
-    found: list[Path] = []
-    waiting: list[tuple[Path, frozenset[str]]] = [(folder, frozenset())]
-    while waiting:
-        place, around = waiting.pop()
-        real = os.path.realpath(place)
-        if real in around:  # a link to a folder around it
+    """Return all files below ``folder`` except hidden ones, sorted so that the order of a directory listing does not
+    matter."""
+    files: list[Path] = []
+    pending: list[tuple[Path, frozenset[str]]] = [(folder, frozenset())]
+    while pending:
+        directory, ancestors = pending.pop()
+        real_path = os.path.realpath(directory)
+        if real_path in ancestors:  # a link to one of its own ancestors would never end
             continue
-        _, folders, names = next(os.walk(place), ("", [], []))
-        inner = [name for name in folders if not name.startswith((".", "__MACOSX"))]
-        waiting += [(place / name, around | {real}) for name in inner]
-        found += [place / name for name in names if not name.startswith(".")]
-    return sorted(found)
+        _, folders, names = next(os.walk(directory), ("", [], []))
+        subfolders = [name for name in folders if not name.startswith((".", "__MACOSX"))]
+        pending += [(directory / name, ancestors | {real_path}) for name in subfolders]
+        files += [directory / name for name in names if not name.startswith(".")]
+    return sorted(files)
 
 
 def lines_of(file: Path) -> list[str]:
-    """The lines of a list file without blanks around them; empty ones are left out.
+    """Return the lines of a list file without surrounding blanks; empty lines are left out.
 
     Raises:
-        DataError: it cannot be read, is no text, or is larger than any list.
+        DataError: it cannot be read, is not text, or is larger than ``MAX_LIST_BYTES``.
     """
     try:
         text = read_text(file, limit=MAX_LIST_BYTES)
@@ -106,12 +107,13 @@ def lines_of(file: Path) -> list[str]:
 
 
 def named(names: Sequence[str], what: str) -> str:
-    """How many there are of ``what``, with the first five names."""
+    """Format a count of ``what`` with the first five names."""
     return f"{len(names)} {what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
 
 
 def size_of(picture: Path) -> tuple[int, int]:
-    """Width and height of a picture as displayed; (0, 0) where there is no such file: missing ones are told together.
+    """Return width and height of a picture as displayed, or (0, 0) for a missing file: missing files are reported
+    together.
 
     Raises:
         DataError: the file is no picture, or is cut short.
@@ -121,12 +123,13 @@ def size_of(picture: Path) -> tuple[int, int]:
 
 
 def unique_stems(files: Sequence[Path]) -> list[str]:
-    """The names of ``files`` without folder and suffix; one that came before gets its place in the list behind it."""
-    seen: set[str] = set()
+    """Return the names of ``files`` without folder and suffix; a repeated name gets its position in the list
+    appended."""
+    stems: set[str] = set()
     names = []
     for index, file in enumerate(files):
-        names.append(file.stem if file.stem not in seen else f"{file.stem}-{index}")
-        seen.add(file.stem)
+        names.append(file.stem if file.stem not in stems else f"{file.stem}-{index}")
+        stems.add(file.stem)
     return names
 
 
@@ -137,32 +140,32 @@ def need_unique(ids: Iterable[object], *, where: str, what: str) -> None:
         DataError: some do; they are listed.
 
     """
-    seen: set[object] = set()
-    twice: list[str] = []
+    unique_ids: set[object] = set()
+    duplicates: list[str] = []
     for value in ids:
-        if value in seen:
-            twice.append(f"{value}")
-        seen.add(value)
-    if twice:
-        raise DataError(f"{where}: {what} must be unique; these occur more than once:\n{listed(twice)}")
+        if value in unique_ids:
+            duplicates.append(f"{value}")
+        unique_ids.add(value)
+    if duplicates:
+        raise DataError(f"{where}: {what} must be unique; these occur more than once:\n{listed(duplicates)}")
 
 
-def order_names(found: Sequence[str], wanted: Sequence[str] | None, *, where: str) -> tuple[str, ...]:
-    """Class names in label order: ``wanted`` (``data.names``) when given, else as found.
+def order_names(available: Sequence[str], requested: Sequence[str] | None, *, where: str) -> tuple[str, ...]:
+    """Return class names in label order: ``requested`` (``data.names``) if given, else the order of the data set.
 
     Raises:
-        DataError: ``wanted`` and ``found`` are not the same names.
+        DataError: ``requested`` and ``available`` are not the same names.
 
     """
-    if wanted is None:
-        return tuple(found)
-    unknown = [name for name in wanted if name not in found]
-    missing = [name for name in found if name not in wanted]
-    if not unknown and not missing and len(set(wanted)) == len(wanted):
-        return tuple(wanted)
-    parts = [f"data.names: {len(wanted)} classes given, {where} has {len(found)}: {', '.join(found)}"]
+    if requested is None:
+        return tuple(available)
+    unknown = [name for name in requested if name not in available]
+    missing = [name for name in available if name not in requested]
+    if not unknown and not missing and len(set(requested)) == len(requested):
+        return tuple(requested)
+    parts = [f"data.names: {len(requested)} classes given, {where} has {len(available)}: {', '.join(available)}"]
     for name in unknown:
-        close = difflib.get_close_matches(name, found, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name, available, n=1, cutoff=0.5)
         parts.append(f"  {name!r} is not among them" + (f"; did you mean {close[0]!r}?" if close else ""))
     if missing:
         parts.append(f"  not given: {', '.join(missing)}")

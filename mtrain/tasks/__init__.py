@@ -1,1 +1,1 @@
-"""What is particular to a kind of task: data sets, augmentation, evaluation and drawings."""
+"""Everything particular to one kind of task: data sets, augmentation, evaluation and drawings."""

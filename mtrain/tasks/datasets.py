@@ -1,4 +1,4 @@
-"""The data set that a spec names, opened: its splits, read by the plugin of its format."""
+"""Open the data set that a spec names and read its splits with the plugin of its format."""
 
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class OpenData:
-    """The splits of a data set, each read when first asked for, in the form of its kind: for detection
-    ``sample.Annotations``, for classification ``labelled.LabelledPictures``."""
+    """The splits of a data set. Each is read at its first use, as ``annotations.Annotations`` for detection and
+    ``labels.LabelledPictures`` for classification."""
 
     def __init__(self, spec: "DataSpec", reader: "Dataset") -> None:
         self._spec = spec
@@ -23,7 +23,7 @@ class OpenData:
 
     @cached_property
     def train(self) -> Any:
-        """The training split.
+        """Return the training split.
 
         Raises:
             DataError: it cannot be read, or holds no picture.
@@ -33,7 +33,7 @@ class OpenData:
 
     @cached_property
     def val(self) -> Any:
-        """The evaluation split.
+        """Return the evaluation split.
 
         Raises:
             DataError: it cannot be read, holds no picture, or has other classes than the training split.
@@ -41,41 +41,41 @@ class OpenData:
         """
         if self._spec.split is not None:
             return self._parts[1]
-        found = self._read("val", self._spec.val)
-        if found.class_names != self.train.class_names:
+        split = self._read("val", self._spec.val)
+        if split.class_names != self.train.class_names:
             raise DataError(
-                f"data.val: its classes are {', '.join(found.class_names)}, but those of data.train are "
+                f"data.val: its classes are {', '.join(split.class_names)}, but those of data.train are "
                 f"{', '.join(self.train.class_names)}; both splits need the same classes"
             )
-        return found
+        return split
 
     def both(self) -> list[Any]:
-        """The training and the evaluation split.
+        """Return the training and the evaluation split.
 
         Raises:
-            DataError: what is wrong with either, told together.
+            DataError: either split is wrong; the problems of both are reported together.
 
         """
-        found, problems = [], []
+        splits, problems = [], []
         for split in ("train", "val"):
             try:
-                found.append(getattr(self, split))
+                splits.append(getattr(self, split))
             except DataError as error:
                 problems.append(str(error))
         if problems:
             raise DataError("\n".join(dict.fromkeys(problems)))
-        return found
+        return splits
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """In label order."""
+        """Return the class names in label order."""
         names: tuple[str, ...] = self.train.class_names
         return names
 
     @cached_property
     def _parts(self) -> tuple[Any, Any]:
-        """All pictures, divided by ``data.split``."""
-        from mtrain.tasks.detection.selection import divided  # not at the top: see `open_data`
+        """Divide all pictures by ``data.split`` into a training and an evaluation split."""
+        from mtrain.tasks.detection.selection import divided  # imported here: see `open_data`
 
         spec = self._spec
         assert spec.split is not None
@@ -84,36 +84,37 @@ class OpenData:
         return divided(self._read("all", spec.train), spec.split, seed=spec.split_seed)
 
     def _read(self, split: Literal["train", "val", "all"], value: str | None) -> Any:
-        from mtrain.tasks.detection.selection import (
+        from mtrain.tasks.detection.selection import (  # imported here: see `open_data`
             need_bounded_pictures,
             need_sizes,
             without_missing,
-        )  # not at the top: see `open_data`
+        )
 
         spec = self._spec
         root = None if spec.root is None else Path(spec.root).expanduser()
-        found = self._reader.read(root, value, spec.images, spec.names, split=split)
+        content = self._reader.read(root, value, spec.images, spec.names, split=split)
         key = "train" if split == "all" else split
-        if not len(found):
+        if not len(content):
             raise DataError(f"data.{key}: the {key} split of {root} holds no picture")
         if self.kind != "detection":
-            return found
+            return content
         if spec.skip_missing:
-            found = without_missing(found)
-        need_sizes(found)
-        need_bounded_pictures(found, max_pixels=spec.max_pixels)
-        return found
+            content = without_missing(content)
+        need_sizes(content)
+        need_bounded_pictures(content, max_pixels=spec.max_pixels)
+        return content
 
 
 def open_data(spec: "DataSpec", *, policy: "plugins.Policy | None" = None) -> OpenData:
-    """The data set that ``spec`` names, a plugin as ``policy`` allows. Nothing is read before a split is asked for.
+    """Open the data set that ``spec`` names, with a plugin that ``policy`` allows. No file is read before a split is
+    used.
 
     Raises:
         PluginError: ``spec.format`` names no data set plugin.
         SpecError: ``spec.options`` does not suit it.
 
     """
-    from mtrain.spec import plugins  # not at the top: who only reads annotations needs no plugins
+    from mtrain.spec import plugins  # imported here so that reading annotations alone needs no plugins
 
     reader = plugins.load("datasets", spec.format, policy=policy)
     options = plugins.options("datasets", spec.format, spec.options, path="data.options", policy=policy)

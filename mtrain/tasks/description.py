@@ -1,4 +1,4 @@
-"""What a model must know of data and job, whatever the kind of task."""
+"""Describe a job's data to its model, for any kind of task."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 def describe_task(kind: str, spec: "Spec", class_names: Sequence[str]) -> Task:
-    """What a model must know before it is built, but for what ``Model.prepare_task`` finds out from statistics."""
+    """Return the facts that a model needs before it is built, except those that ``Model.prepare_task`` adds from
+    statistics."""
     return Task(
         kind=kind,
         class_names=class_names,

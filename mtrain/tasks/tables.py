@@ -6,7 +6,7 @@ from mtrain.core.interfaces import Table
 
 
 def class_table(counts: Mapping[str, Mapping[str, int]], *, unit: str) -> Table:
-    """How often each class occurs in each split, ``counts[split][class]``, with a bar for the first split."""
+    """Tabulate how often each class occurs in each split, ``counts[split][class]``, with a bar for the first split."""
     first = next(iter(counts.values()))
     largest = max([*first.values(), 1])
     rows = [

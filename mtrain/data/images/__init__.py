@@ -1,1 +1,1 @@
-"""Image decoding, geometry, colour and drawing, without any task."""
+"""Decode, transform, colour and draw images, independently of the task."""

@@ -1,4 +1,4 @@
-"""Colour changes of uint8 RGB pictures, in place."""
+"""Change the colours of uint8 RGB pictures, in place."""
 
 import cv2
 import numpy as np
@@ -7,15 +7,15 @@ from numpy.typing import NDArray
 from mtrain.spec.model import AugmentSpec, DistortSpec
 
 HUES = 180
-"""OpenCV's hue circle in uint8."""
+"""Length of OpenCV's hue circle for uint8 pictures."""
 YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
-"""NTSC's luma and two axes of chroma from RGB."""
+"""Matrix from RGB to NTSC's YIQ space (luma and two chroma axes)."""
 STRIPE_BYTES = 96 * 1024
-"""Rows of a picture that are converted at once."""
+"""Size of the stripe of rows that is converted at once, so that it stays in the cache."""
 
 
 def random_gains(rng: np.random.Generator, spec: AugmentSpec) -> tuple[float, float, float]:
-    """Factors of hue, saturation and value, each uniform in 1 +- its range."""
+    """Draw the factors of hue, saturation and value, each uniform in 1 +- its range."""
     hue, saturation, value = rng.uniform(-1.0, 1.0, 3) * (spec.hsv_h, spec.hsv_s, spec.hsv_v) + 1.0
     return float(hue), float(saturation), float(value)
 
@@ -42,7 +42,7 @@ def scale_hsv(picture: NDArray[np.uint8], gains: tuple[float, float, float]) -> 
 
 
 def random_distortion(rng: np.random.Generator, spec: DistortSpec) -> NDArray[np.float64]:
-    """(3, 4) matrix: rgb -> M[:, :3] rgb + M[:, 3], the steps of ``spec`` in random order made one.
+    """Return a (3, 4) matrix, rgb -> M[:, :3] rgb + M[:, 3], that combines the steps of ``spec`` in random order.
 
     All of them are linear in RGB, so values saturate once, at the end.
     """

@@ -1,7 +1,7 @@
-"""One picture file as RGB bytes.
+"""Decode one picture file to RGB bytes.
 
 JPEG goes through simplejpeg (libjpeg-turbo, accurate transforms, identical to OpenCV), PNG and BMP through OpenCV,
-all else through Pillow. What a file is, its first bytes say; the suffix is not looked at.
+all other formats through Pillow. The first bytes of a file decide its format; the suffix is ignored.
 """
 
 from pathlib import Path
@@ -29,14 +29,14 @@ from mtrain.files import read_bytes
 
 
 def decode(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
-    """The picture as it is displayed: uint8 (H, W, 3) RGB.
+    """Decode a picture as it is displayed: uint8 (H, W, 3) RGB.
 
     EXIF orientation is applied, grey and palette pictures become RGB, transparency is laid on white, 16-bit values
     are scaled to 8, CMYK is converted. ``reduce`` 2, 4 or 8 gives ceil(H / reduce) x ceil(W / reduce); JPEGs are then
     decoded at that size, which is faster than decoding and shrinking.
 
     Raises:
-        DataError: the file is missing, unreadable, truncated, no picture, or one of more than ``max_pixels``; it is named.
+        DataError: the file is missing, unreadable, truncated, no picture, or has more than ``max_pixels``; it is named.
 
     """
     try:
@@ -50,7 +50,7 @@ def decode(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS) -> NDAr
         return _decode(data, reduce)
     except DataError:
         raise
-    except Exception as error:  # bytes that somebody else made end in any error of the library that reads them
+    except Exception as error:  # a damaged file can raise any exception inside the decoding library
         raise DataError(
             f"{path}: not a readable picture ({reason_of(error)}); replace the file or remove it from the data set"
         ) from error
@@ -75,14 +75,14 @@ def _decode_jpeg(data: bytes, reduce: int) -> NDArray[np.uint8]:
     height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
     if colours in ("CMYK", "YCCK"):
         return _shrunk(_decode_pillow(data), reduce)
-    least = {} if reduce == 1 else {"min_height": -(-height // reduce), "min_width": -(-width // reduce)}
+    min_size = {} if reduce == 1 else {"min_height": -(-height // reduce), "min_width": -(-width // reduce)}
     try:
-        picture = simplejpeg.decode_jpeg(data, colorspace="RGB", **least)
+        picture = simplejpeg.decode_jpeg(data, colorspace="RGB", **min_size)
     except ValueError as error:
         # Stray bytes between segments are common and harmless; a file that ends early is neither.
         if "premature" in str(error).lower() or not jpeg_ends(data):
             raise
-        picture = simplejpeg.decode_jpeg(data, colorspace="RGB", strict=False, **least)
+        picture = simplejpeg.decode_jpeg(data, colorspace="RGB", strict=False, **min_size)
     return _oriented(picture, read_jpeg_header(data)[2])
 
 
@@ -122,8 +122,8 @@ def _decode_pillow(data: bytes) -> NDArray[np.uint8]:
 
 def _on_white(rgba: NDArray[np.uint8]) -> NDArray[np.uint8]:
     alpha = rgba[:, :, 3:].astype(np.uint16)
-    mixed = (rgba[:, :, :3].astype(np.uint16) * alpha + 255 * (255 - alpha) + 127) // 255
-    return mixed.astype(np.uint8)
+    blended = (rgba[:, :, :3].astype(np.uint16) * alpha + 255 * (255 - alpha) + 127) // 255
+    return blended.astype(np.uint8)
 
 
 def _oriented(picture: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Pictures for people, whatever the task: pictures in a grid with captions, written as files.
+"""Draw pictures for people: arrange them in a captioned grid and write them to files, whatever the task.
 
 Pictures are uint8 (H, W, 3) RGB.
 """
@@ -21,37 +21,37 @@ _CAPTION_PX = 20
 
 
 def fit(picture: Picture, *, width: int, height: int) -> Picture:
-    """``picture`` scaled to fit (width, height), its proportions kept, grey around it."""
+    """Return ``picture`` scaled to fit (width, height) with its aspect ratio, on a grey background."""
     factor = min(width / picture.shape[1], height / picture.shape[0])
     size = (max(1, round(picture.shape[1] * factor)), max(1, round(picture.shape[0] * factor)))
-    small = cv2.resize(picture, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR)
+    scaled = cv2.resize(picture, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR)
     canvas = np.full((height, width, 3), 60, dtype=np.uint8)
-    left, top = (width - size[0]) // 2, (height - size[1]) // 2
-    canvas[top : top + size[1], left : left + size[0]] = small
+    offset_x, offset_y = (width - size[0]) // 2, (height - size[1]) // 2
+    canvas[offset_y : offset_y + size[1], offset_x : offset_x + size[0]] = scaled
     return canvas
 
 
 def grid(pictures: Sequence[Picture], *, columns: int, cell_px: int = 320, captions: Sequence[str] = ()) -> Picture:
-    """Pictures in rows of ``columns``, each fitted into a cell ``cell_px`` wide and three quarters as high (square
-    when all are square), with an optional caption above."""
-    square = all(picture.shape[0] >= picture.shape[1] for picture in pictures)
-    cell_height = cell_px if square else cell_px * 3 // 4
-    above = _CAPTION_PX if captions else 0
+    """Arrange pictures in rows of ``columns``, with an optional caption above each. A cell is ``cell_px`` wide and
+    three quarters as high (square when no picture is wider than high)."""
+    square_cells = all(picture.shape[0] >= picture.shape[1] for picture in pictures)
+    cell_height = cell_px if square_cells else cell_px * 3 // 4
+    caption_height = _CAPTION_PX if captions else 0
     rows = -(-len(pictures) // columns)
-    pitch_x, pitch_y = cell_px + _GAP_PX, cell_height + above + _GAP_PX
+    pitch_x, pitch_y = cell_px + _GAP_PX, cell_height + caption_height + _GAP_PX
     canvas = np.full((rows * pitch_y + _GAP_PX, columns * pitch_x + _GAP_PX, 3), 255, dtype=np.uint8)
     for i, picture in enumerate(pictures):
-        left, top = _GAP_PX + (i % columns) * pitch_x, _GAP_PX + (i // columns) * pitch_y
+        x, y = _GAP_PX + (i % columns) * pitch_x, _GAP_PX + (i // columns) * pitch_y
         if captions:
-            cv2.putText(canvas, captions[i], (left, top + _CAPTION_PX - 6), _FONT, 0.42, (0, 0, 0), 1, cv2.LINE_AA)
-        canvas[top + above : top + above + cell_height, left : left + cell_px] = fit(
+            cv2.putText(canvas, captions[i], (x, y + _CAPTION_PX - 6), _FONT, 0.42, (0, 0, 0), 1, cv2.LINE_AA)
+        canvas[y + caption_height : y + caption_height + cell_height, x : x + cell_px] = fit(
             picture, width=cell_px, height=cell_height
         )
     return canvas
 
 
 def save_picture(picture: Picture, path: Path) -> None:
-    """Write RGB bytes; the suffix decides: JPEG (quality 90), or PNG and what else OpenCV writes.
+    """Write RGB bytes; the suffix decides the format: JPEG (quality 90), PNG, or another one that OpenCV writes.
 
     Raises:
         DataError: the file cannot be written, or the suffix is unknown.

@@ -1,4 +1,4 @@
-"""Where pixels and boxes go: letterbox, the random affine map, and which boxes survive it.
+"""Move pixels and boxes: letterboxing, the random affine map, and the filter of boxes that survive it.
 
 Letters of shapes: N boxes, H W picture height and width. Boxes are xyxy in pixels unless a name says otherwise.
 Public sources: the YOLOv5 papers and documentation (letterbox with colour 114; rotation, scale, shear and translation
@@ -15,32 +15,35 @@ from numpy.typing import NDArray
 from mtrain.spec.model import AugmentSpec
 
 FILL = 114
-"""Grey level of everything no picture covers."""
+"""Grey level of every pixel that no picture covers."""
 EDGE_PX = 1e-3
-"""Boxes end this far inside the right and lower border, so that a normalised corner is below 1."""
+"""Distance in pixels by which boxes end inside the right and lower border, so that a normalised corner is
+below 1."""
 HORIZON = 0.05
-"""Corners with a smaller third coordinate under a perspective are at or behind the horizon."""
+"""Smallest third (homogeneous) coordinate of a visible corner; smaller ones lie at or beyond the
+perspective's horizon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Letterboxed:
-    """A picture in its box: what was done to it, so that boxes can follow and return."""
+    """A letterboxed picture with its scale and padding, so that boxes can be mapped to it and back."""
 
     picture: NDArray[np.uint8]
     ratio_wh: tuple[float, float]
-    """New pixels per old pixel."""
+    """New pixels per old pixel, for width and height."""
     pad_wh: tuple[float, float]
-    """Margin at the left and at the top, not rounded: the picture itself begins at ``margin(pad)``."""
+    """Padding at the left and at the top, not rounded: the picture itself begins at ``margin(pad)``."""
 
 
 def fitted_size(width: int, height: int, side: int) -> tuple[int, int]:
-    """(width, height) after the longest side became ``side``; the other one is rounded up."""
+    """Return (width, height) after scaling the longest side to ``side``; the other side is rounded up."""
     ratio = side / max(width, height)
     return min(math.ceil(width * ratio), side), min(math.ceil(height * ratio), side)
 
 
 def margin(pad: float) -> int:
-    """Whole pixels before the picture when ``pad`` is half of what is left over; the odd pixel goes behind it."""
+    """Return the whole pixels of padding before the picture, where ``pad`` is half of the total; an odd pixel goes
+    after it."""
     return round(pad - 0.1)
 
 
@@ -53,9 +56,9 @@ def letterbox(
     scale_up: bool = True,
     stride: int = 32,
 ) -> Letterboxed:
-    """Fit ``picture`` (H, W, 3) into ``shape_hw`` keeping its aspect, centred on grey.
+    """Fit ``picture`` (H, W, 3) into ``shape_hw`` keeping its aspect ratio, centred on grey.
 
-    ``auto`` leaves only the margin that reaches the next multiple of ``stride``; ``scale_fill`` stretches instead of
+    ``auto`` pads only up to the next multiple of ``stride``; ``scale_fill`` stretches instead of
     adding a margin; without ``scale_up`` a small picture keeps its size.
     """
     height, width = picture.shape[:2]
@@ -64,16 +67,16 @@ def letterbox(
         ratio = min(ratio, 1.0)
     ratio_wh = (ratio, ratio)
     new_wh = (round(width * ratio), round(height * ratio))
-    left_over = [shape_hw[1] - new_wh[0], shape_hw[0] - new_wh[1]]
+    padding = [shape_hw[1] - new_wh[0], shape_hw[0] - new_wh[1]]
     if scale_fill:
-        new_wh, left_over = (shape_hw[1], shape_hw[0]), [0, 0]
+        new_wh, padding = (shape_hw[1], shape_hw[0]), [0, 0]
         ratio_wh = (shape_hw[1] / width, shape_hw[0] / height)
     elif auto:
-        left_over = [rest % stride for rest in left_over]
-    pad_w, pad_h = left_over[0] / 2, left_over[1] / 2
+        padding = [total % stride for total in padding]
+    pad_w, pad_h = padding[0] / 2, padding[1] / 2
     if (width, height) != new_wh:
         picture = np.asarray(cv2.resize(picture, new_wh, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
-    boxed = np.full((new_wh[1] + left_over[1], new_wh[0] + left_over[0], 3), FILL, dtype=np.uint8)
+    boxed = np.full((new_wh[1] + padding[1], new_wh[0] + padding[0], 3), FILL, dtype=np.uint8)
     top, left = margin(pad_h), margin(pad_w)
     boxed[top : top + new_wh[1], left : left + new_wh[0]] = picture
     return Letterboxed(boxed, ratio_wh, (pad_w, pad_h))
@@ -82,9 +85,9 @@ def letterbox(
 def random_map(
     rng: np.random.Generator, spec: AugmentSpec, *, canvas: int, side: int
 ) -> tuple[NDArray[np.float64], float]:
-    """A random map from a square canvas to the square output, as a (3, 3) matrix, and its zoom.
+    """Draw a random map from a square canvas to the square output: a (3, 3) matrix and its zoom.
 
-    About the canvas' centre: perspective, then rotation and zoom, then shear; then the centre is put at half the
+    Perspective, then rotation and zoom, then shear act about the canvas' centre; then the centre moves to half the
     output, shifted by up to ``translate`` of its side.
     """
     centre = np.array([[1.0, 0.0, -canvas / 2], [0.0, 1.0, -canvas / 2], [0.0, 0.0, 1.0]])
@@ -102,23 +105,23 @@ def random_map(
 
 
 def is_upright(matrix: NDArray[np.float64]) -> bool:
-    """True for a map that only zooms and shifts: rectangles stay rectangles."""
+    """Return whether a map only zooms and shifts, so that rectangles stay rectangles."""
     (a, b, _), (c, d, _), (e, f, _) = matrix.tolist()
     return bool(b == c == e == f == 0 and a > 0 and d > 0)
 
 
 def map_boxes(boxes_N4: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(N, 4) the upright boxes around the mapped corners of ``boxes_N4``.
+    """Return the (N, 4) axis-aligned boxes around the mapped corners of ``boxes_N4``.
 
-    A box with a corner behind the horizon of a perspective has no image: it becomes (0, 0, 0, 0).
+    A box with a corner beyond the horizon of a perspective has no image: it becomes (0, 0, 0, 0).
     """
     x1, y1, x2, y2 = boxes_N4.T
     corners = np.stack([np.stack([x1, x2, x1, x2]), np.stack([y1, y1, y2, y2]), np.ones((4, len(boxes_N4)))])
     mapped = np.tensordot(matrix, corners, axes=1)
-    behind = (mapped[2] < HORIZON).any(axis=0)
+    beyond_horizon = (mapped[2] < HORIZON).any(axis=0)
     points = mapped[:2] / np.where(mapped[2] < HORIZON, 1.0, mapped[2])
     around: NDArray[np.float64] = np.concatenate([points.min(axis=1), points.max(axis=1)]).T
-    around[behind] = 0.0
+    around[beyond_horizon] = 0.0
     return around
 
 
@@ -130,19 +133,20 @@ def survives(
     least_area: float = 0.1,
     most_aspect: float = 100.0,
 ) -> NDArray[np.bool_]:
-    """(N,) True for boxes still worth learning: larger than ``least_px`` both ways, no splinter, and of the area before
-    the cut (``before_N4``, at the output's zoom) more than the share ``least_area`` is left."""
+    """Return (N,) True for boxes still worth learning: wider and higher than ``least_px``, with an aspect ratio below
+    ``most_aspect``, and with more than the share ``least_area`` of their area left. The share compares with
+    ``before_N4``, the uncut boxes at the output's zoom."""
     width, height = after_N4[:, 2] - after_N4[:, 0], after_N4[:, 3] - after_N4[:, 1]
-    whole = (before_N4[:, 2] - before_N4[:, 0]) * (before_N4[:, 3] - before_N4[:, 1])
+    area_before = (before_N4[:, 2] - before_N4[:, 0]) * (before_N4[:, 3] - before_N4[:, 1])
     tiny = 1e-16
     aspect = np.maximum(width / (height + tiny), height / (width + tiny))
     large = (width > least_px) & (height > least_px)
-    kept: NDArray[np.bool_] = large & (width * height / (whole + tiny) > least_area) & (aspect < most_aspect)
-    return kept
+    survivors: NDArray[np.bool_] = large & (width * height / (area_before + tiny) > least_area) & (aspect < most_aspect)
+    return survivors
 
 
 def targets(boxes_N4: NDArray[np.float64], labels_N: NDArray[np.int64], side: int) -> NDArray[np.float32]:
-    """(N, 5) rows ``[class, xc, yc, w, h]``, boxes clipped to the picture and normalised by its side."""
+    """Return (N, 5) rows ``[class, xc, yc, w, h]``: boxes clipped to the picture and normalised by its side."""
     boxes = np.clip(boxes_N4, 0.0, side - EDGE_PX)
     rows = np.empty((len(boxes), 5), dtype=np.float32)
     rows[:, 0] = labels_N

@@ -1,6 +1,6 @@
-"""The cheap look at a picture file: its size as displayed and whether it is whole. Nothing is decompressed.
+"""Read a picture file's header cheaply: its size as displayed and whether the file is whole. Nothing is decompressed.
 
-What a file is, its first bytes say; the suffix is not looked at.
+The first bytes of a file decide its format; the suffix is ignored.
 """
 
 import io
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".jpe", ".mpo", ".png", ".tif", ".tiff", ".webp"})
-"""Lower-case suffixes by which the pictures of a folder are found."""
+"""Lower-case suffixes of the files that count as pictures when a folder is searched."""
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
-"""The only decoders of Pillow that are asked. Others start programs (EPS: Ghostscript) or were written for trusted files."""
+"""The only Pillow decoders in use. Others start programs (EPS: Ghostscript) or were written for trusted
+files."""
 MAX_BYTES = 2 << 30
-"""Largest picture file that is read."""
+"""Largest picture file that is read, in bytes."""
 MAX_PIXELS = 120_000_000
-"""Largest picture that is decoded where `data.max_pixels` says nothing else: 360 MB as RGB."""
+"""Default of `data.max_pixels`, the largest picture that is decoded: 360 MB as RGB."""
 
 JPEG = b"\xff\xd8"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -32,7 +33,7 @@ _ORIENTATION = 0x0112
 
 
 def read_jpeg_header(data: bytes) -> tuple[int, int, int, int]:
-    """Stored width and height, EXIF orientation (1 if none), and where the compressed data starts.
+    """Return stored width and height, EXIF orientation (1 if none), and the offset of the compressed data.
 
     Raises:
         ValueError: the header is damaged.
@@ -78,12 +79,13 @@ def _exif_orientation(tiff: bytes) -> int:
 
 
 def jpeg_ends(data: bytes) -> bool:
-    """Whether the end marker follows the compressed data; inside that data it cannot occur (bytes 0xFF are stuffed)."""
+    """Return whether the end marker follows the compressed data, where it cannot occur itself (0xFF bytes are
+    stuffed)."""
     return data.rfind(_END) > read_jpeg_header(data)[3]
 
 
 def probe(path: Path) -> tuple[int, int]:
-    """Width and height as displayed, in pixels, and a check that the file is whole; nothing is decompressed.
+    """Return width and height as displayed, in pixels, and check that the file is whole; nothing is decompressed.
 
     Raises:
         DataError: the file is missing, truncated or no picture; it is named.
@@ -94,12 +96,12 @@ def probe(path: Path) -> tuple[int, int]:
         if not data:
             raise ValueError("empty file")
         return _probe(data)
-    except Exception as error:  # bytes that somebody else made end in any error of the library that reads them
+    except Exception as error:  # a damaged file can raise any exception inside the decoding library
         raise DataError(f"{path}: {reason_of(error)}") from error
 
 
 def reason_of(error: Exception) -> str:
-    """Why a picture cannot be read, in one line of bounded length."""
+    """Return the reason why a picture cannot be read, in one line of bounded length."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
     if "cannot identify image file" in reason:
         return "not a picture in JPEG, PNG, BMP, WebP, TIFF or GIF form"
@@ -115,16 +117,16 @@ def need_bounded(path: Path, size: tuple[int, int], *, max_pixels: int) -> None:
     width, height = size
     if width * height > max_pixels:
         raise DataError(
-            f"{path}: {width} x {height} pixels are {width * height / 1e6:.0f} million, more than the {max_pixels / 1e6:g} "
-            "million that are decoded; make the picture smaller, or raise data.max_pixels"
+            f"{path}: {width} x {height} pixels are {width * height / 1e6:.0f} million, more than the "
+            f"{max_pixels / 1e6:g} million that are decoded; make the picture smaller, or raise data.max_pixels"
         )
 
 
 def stored_size(data: bytes) -> tuple[int, int]:
-    """Width and height that the header gives, before any EXIF orientation; nothing else is looked at.
+    """Return width and height from the header, before any EXIF orientation; nothing else is read.
 
     Raises:
-        Exception: of any kind; the header is damaged.
+        Exception: any kind; the header is damaged.
     """
     if data[:2] == JPEG:
         return read_jpeg_header(data)[:2]
@@ -136,10 +138,10 @@ def stored_size(data: bytes) -> tuple[int, int]:
 
 
 def open_picture(data: bytes) -> "ImageFile":
-    """Pillow's view of a picture file in one of ``FORMATS``; only its header has been read."""
-    from PIL import Image  # not at the top: plans are printed without image libraries
+    """Open a picture file in one of ``FORMATS`` with Pillow, which reads only its header."""
+    from PIL import Image  # imported here so that printing a plan needs no image library
 
-    # Pillow's own limit cannot be raised for one file. ``need_bounded`` is asked before every decoding instead.
+    # Pillow's own limit cannot be raised for one file. ``need_bounded`` is called before every decoding instead.
     Image.MAX_IMAGE_PIXELS = None
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
@@ -157,8 +159,8 @@ def _probe(data: bytes) -> tuple[int, int]:
             width, height = struct.unpack_from(">II", data, 16)
             return width, height
     with open_picture(data) as file:
-        turned = file.getexif().get(_ORIENTATION, 1) >= 5
+        is_rotated = file.getexif().get(_ORIENTATION, 1) >= 5
         width, height = file.size
-        if file.format == "TIFF":  # newer Pillow gives the size as displayed, older the size as stored
+        if file.format == "TIFF":  # newer Pillow versions report the size as displayed, older ones as stored
             width, height = (int(file.tag_v2[tag]) for tag in (256, 257))  # type: ignore[attr-defined]
-        return (height, width) if turned else (width, height)
+        return (height, width) if is_rotated else (width, height)

@@ -1,4 +1,4 @@
-"""The last steps of a training picture, whatever came before: hsv gains, flips, and boxes as rows of a batch."""
+"""Finish a training picture: HSV gains, flips, and boxes as rows of a batch."""
 
 import cv2
 import numpy as np
@@ -15,7 +15,8 @@ Labelled = tuple[NDArray[np.float64], NDArray[np.int64]]
 def finish(
     rng: np.random.Generator, spec: AugmentSpec, labelled: Labelled, out: NDArray[np.uint8]
 ) -> NDArray[np.float32]:
-    """Change colours of ``out`` (S, S, 3), flip it; (N, 5) rows ``[class, xc, yc, w, h]``, normalised."""
+    """Change the colours of ``out`` (S, S, 3) and flip it, in place; return (N, 5) rows ``[class, xc, yc, w, h]``,
+    normalised."""
     boxes, labels = labelled
     gains = random_gains(rng, spec)
     if gains != (1.0, 1.0, 1.0):

@@ -1,4 +1,4 @@
-"""Which of many pictures can be decoded, found out before a job relies on them."""
+"""Check which of many pictures can be decoded, before a job relies on them."""
 
 import os
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from mtrain.data.images.header import MAX_PIXELS, probe
 from mtrain.errors import DataError
 
 _REDUCE = 8
-"""JPEGs are decoded at an eighth: all of their data is read, most of the transform is left out."""
+"""Scale at which JPEGs are decoded (an eighth): all data is read, most of the transform is skipped."""
 _MAX_THREADS = 4
-"""Each holds a decoded picture; decoders release the interpreter lock."""
+"""Decoding threads. Each holds one decoded picture; decoders release the interpreter lock."""
 
 
 def unreadable(files: Sequence[Path], *, max_pixels: int = MAX_PIXELS) -> dict[Path, str]:
-    """The reason of each file that cannot be decoded, in the order of ``files``; the others are left out."""
+    """Map each file that cannot be decoded to its reason, in the order of ``files``; readable files are left out."""
     threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads) as pool:
         reasons = pool.map(lambda file: _reason(file, max_pixels=max_pixels), files)

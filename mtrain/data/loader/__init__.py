@@ -1,1 +1,1 @@
-"""The loader: worker processes that prepare micro batches in shared memory."""
+"""Load data: worker processes prepare micro batches in shared memory."""

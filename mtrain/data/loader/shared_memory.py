@@ -1,7 +1,7 @@
-"""Shared memory without a name: pages that a process and the workers it forks later all see.
+"""Anonymous shared memory: pages visible to a process and to the workers that it forks later.
 
-Nothing appears in /dev/shm, nothing can leak: the last process that ends gives the pages back. Pages are taken when
-first written, so a generous size costs nothing."""
+Nothing appears in /dev/shm and nothing can leak: the pages are freed when the last process ends. Pages are allocated
+when first written, so a generous size costs nothing."""
 
 import math
 import mmap
@@ -13,35 +13,35 @@ from numpy.typing import NDArray
 from mtrain.core.interfaces import Array
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""Linux; named in Python 3.13 and later only."""
+"""Linux flag; Python names it only from version 3.13 on."""
 LEAST_BYTES = 64 << 20
-"""A ring is not made smaller than this."""
+"""Smallest size to which a ring is reduced, in bytes."""
 
 
 def shared_bytes(size: int) -> NDArray[np.uint8]:
-    """``size`` zero bytes that forked children share. They live as long as a view of them."""
+    """Return ``size`` zero bytes that forked children share. They live as long as a view of them."""
     area = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE)
     return np.frombuffer(area, dtype=np.uint8)[:size]
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """The one large array of each sample that travels through shared memory, at its largest."""
+    """Name, largest shape and type of the one array of each sample that travels through shared memory."""
 
     name: str
-    """Its key in the batch."""
+    """Key of the array in the batch."""
     shape: tuple[int, ...]
-    """Of one sample; a batch has one more axis in front."""
+    """Shape of one sample; a batch has one more axis in front."""
     dtype: str = "uint8"
 
     @property
     def nbytes(self) -> int:
-        """Size of one sample's array in bytes."""
+        """Return the size of one sample's array in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class Ring:
-    """Places for ``capacity`` samples in one row; a micro batch takes neighbouring places, so it is one array.
+    """Places for ``capacity`` samples in a row. A micro batch takes neighbouring places, so it is one array.
 
     A micro batch of smaller samples lies packed at the beginning of its places.
     """
@@ -53,7 +53,7 @@ class Ring:
 
     @classmethod
     def within(cls, spec: ArraySpec, nbytes: int) -> "Ring":
-        """As large as ``nbytes`` allows, or as the system does where it limits address space."""
+        """Create a ring as large as ``nbytes`` allows, or smaller where the system limits address space."""
         while True:
             try:
                 return cls(spec, max(nbytes // spec.nbytes, 1))
@@ -63,12 +63,12 @@ class Ring:
                 nbytes //= 2
 
     def place(self, start: int, position: int, shape: tuple[int, ...]) -> Array:
-        """The array of sample ``position`` of the micro batch that begins at place ``start``, to write to."""
+        """Return the writable array of sample ``position`` of the micro batch that begins at place ``start``."""
         view: Array = self.places(start, position + 1, shape)[position]
         return view
 
     def places(self, start: int, count: int, shape: tuple[int, ...]) -> Array:
-        """(count, ...) a micro batch of samples of ``shape``, which is no larger than the spec's."""
+        """Return a micro batch as (count, ...): samples of ``shape``, which is no larger than the spec's."""
         size = math.prod(shape) * np.dtype(self.spec.dtype).itemsize
         assert size <= self.spec.nbytes, f"{shape} is larger than a place, {self.spec.shape}"
         first = start * self.spec.nbytes

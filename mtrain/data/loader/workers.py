@@ -1,12 +1,12 @@
-"""Processes that prepare samples, forked once, fed through one pipe and heard through one pipe each.
+"""Run processes that prepare samples. They are forked once, share one task pipe, and each have a result pipe.
 
 All workers read the same task pipe: a record is as long as a cache line and pipes hand out whole records (they divide
-PIPE_BUF), so whoever is free takes the oldest task; no lock can be left behind by a worker that dies. Results are
-small and pickled; large arrays do not pass here.
+PIPE_BUF), so a free worker takes the oldest task, and a worker that dies cannot leave a lock locked. Results are
+small and pickled; large arrays do not pass through the pipes.
 
 A worker ends with its parent in any case: the kernel kills it when the thread that forked it ends (Linux), it
-compares its parent's id once after that is arranged, and the task pipe ends. It ignores SIGINT and SIGTERM, which go
-to whole process groups: its parent decides when to end, after saving what is to be saved."""
+compares its parent's id once after requesting that, and the task pipe closes. It ignores SIGINT and SIGTERM, which go
+to whole process groups: its parent decides when it ends, for example after saving a checkpoint."""
 
 import contextlib
 import ctypes
@@ -32,13 +32,13 @@ from mtrain.errors import MtrainError, TrainingError
 
 _RECORD = struct.Struct("<8q")
 _CHUNK = 4096 // _RECORD.size
-"""Records that one write passes on undivided: PIPE_BUF."""
+"""Records that one write passes on undivided (PIPE_BUF bytes)."""
 _PIPE_BYTES = 1 << 20
-"""Asked for the result pipes, so that workers run ahead while the parent computes."""
+"""Requested size of the result pipes, so that workers run ahead while the parent computes."""
 _WATCH_S = 0.5
-"""How often a waiting parent looks after its workers besides hearing of their end."""
+"""Interval in seconds at which a waiting parent checks its workers, besides noticing closed pipes."""
 _GRACE_S = 2.0
-"""Time to finish the sample in hand at the end."""
+"""Seconds that a worker gets at the end to finish its current sample."""
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -48,47 +48,47 @@ class Task(NamedTuple):
 
     source: int
     loader: int
-    """Whose it is, to be cancelled together."""
+    """Number of the loader; its tasks are cancelled together."""
     serial: int
-    """Which micro batch."""
+    """Number of the micro batch."""
     epoch: int
     update: int
-    """Of the epoch."""
+    """Number of the update within the epoch."""
     sample: int
     start: int
-    """Where in the ring the micro batch begins."""
+    """First place of the micro batch in the ring."""
     position: int
-    """Which sample of the micro batch."""
+    """Position of the sample within the micro batch."""
 
 
 class Result(NamedTuple):
-    """What became of a task."""
+    """The outcome of a task."""
 
     serial: int
     position: int
     item: Any
     error: str | None
-    """What went wrong; with a traceback unless it is the user's data."""
+    """The error message, with a traceback unless the user's data is at fault; None on success."""
 
 
 class Executor(Protocol):
-    """Tasks in, results out."""
+    """Runs tasks and returns their results."""
 
     def submit(self, tasks: Iterable[Task]) -> None:
         """Queue tasks. Does not wait."""
         ...
 
     def collect(self) -> list[Result]:
-        """At least one result, as soon as there is one. A task must be under way."""
+        """Return at least one result, waiting for it if needed. A task must be in progress."""
         ...
 
     def close(self) -> None:
-        """End what was started. Can be called twice."""
+        """End the processes that were started. Can be called twice."""
         ...
 
 
 def attempt(handle: Callable[[Task], Any], task: Task) -> Result:
-    """Run a task; an exception becomes the result's text."""
+    """Run a task; an exception becomes the result's error text."""
     try:
         return Result(task.serial, task.position, handle(task), None)
     except MtrainError as error:
@@ -98,7 +98,7 @@ def attempt(handle: Callable[[Task], Any], task: Task) -> Result:
 
 
 class Inline:
-    """No processes: a task runs when its result is waited for."""
+    """Run each task in this process, at the moment its result is requested."""
 
     def __init__(self, handle: Callable[[Task], Any]) -> None:
         self._handle = handle
@@ -109,16 +109,16 @@ class Inline:
         self._tasks.extend(tasks)
 
     def collect(self) -> list[Result]:
-        """Run the oldest task."""
+        """Run the oldest task and return its result."""
         return [attempt(self._handle, self._tasks.popleft())]
 
     def close(self) -> None:
-        """Forget what is queued."""
+        """Drop the queued tasks."""
         self._tasks.clear()
 
 
 class Workers:
-    """Forked processes. Fork them while this process has one thread and no framework; from the main thread."""
+    """Forked worker processes. Create them in the main thread, while it is the only one and no framework is loaded."""
 
     def __init__(self, count: int, handle: Callable[[Task], Any], stop: Array) -> None:
         """``handle`` runs in the workers. ``stop``: one shared byte; a worker that sees it set takes no other task."""
@@ -144,11 +144,11 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that run."""
+        """Return the process ids of the running workers."""
         return list(self._pids.values())
 
     def submit(self, tasks: Iterable[Task]) -> None:
-        """Queue tasks; what the pipe does not take now goes with the next call of any method.
+        """Queue tasks; those that do not fit into the pipe now are written by the next call of any method.
 
         Raises:
             TrainingError: a worker has died.
@@ -159,7 +159,7 @@ class Workers:
         self._flush()
 
     def collect(self) -> list[Result]:
-        """Results that have arrived; waits for one.
+        """Return the results that have arrived, after waiting for at least one.
 
         Raises:
             TrainingError: a worker has died.
@@ -181,7 +181,7 @@ class Workers:
                     self._fail(pid)
 
     def close(self) -> None:
-        """End the workers: they finish the sample in hand, or are killed after two seconds."""
+        """End the workers: they finish their current sample, or are killed after two seconds."""
         self._end()
         for connection in self._pids:
             connection.close()
@@ -210,7 +210,7 @@ class Workers:
 
 
 def _fork(run: Callable[[], None], *, unneeded: Iterable[int]) -> int:
-    """A child that does ``run`` and nothing else; its id. ``unneeded``: the parent's descriptors, closed in the
+    """Fork a child that only runs ``run``, and return its id. ``unneeded``: the parent's descriptors, closed in the
     child."""
     parent = os.getpid()
     pid = os.fork()
@@ -241,7 +241,7 @@ def _die_with(parent: int) -> None:
 
 
 def _serve(handle: Callable[[Task], Any], tasks: int, results_in: int, stop: Array) -> None:
-    gc.freeze()  # what was inherited is not looked through again, so its pages stay shared
+    gc.freeze()  # exempt inherited objects from garbage collection, so that their pages stay shared
     cv2.setNumThreads(0)
     _keep_memory()
     _widen(results_in)
@@ -251,7 +251,8 @@ def _serve(handle: Callable[[Task], Any], tasks: int, results_in: int, stop: Arr
 
 
 def _keep_memory() -> None:
-    """Pictures come and go: without this glibc gives each one's pages back to the system and asks for them again."""
+    """Keep freed memory in the process. Otherwise glibc returns each picture's pages to the system and requests them
+    again."""
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -266,7 +267,7 @@ def _widen(pipe: int) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Leaves an ended process for ``_status``."""
+    """Return whether a process still runs; an ended one is not reaped, so that ``_status`` can read its exit code."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:
@@ -274,7 +275,7 @@ def _runs(pid: int) -> bool:
 
 
 def _status(pid: int) -> int:
-    """How a process ended, negative: by which signal; waits a moment for one that is just ending."""
+    """Return the exit code of a process, negative for a signal, waiting a moment for one that is just ending."""
     with contextlib.suppress(ChildProcessError):
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline:
@@ -286,7 +287,7 @@ def _status(pid: int) -> int:
 
 
 def _end(owner: int, tasks: int, pids: list[int], stop: Array) -> None:
-    """Also run when the interpreter ends; in a fork of the owner it does nothing."""
+    """Stop the workers. This also runs when the interpreter exits; in a fork of the owner it does nothing."""
     if os.getpid() != owner:
         return
     stop[0] = 1

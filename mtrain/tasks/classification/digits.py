@@ -1,6 +1,7 @@
-"""Handwritten digits one by one: the pictures of 8 x 8 that come with scikit-learn, as a classification data set.
+"""The ``digits_classes`` data set: scikit-learn's 8 x 8 pictures of handwritten digits, for classification.
 
-UCI "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak 1998), 1797 pictures, CC BY 4.0. Nothing is downloaded.
+UCI "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak 1998), 1797 pictures, CC BY 4.0. Nothing is
+downloaded.
 """
 
 from collections.abc import Sequence
@@ -18,14 +19,14 @@ from mtrain.tasks.classification.labels import LabelledPictures
 
 NAMES = tuple(str(digit) for digit in range(10))
 _FULL_INK = 16
-"""The darkest value in the set."""
+"""Largest value in the set: full ink."""
 
 
 class DigitsClassesOptions(BaseModel):
-    """How the pictures are divided."""
+    """How the pictures are divided into training and evaluation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    val_every: int = Field(default=5, ge=2, description="picture 0 and every so many-th behind it is for evaluation")
+    val_every: int = Field(default=5, ge=2, description="n: every n-th picture, from picture 0 on, is for evaluation")
 
 
 class DigitsClasses:
@@ -46,31 +47,31 @@ class DigitsClasses:
         *,
         split: Split,
     ) -> LabelledPictures:
-        """One split: white ink on black.
+        """Read one split: white ink on black.
 
         Raises:
-            DataError: a place is given, or names are not ten.
+            DataError: a path is set, or there are not ten names.
         """
-        places = {"data.root": root, f"data.{split}": split_value, "data.images": images}
-        given = [key for key, value in places.items() if value is not None]
-        if given:
-            raise DataError(f"{', '.join(given)}: given, but digits_classes comes with scikit-learn; leave it out")
+        paths = {"data.root": root, f"data.{split}": split_value, "data.images": images}
+        set_keys = [key for key, value in paths.items() if value is not None]
+        if set_keys:
+            raise DataError(f"{', '.join(set_keys)}: given, but digits_classes comes with scikit-learn; leave it out")
         if names is not None and len(names) != len(NAMES):
-            raise DataError(f"data.names: {len(names)} given, expected {len(NAMES)}, of the digits from 0 to 9")
+            raise DataError(f"data.names: {len(names)} given, expected {len(NAMES)}, for the digits from 0 to 9")
         pictures, labels = _all_digits()
-        places_of_val = np.arange(len(labels)) % self.options.val_every == 0
-        mine = np.flatnonzero(~places_of_val if split == "train" else places_of_val)
+        is_val = np.arange(len(labels)) % self.options.val_every == 0
+        chosen = np.flatnonzero(~is_val if split == "train" else is_val)
         return LabelledPictures(
-            pictures=pictures[mine],
-            labels=labels[mine],
+            pictures=pictures[chosen],
+            labels=labels[chosen],
             class_names=tuple(names or NAMES),
-            origins=[f"digit {i}" for i in mine],
+            origins=[f"digit {i}" for i in chosen],
         )
 
 
 @cache
 def _all_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Pictures (N, 8, 8, 3) and labels (N,), in the order of the set."""
+    """Return pictures (N, 8, 8, 3) and labels (N,), in the order of the set."""
     from sklearn.datasets import load_digits  # a slow import, needed only where the set is read
 
     digits = load_digits()

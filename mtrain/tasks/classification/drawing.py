@@ -1,4 +1,4 @@
-"""Pictures of a classification for people: a grid, each with its class above it.
+"""Draw labelled pictures for people: a grid of pictures, each with its class above it.
 
 Pictures are uint8 (H, W, 3) RGB.
 """
@@ -20,34 +20,37 @@ _BORDER_PX = 4
 _RIGHT, _WRONG = (60, 160, 60), (220, 40, 40)
 
 
-def comparison(split: LabelledPictures, found: Mapping[int, NDArray[Any]], *, limit: int = 48) -> Picture:
-    """Up to ``limit`` pictures with the given and the predicted class, up to half of them mistakes, which come first.
+def comparison(split: LabelledPictures, predictions: Mapping[int, NDArray[Any]], *, limit: int = 48) -> Picture:
+    """Draw up to ``limit`` pictures with their true and predicted class, up to half of them mistakes, which come first.
 
-    ``found``: probabilities (C,) by sample index. The frame is green where both are the same, red elsewhere.
+    ``predictions``: probabilities (C,) by sample index. The frame is green where both are the same, red elsewhere.
     """
-    predicted = {index: int(np.argmax(probabilities)) for index, probabilities in sorted(found.items())}
+    predicted = {index: int(np.argmax(probabilities)) for index, probabilities in sorted(predictions.items())}
     wrong = [index for index, label in predicted.items() if label != split.labels[index]]
     right = [index for index, label in predicted.items() if label == split.labels[index]]
     shown = _spread(wrong, limit // 2)
     shown += _spread(right, limit - len(shown))
     pictures, captions = [], []
     for index in shown:
-        given, taken = int(split.labels[index]), predicted[index]
-        pictures.append(_framed(split.pictures[index], _RIGHT if given == taken else _WRONG))
-        captions.append(f"{split.class_names[given]} as {split.class_names[taken]}  {found[index][taken]:.0%}")
+        true_label, predicted_label = int(split.labels[index]), predicted[index]
+        pictures.append(_framed(split.pictures[index], _RIGHT if true_label == predicted_label else _WRONG))
+        captions.append(
+            f"{split.class_names[true_label]} as {split.class_names[predicted_label]}  "
+            f"{predictions[index][predicted_label]:.0%}"
+        )
     return grid(pictures, columns=min(_COLUMNS, len(pictures)), cell_px=_CELL_PX, captions=captions)
 
 
 def labelled_grid(split: LabelledPictures, *, limit: int) -> Picture:
-    """Up to ``limit`` pictures, spread evenly over the split, each with its class."""
-    chosen = _spread(list(range(len(split))), limit)
-    captions = [f"{split.class_names[split.labels[i]]}  {split.origins[i][-12:]}" for i in chosen]
-    pictures = [_enlarged(split.pictures[i], _CELL_PX) for i in chosen]
-    return grid(pictures, columns=min(_COLUMNS, len(chosen)), cell_px=_CELL_PX, captions=captions)
+    """Draw up to ``limit`` pictures, spread evenly over the split, each with its class."""
+    indices = _spread(list(range(len(split))), limit)
+    captions = [f"{split.class_names[split.labels[i]]}  {split.origins[i][-12:]}" for i in indices]
+    pictures = [_enlarged(split.pictures[i], _CELL_PX) for i in indices]
+    return grid(pictures, columns=min(_COLUMNS, len(indices)), cell_px=_CELL_PX, captions=captions)
 
 
 def inputs_grid(source: Source, split: LabelledPictures, *, limit: int) -> Picture:
-    """Up to ``limit`` samples, spread evenly over the split, as the network is given them in epoch 0."""
+    """Draw up to ``limit`` samples, spread evenly over the split, as the network receives them in epoch 0."""
     items = [source.sample(0, index) for index in _spread(list(range(len(source))), limit)]
     captions = [f"{split.class_names[item.label]}  {split.origins[item.index][-12:]}" for item in items]
     pictures = [_enlarged(item.image, _CELL_PX) for item in items]
@@ -61,7 +64,7 @@ def _spread(indices: list[int], limit: int) -> list[int]:
 
 
 def _enlarged(picture: Picture, side: int) -> Picture:
-    """The longer side ``side`` at most, small pictures with their pixels to be seen."""
+    """Scale the longer side to ``side``; small pictures keep visible pixels."""
     factor = side / max(picture.shape[:2])
     method = cv2.INTER_NEAREST if factor > 1 else cv2.INTER_AREA
     size = (max(round(picture.shape[1] * factor), 1), max(round(picture.shape[0] * factor), 1))

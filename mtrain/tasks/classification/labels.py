@@ -1,4 +1,4 @@
-"""Pictures with one class each: what data sets of classification read, and all else of that task works on."""
+"""Pictures with one class each: the result of classification data sets and the input of the rest of that task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ class LabelledPictures:
     """(N,) class index, 0 .. number of classes - 1."""
     class_names: tuple[str, ...]
     origins: Sequence[str]
-    """Of each picture, in words or as its file: for messages and captions."""
+    """Source of each picture, a description or its file, for messages and captions."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def histogram(self) -> dict[str, int]:
-        """Pictures per class, in label order; classes without any included."""
+        """Count the pictures per class, in label order; classes without pictures are included."""
         counts = np.bincount(self.labels, minlength=len(self.class_names))
         return {name: int(count) for name, count in zip(self.class_names, counts, strict=True)}
 
     def report(self) -> list[str]:
-        """One sentence if classes have no picture."""
+        """Return one sentence if some classes have no picture."""
         empty = [name for name, count in self.histogram().items() if not count]
         return [f"classes without a picture: {', '.join(empty)}"] if empty else []

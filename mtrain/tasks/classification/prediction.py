@@ -1,4 +1,4 @@
-"""Pictures without labels, for a classifier to name; and what it named, written down."""
+"""Classify pictures without labels, and write the predictions to files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 
 
 class ClassPictures:
-    """``PictureData`` of ``core.interfaces`` for classification."""
+    """Pictures to predict on. Implements ``PictureData`` of ``core.interfaces`` for classification."""
 
     def __init__(self, spec: "Spec", pictures: LabelledPictures) -> None:
         self._spec = spec
         self._pictures = pictures
 
     def task(self) -> Task:
-        """What a model must know before it is built."""
+        """Return the facts that a model needs before it is built."""
         return describe_task("classification", self._spec, self._pictures.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
-        """``val``: the pictures."""
+        """Return the pictures as the source ``val``."""
         return {"val": ClassificationSource(self._pictures, side=self._spec.data.image_size)}
 
     def length(self, split: str) -> int:
-        """Pictures."""
+        """Return the number of pictures."""
         return len(self._pictures)
 
     def statistics(self) -> Mapping[str, Any]:
-        """Nothing is known."""
+        """Return no statistics: the pictures have no labels."""
         return {}
 
     def evaluator(self) -> ClassEvaluator:
-        """Collects predictions; there is nothing to score them by."""
+        """Create an evaluator that only collects predictions; there is no ground truth."""
         return ClassEvaluator(self._pictures)
 
     def write(
@@ -59,22 +59,25 @@ class ClassPictures:
         draw: bool,
         names: Mapping[Path, str] | None = None,
     ) -> None:
-        """``predictions.json``: ``file_name``, ``class``, ``label`` (its number, from 0) and ``score`` (its probability) of each
-        picture whose surest class reaches ``confidence``; pictures with the class above."""
+        """Write ``predictions.json``: ``file_name``, ``class``, ``label`` (its number, from 0) and ``score`` (its
+        probability) of each picture whose most probable class reaches ``confidence``; with ``draw`` also the
+        pictures with their class above."""
         out.mkdir(parents=True, exist_ok=True)
         files, classes = self._pictures.origins, self._pictures.class_names
-        called = names or {}
+        display_names = names or {}
         stems = unique_stems([Path(file) for file in files])
         rows = []
         for index, probabilities_C in sorted(partial.items()):
             label = int(probabilities_C.argmax())
             score = float(probabilities_C[label])
-            named = score >= confidence
-            if named:
-                name = called.get(Path(files[index]), files[index])
+            is_confident = score >= confidence
+            if is_confident:
+                name = display_names.get(Path(files[index]), files[index])
                 rows.append({"file_name": name, "class": classes[label], "label": label, "score": score})
             if draw:
-                caption = f"{classes[label]} {score:.0%}" if named else f"no class with a score >= {confidence:g}"
+                caption = (
+                    f"{classes[label]} {score:.0%}" if is_confident else f"no class with a score >= {confidence:g}"
+                )
                 save_picture(
                     grid(
                         [decode(Path(files[index]), max_pixels=self._spec.data.max_pixels)],

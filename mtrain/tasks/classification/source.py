@@ -1,4 +1,4 @@
-"""Classification samples as a pure function of (seed, epoch, index): what the loader asks for."""
+"""Create classification samples for the loader, each a pure function of (seed, epoch, index)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,22 +16,23 @@ from mtrain.spec.model import AugmentSpec
 from mtrain.tasks.classification.labels import LabelledPictures
 
 _HALF = np.array([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [0.0, 0.0, 1.0]])
-"""From OpenCV's coordinates, where a pixel's centre is whole, to those where its corner is: in 8 x 8 pixels it shows."""
+"""Shift by half a pixel: OpenCV's coordinates are whole at pixel centres, those of ``random_map`` at pixel corners. In
+pictures of 8 x 8 pixels the difference is visible."""
 _NO_BOXES = (np.zeros((0, 4)), np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassItem:
-    """One sample as it goes into a batch."""
+    """One sample in the form that goes into a batch."""
 
     index: int
     label: int
     image: NDArray[np.uint8] | None = None
-    """(S, S, 3) RGB; None: it lies in shared memory."""
+    """(S, S, 3) RGB; None if it lies in shared memory."""
 
 
 class ClassificationSource:
-    """One split as samples: augmented where ``augment`` is given. Implements ``loading.PooledSource``."""
+    """One split as samples, augmented if ``augment`` is set. Implements ``mtrain.data.loader.pool.PooledSource``."""
 
     def __init__(
         self,
@@ -52,21 +53,21 @@ class ClassificationSource:
         return len(self._split)
 
     def describe(self, index: int) -> str:
-        """Where the picture comes from."""
+        """Return the origin of the sample's picture, for error messages."""
         return self._split.origins[index]
 
     def shape(self, epoch: int, update: int) -> tuple[int, ...]:
-        """(S, S, 3), always."""
+        """Return the shape (S, S, 3), which is always the same."""
         return self.array.shape
 
     def sample(self, epoch: int, index: int, *, update: int = 0) -> ClassItem:
-        """One sample with its picture; augmentation is keyed by (seed, epoch, index)."""
+        """Return one sample with its picture; augmentation depends on (seed, epoch, index)."""
         image = np.empty(self.array.shape, dtype=np.uint8)
         item = self.fill(epoch, index, image, update=update)
         return ClassItem(item.index, item.label, image)
 
     def fill(self, epoch: int, index: int, out: Array, *, update: int = 0) -> ClassItem:
-        """``sample`` with the picture written to ``out`` (S, S, 3) uint8."""
+        """Prepare a sample like ``sample``, with the picture written to ``out`` (S, S, 3) uint8."""
         out[...] = self._pictures[index]
         if self._augment is not None:
             rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
@@ -74,7 +75,8 @@ class ClassificationSource:
         return ClassItem(index, int(self._split.labels[index]))
 
     def collate(self, samples: Sequence[ClassItem]) -> dict[str, Array]:
-        """A micro batch: ``images`` uint8 (B, S, S, 3) RGB (unless the loader has it), ``labels`` and ``index`` int64 (B,)."""
+        """Combine samples to a micro batch: ``images`` uint8 (B, S, S, 3) RGB (unless the loader has it), ``labels``
+        and ``index`` int64 (B,)."""
         batch: dict[str, Array] = {
             "labels": np.array([item.label for item in samples], dtype=np.int64),
             "index": np.array([item.index for item in samples], dtype=np.int64),
@@ -84,7 +86,8 @@ class ClassificationSource:
 
 
 def fitted(picture: NDArray[np.uint8], *, side: int, resize: Literal["letterbox", "stretch"]) -> NDArray[np.uint8]:
-    """(H, W, 3) as (side, side, 3): as it is, with a margin of grey, or stretched."""
+    """Resize a picture (H, W, 3) to (side, side, 3): unchanged if it has that size, else letterboxed on grey or
+    stretched."""
     if picture.shape[:2] == (side, side):
         return picture
     if resize == "letterbox":
@@ -94,7 +97,7 @@ def fitted(picture: NDArray[np.uint8], *, side: int, resize: Literal["letterbox"
 
 
 def _vary(out: Array, spec: AugmentSpec, rng: np.random.Generator) -> None:
-    """Map ``out`` about its centre, its edges drawn outwards; then colours and flips. In place."""
+    """Map ``out`` about its centre, extending its edges outwards; then change colours and flip. In place."""
     side = len(out)
     matrix, _ = random_map(rng, spec, canvas=side, side=side)
     moved = np.linalg.inv(_HALF) @ matrix @ _HALF

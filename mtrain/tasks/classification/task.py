@@ -1,4 +1,5 @@
-"""Classification as a kind of task: one class a picture. What a job asks of such a data set; it decides nothing itself."""
+"""Classification as a kind of task: connect a job to data sets with one class per picture. The work is done in other
+modules."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,17 +17,19 @@ if TYPE_CHECKING:
     from mtrain.tasks.classification.prediction import ClassPictures
     from mtrain.tasks.datasets import OpenData
 
-_NOT_DONE: Mapping[str, Any] = {"mosaic": 0.0, "mixup": 0.0, "multi_scale": 0.0} | dict.fromkeys(
+_OFF_VALUES: Mapping[str, Any] = {"mosaic": 0.0, "mixup": 0.0, "multi_scale": 0.0} | dict.fromkeys(
     ("distort", "expand", "crop", "sizes")
 )
-"""Keys of ``tasks.detection.augment.letterboxed`` that only make sense with boxes or that no one needs here yet, and how each is off."""
+"""Keys of ``data.augment`` that need boxes or are not implemented for classification, with the value that turns each
+off."""
 
 
 class ClassificationTask:
-    """The classification side of one job: ``TaskData`` of ``core.interfaces``, and the class itself is a ``TaskKind``."""
+    """The classification side of a job. Implements ``TaskData`` of ``core.interfaces``; the class itself is a
+    ``TaskKind``."""
 
     def __init__(self, spec: "Spec", data: "OpenData", *, training: bool = True) -> None:
-        """Raises ``SpecError`` for augmentation that classification does not have."""
+        """Raise ``SpecError`` for augmentation that classification does not have."""
         _check_augmentation(spec.data.augment)
         self._spec = spec
         self._data = data
@@ -41,11 +44,11 @@ class ClassificationTask:
         return ClassPictures(spec, unlabelled(files, spec.data, class_names=labels["class_names"]))
 
     def task(self) -> Task:
-        """What a model must know before it is built."""
+        """Return the facts that a model needs before it is built."""
         return describe_task("classification", self._spec, self._data.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
-        """``train`` (augmented; left out where nothing is trained) and ``val`` (left out where nothing is scored)."""
+        """Return the sources: ``train`` (augmented; only for training) and ``val`` (only for evaluation)."""
         from mtrain.tasks.classification.source import ClassificationSource
 
         data, seed = self._spec.data, self._spec.train.seed
@@ -59,34 +62,34 @@ class ClassificationTask:
         return sources
 
     def verify(self) -> str:
-        """Reading a split has looked at every picture already."""
+        """Count the pictures; reading a split has already checked each of them."""
         return f"{sum(map(len, self._splits().values()))} pictures, all read"
 
     def length(self, split: str) -> int:
-        """Samples of ``train`` or ``val``; 0 where a split is not used."""
+        """Return the number of samples of ``train`` or ``val``; 0 if a split is not used."""
         splits = self._splits()
         return len(splits[split]) if split in splits else 0
 
     def statistics(self) -> Mapping[str, Any]:
-        """``class_count`` and ``pictures`` of the training split."""
+        """Return ``class_count`` and ``pictures`` of the training split."""
         return {"class_count": len(self._data.class_names), "pictures": len(self._data.train)}
 
     def evaluator(self) -> "ClassEvaluator":
-        """A fresh one over the evaluation split."""
+        """Create an evaluator for the evaluation split."""
         from mtrain.tasks.classification.evaluator import ClassEvaluator
 
         return ClassEvaluator(self._data.val)
 
     def labels(self) -> dict[str, Any]:
-        """The class names."""
+        """Return the class names for the checkpoint."""
         return {"class_names": list(self._data.class_names)}
 
     def report(self) -> list[str]:
-        """Classes without a picture."""
+        """Return a sentence for each split that has classes without a picture."""
         return [f"data.{name}: {line}" for name, split in self._splits().items() for line in split.report()]
 
     def describe(self) -> list[Table | Remark]:
-        """Pictures per split and class."""
+        """Tabulate the pictures per split and class."""
         from mtrain.tasks.tables import class_table
 
         splits, side = self._splits(), self._spec.data.image_size
@@ -102,7 +105,7 @@ class ClassificationTask:
         return parts
 
     def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
-        """Pictures of the splits with their classes, and what becomes of training pictures."""
+        """Yield drawings of the splits with their classes, and of augmented training pictures."""
         from mtrain.tasks.classification.drawing import inputs_grid, labelled_grid
 
         for name, split in self._splits().items():
@@ -111,7 +114,7 @@ class ClassificationTask:
         yield "augmented", "train pictures as the network is given them", inputs
 
     def draw(self, partial: Mapping[int, Any], path: Path) -> None:
-        """Pictures with the class that was given and the one that was predicted, mistakes first."""
+        """Draw pictures with their true and predicted class, mistakes first."""
         from mtrain.data.images.drawing import save_picture
         from mtrain.tasks.classification.drawing import comparison
 
@@ -129,7 +132,7 @@ def _check_augmentation(spec: "AugmentSpec") -> None:
     problems = [
         f"data.augment.{name}: given {getattr(spec, name)}, which a classification job does not have; set it to "
         f"{'null' if off is None else f'{off:g}'}"
-        for name, off in _NOT_DONE.items()
+        for name, off in _OFF_VALUES.items()
         if getattr(spec, name) != off
     ]
     if problems:

@@ -1,1 +1,1 @@
-"""Object detection: pictures with boxes."""
+"""Object detection: find boxes and classes of the objects in each picture."""

@@ -1,6 +1,6 @@
-"""What every annotation reader delivers: pictures with boxes, cleaned for training and untouched for evaluation.
+"""The result of every annotation reader: pictures with boxes, cleaned for training and unchanged for evaluation.
 
-A reader fills one :class:`Picture` per picture with what its files say; :func:`assemble` turns them into
+A reader fills one :class:`Picture` per picture with the content of its files; :func:`assemble` turns them into
 :class:`Annotations`. Letters of shapes: N boxes of one picture.
 """
 
@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLACK_PX = 1.0
-"""A box that leaves its picture by no more than this is clipped without being counted: that is rounding."""
+"""Distance in pixels by which a box may leave its picture and be clipped without being counted: it is due to
+rounding."""
 
 PROBLEMS = {
     "zero_area": "boxes without area, dropped for training",
@@ -22,7 +23,7 @@ PROBLEMS = {
     "duplicate": "boxes repeated with the same class, dropped for training",
     "clipped": "boxes partly outside their picture, clipped for training",
 }
-"""Kinds of bad boxes, as :attr:`Annotations.problems` counts them, with their meaning."""
+"""Kinds of bad boxes with their meaning, as :attr:`Annotations.problems` counts them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,22 +33,22 @@ class Sample:
     path: Path
     """Picture file."""
     image_id: int | str
-    """The annotation file's id; evaluation uses it."""
+    """The annotation file's id, which evaluation uses."""
     width: int
-    """Pixels as displayed, that is after EXIF rotation."""
+    """Pixels as displayed, that is, after EXIF rotation."""
     height: int
     boxes: NDArray[np.float32]
     """(N, 4) xyxy in pixels."""
     labels: NDArray[np.int64]
     """(N,) class index, 0 .. number of classes - 1."""
     crowd: NDArray[np.bool_]
-    """(N,) the box surrounds a group: it is no training target and is ignored in evaluation."""
+    """(N,) True if the box surrounds a group: it is no training target and is ignored in evaluation."""
     area: NDArray[np.float64]
-    """(N,) the annotation's own area in square pixels, which is not always width x height."""
+    """(N,) area in square pixels as annotated, which is not always width x height."""
 
     @property
     def targets(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Boxes (M, 4) and labels (M,) to train on: all that are no crowd."""
+        """Return boxes (M, 4) and labels (M,) to train on: all except crowds."""
         if not self.crowd.any():
             return self.boxes, self.labels
         return self.boxes[~self.crowd], self.labels[~self.crowd]
@@ -55,7 +56,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """What an annotation file says of one picture, nothing changed."""
+    """The unchanged content of an annotation file about one picture."""
 
     path: Path
     file_name: str
@@ -77,26 +78,26 @@ class Annotations:
     """Sorted by file name, then id: the order never depends on the file system or the annotation file."""
     class_names: tuple[str, ...]
     category_ids: tuple[int, ...]
-    """``category_ids[label]`` is the id that the annotation file uses."""
+    """Id of each label in the annotation file: ``category_ids[label]``."""
     problems: Mapping[str, int]
-    """How many boxes of each kind of :data:`PROBLEMS`; kinds without any are left out."""
+    """Number of boxes of each kind of :data:`PROBLEMS`; kinds that do not occur are left out."""
     ground_truth: Mapping[str, Any]
-    """COCO form (images, annotations, categories) with original ids and untouched boxes, for evaluation."""
+    """COCO form (images, annotations, categories) with original ids and unchanged boxes, for evaluation."""
     notes: Sequence[str] = field(default=())
-    """Sentences about what else is odd, e.g. label files without a picture."""
+    """Sentences about other anomalies, e.g. label files without a picture."""
     pictures: Sequence[Picture] = field(default=())
-    """What the annotation files say of each picture, nothing changed; in the order of ``samples``."""
+    """The unchanged content of the annotation files, in the order of ``samples``."""
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def report(self) -> list[str]:
-        """One sentence per kind of problem; empty when the split is clean."""
+        """Return one sentence per kind of problem; empty if the split is clean."""
         return [f"{PROBLEMS.get(kind, kind)}: {count}" for kind, count in self.problems.items()] + list(self.notes)
 
 
 class GroundTruth(Mapping[str, Any]):
-    """A COCO-form mapping whose lists are built when asked for: a large training split never pays for them."""
+    """A mapping in COCO form whose lists are built on access, so that a training split does not pay for them."""
 
     def __init__(self, pictures: Sequence[Picture], *, class_names: Sequence[str], category_ids: Sequence[int]) -> None:
         self._pictures = pictures
@@ -136,16 +137,16 @@ class GroundTruth(Mapping[str, Any]):
 
 
 def clean(picture: Picture, problems: Counter[str]) -> Sample:
-    """A picture's boxes made fit for training; what is dropped or clipped is counted in ``problems``."""
-    given = np.concatenate([picture.boxes_xywh[:, :2], picture.boxes_xywh[:, :2] + picture.boxes_xywh[:, 2:]], axis=1)
+    """Make a picture's boxes fit for training; count in ``problems`` what is dropped or clipped."""
+    corners = np.concatenate([picture.boxes_xywh[:, :2], picture.boxes_xywh[:, :2] + picture.boxes_xywh[:, 2:]], axis=1)
     limit = np.array([picture.width, picture.height] * 2, dtype=np.float64)
-    boxes = np.clip(given, 0.0, limit).astype(np.float32)
+    boxes = np.clip(corners, 0.0, limit).astype(np.float32)
     flat = (picture.boxes_xywh[:, 2:] <= 0).any(axis=1)
     outside = ~flat & ((boxes[:, 2:] - boxes[:, :2]) <= 0).any(axis=1)
     keep = ~(flat | outside)
     repeated = keep & _repeats(boxes, picture.labels, keep)
     keep &= ~repeated
-    clipped = keep & (np.abs(boxes - given) > SLACK_PX).any(axis=1)
+    clipped = keep & (np.abs(boxes - corners) > SLACK_PX).any(axis=1)
     counts = {"zero_area": flat, "outside": outside, "duplicate": repeated, "clipped": clipped}
     problems.update({kind: int(mask.sum()) for kind, mask in counts.items() if mask.any()})
     return Sample(
@@ -161,13 +162,13 @@ def clean(picture: Picture, problems: Counter[str]) -> Sample:
 
 
 def _repeats(boxes: NDArray[np.float32], labels: NDArray[np.int64], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(N,) True where an earlier valid box has the same corners and the same class."""
+    """Return (N,) True where an earlier valid box has the same corners and the same class."""
     repeated = np.zeros(len(boxes), dtype=np.bool_)
-    seen: set[tuple[float, ...]] = set()
+    earlier: set[tuple[float, ...]] = set()
     for i in np.flatnonzero(valid).tolist():
         key = (*boxes[i].tolist(), float(labels[i]))
-        repeated[i] = key in seen
-        seen.add(key)
+        repeated[i] = key in earlier
+        earlier.add(key)
     return repeated
 
 
@@ -178,7 +179,7 @@ def assemble(
     category_ids: Sequence[int],
     notes: Sequence[str] = (),
 ) -> Annotations:
-    """Sort, clean and count. The pictures' ids must be unique, and their labels indices into ``class_names``."""
+    """Sort, clean and count pictures. Their ids must be unique, and their labels indices into ``class_names``."""
     ordered = sorted(pictures, key=lambda p: (p.file_name, str(p.image_id)))
     problems: Counter[str] = Counter()
     samples = [clean(picture, problems) for picture in ordered]

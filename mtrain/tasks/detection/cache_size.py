@@ -1,4 +1,4 @@
-"""At which size a split's pictures are kept once decoded: as small as their use allows.
+"""Choose the size at which decoded pictures of a split are cached: as small as their use allows.
 
 Sizes are (width, height) in pixels."""
 
@@ -13,33 +13,33 @@ Size = tuple[int, int]
 
 
 class Sizing(Protocol):
-    """From the size of a file's picture to the size it is kept at."""
+    """Maps the size of a file's picture to the size at which it is cached."""
 
     exact: ClassVar[bool]
-    """Decode as displays do, not as fast as can be."""
+    """Whether to decode exactly as displays do, instead of as fast as possible."""
 
     @property
     def key(self) -> str:
-        """Tells pictures of this sizing from others in a cache folder."""
+        """Return a text that separates pictures of this sizing from others in a cache folder."""
         ...
 
     def reduction(self, size: Size) -> int:
-        """1, 2, 4 or 8: the decoder may give 1 / this of ``size``, rounded up."""
+        """Return 1, 2, 4 or 8: the decoder may return 1 / this of ``size``, rounded up."""
         ...
 
     def kept(self, size: Size) -> Size:
-        """What the picture is resized to after decoding."""
+        """Return the size to which the picture is resized after decoding."""
         ...
 
     def method(self, size: Size) -> int:
-        """OpenCV's interpolation from ``size`` to ``kept``."""
+        """Return OpenCV's interpolation from ``size`` to ``kept``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """For layouts in training: a picture whose longest side is above ``side`` is shrunk to it; the map of the
-    augmentation enlarges smaller ones."""
+    """Sizing for layouts in training: a picture whose longest side exceeds ``side`` is shrunk to it. Smaller pictures
+    are enlarged later, by the map of the augmentation."""
 
     side: int
     exact: ClassVar[bool] = False
@@ -50,22 +50,22 @@ class AtMost:
         return f"{self.side}"
 
     def reduction(self, size: Size) -> int:
-        """Where the decoder's result still has ``side`` pixels."""
+        """Return the largest reduction that leaves at least ``side`` pixels."""
         return _reduction(max(size), self.side)
 
     def kept(self, size: Size) -> Size:
-        """The size itself where it is small enough."""
+        """Return the size itself if it is small enough, otherwise the fitted size."""
         return size if max(size) < self.side else fitted_size(*size, self.side)
 
     def method(self, size: Size) -> int:
-        """Bilinear."""
+        """Use bilinear interpolation."""
         return cv2.INTER_LINEAR
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """For evaluation with a letterbox: the longest side becomes ``side``, as the YOLOv5 documentation says by area
-    when shrinking, bilinear when enlarging."""
+    """Sizing for evaluation with a letterbox: the longest side becomes ``side``. As in the YOLOv5 documentation,
+    pictures are shrunk by area averaging and enlarged bilinearly."""
 
     side: int
     exact: ClassVar[bool] = True
@@ -76,21 +76,21 @@ class Fitted:
         return f"{self.side}x"
 
     def reduction(self, size: Size) -> int:
-        """None."""
+        """Decode without reduction."""
         return 1
 
     def kept(self, size: Size) -> Size:
-        """See ``geometry.fitted_size``."""
+        """Return the size that fits: see ``geometry.fitted_size``."""
         return fitted_size(*size, self.side)
 
     def method(self, size: Size) -> int:
-        """Area or bilinear."""
+        """Use area averaging to shrink and bilinear interpolation to enlarge."""
         return cv2.INTER_AREA if self.side < max(size) else cv2.INTER_LINEAR
 
 
 @dataclass(frozen=True, slots=True)
 class Stretched:
-    """For evaluation of stretched pictures: both sides become ``side``, bicubic."""
+    """Sizing for evaluation of stretched pictures: both sides become ``side``, bicubic."""
 
     side: int
     exact: ClassVar[bool] = True
@@ -101,22 +101,22 @@ class Stretched:
         return f"{self.side}s"
 
     def reduction(self, size: Size) -> int:
-        """None."""
+        """Decode without reduction."""
         return 1
 
     def kept(self, size: Size) -> Size:
-        """The square."""
+        """Return the square of ``side``."""
         return self.side, self.side
 
     def method(self, size: Size) -> int:
-        """Bicubic."""
+        """Use bicubic interpolation."""
         return cv2.INTER_CUBIC
 
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """For stretched crops in training: pictures are reduced by the decoder alone, while their shorter side keeps
-    ``side`` pixels, so that the smallest crop loses nothing."""
+    """Sizing for stretched crops in training: only the decoder reduces pictures, while their shorter side keeps
+    ``side`` pixels, so that the smallest crop loses no detail."""
 
     side: int
     exact: ClassVar[bool] = False
@@ -127,16 +127,16 @@ class AtLeast:
         return f"{self.side}l"
 
     def reduction(self, size: Size) -> int:
-        """By the shorter side."""
+        """Return the reduction by the shorter side."""
         return _reduction(min(size), self.side)
 
     def kept(self, size: Size) -> Size:
-        """As decoded."""
+        """Return the decoded size."""
         reduce = self.reduction(size)
         return -(-size[0] // reduce), -(-size[1] // reduce)
 
     def method(self, size: Size) -> int:
-        """Bilinear; nothing is left to do."""
+        """Return bilinear interpolation, which has no effect: the size does not change after decoding."""
         return cv2.INTER_LINEAR
 
 

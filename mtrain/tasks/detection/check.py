@@ -1,4 +1,4 @@
-"""Is this data set fit for training? Every picture is looked at before anything starts."""
+"""Check every picture of a data set before training starts."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from mtrain.tasks.detection.annotations import Annotations, Sample
 
 
 def verify_pictures(*splits: Annotations, workers: int = 8) -> int:
-    """Look at every picture file: it exists, is whole, and has the size that the annotations say. Returns how many.
+    """Check that every picture file exists, is whole, and has the annotated size; return the number of pictures.
 
     Only headers are parsed and end markers sought; nothing is decompressed.
 
@@ -26,17 +26,18 @@ def verify_pictures(*splits: Annotations, workers: int = 8) -> int:
         missing = any(not os.path.exists(sample.path) for sample in samples)
         remedy = " (data.skip_missing=true leaves out those that are not there)" if missing else ""
         raise DataError(
-            f"{len(faults)} of {len(samples)} pictures cannot be used; replace or remove them{remedy}:\n{listed(faults)}"
+            f"{len(faults)} of {len(samples)} pictures cannot be used; replace or remove "
+            f"them{remedy}:\n{listed(faults)}"
         )
     return len(samples)
 
 
 def _unique(splits: Sequence[Annotations]) -> Iterable[Sample]:
-    seen = set()
+    paths = set()
     for annotations in splits:
         for sample in annotations.samples:
-            if sample.path not in seen:
-                seen.add(sample.path)
+            if sample.path not in paths:
+                paths.add(sample.path)
                 yield sample
 
 
@@ -47,7 +48,8 @@ def _fault(sample: Sample) -> str:
         return str(error)
     if (width, height) == (sample.width, sample.height):
         return ""
-    turned = " (turned by its EXIF orientation)" if (height, width) == (sample.width, sample.height) else ""
+    orientation_hint = " (turned by its EXIF orientation)" if (height, width) == (sample.width, sample.height) else ""
     return (
-        f"{sample.path}: {width} x {height} as displayed{turned}, the annotations say {sample.width} x {sample.height}"
+        f"{sample.path}: {width} x {height} as displayed{orientation_hint}, the annotations say {sample.width} x "
+        f"{sample.height}"
     )

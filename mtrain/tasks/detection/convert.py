@@ -1,9 +1,8 @@
-"""Writing a detection data set in another format: COCO JSON, Pascal VOC XML or YOLO text files.
+"""Convert a detection data set to another format: COCO JSON, Pascal VOC XML or YOLO text files.
 
-What is written is what the annotation files say (:class:`mtrain.tasks.detection.annotations.Picture`), not what training makes of it: boxes
-partly outside their picture, without area or given twice are kept. COCO holds everything; VOC has no areas and marks crowds
-``difficult``; YOLO has neither.
-"""
+The unchanged content of the annotation files (:class:`mtrain.tasks.detection.annotations.Picture`) is written, not the
+boxes cleaned for training: boxes that leave their picture, have no area or are repeated are kept. COCO holds
+everything; VOC has no areas and marks crowds ``difficult``; YOLO has neither."""
 
 import json
 import os
@@ -28,25 +27,25 @@ PICTURES: Mapping[Format, str] = {"coco": "images", "voc": "JPEGImages", "yolo":
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A picture and the name it has in the new data set."""
+    """A picture and its name in the new data set."""
 
     picture: Picture
     name: PurePosixPath
-    """Relative to the folder of the pictures; unique but for its suffix too."""
+    """Path relative to the folder of the pictures; unique even without its suffix."""
 
 
 def check_kind(kind: str, name: str) -> None:
     """Refuse data of a kind that has no boxes; ``name`` is its format.
 
     Raises:
-        DataError: it is not for detection.
+        DataError: the data is not for detection.
     """
     if kind != "detection":
         raise DataError(f"data.format: {name} is for {kind}; only detection data is converted")
 
 
 def convert(splits: Mapping[str, Annotations], folder: Path, form: Format, *, pictures: Placing) -> list[str]:
-    """Write ``splits`` to the new or empty ``folder``; returns sentences about what the format cannot hold.
+    """Write ``splits`` to the new or empty ``folder``; return sentences about what the format cannot hold.
 
     Pictures are hard-linked where that is possible (``link``), else copied.
 
@@ -64,11 +63,11 @@ def convert(splits: Mapping[str, Annotations], folder: Path, form: Format, *, pi
     write = _WRITERS[form]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken: set[PurePosixPath] = set()
+        used_names: set[PurePosixPath] = set()
         for name, annotations in splits.items():
             if form == "yolo":
-                taken = set()
-            placed = [_Placed(picture, _free_name(picture, taken)) for picture in annotations.pictures]
+                used_names = set()
+            placed = [_Placed(picture, _free_name(picture, used_names)) for picture in annotations.pictures]
             for item in placed:
                 _place(item, folder / PICTURES[form].format(split=name), pictures)
             write(folder, name, annotations, placed)
@@ -77,14 +76,14 @@ def convert(splits: Mapping[str, Annotations], folder: Path, form: Format, *, pi
     return _losses(splits, form)
 
 
-def _free_name(picture: Picture, taken: set[PurePosixPath]) -> PurePosixPath:
-    """The picture's own file name; numbered where another one differs only in folder or suffix."""
+def _free_name(picture: Picture, used_names: set[PurePosixPath]) -> PurePosixPath:
+    """Return the picture's own file name, with a number if another picture's differs only in folder or suffix."""
     own = PurePosixPath(picture.path.name)
     name, number = own, 1
-    while name.with_suffix("") in taken:
+    while name.with_suffix("") in used_names:
         number += 1
         name = own.with_stem(f"{own.stem}-{number}")
-    taken.add(name.with_suffix(""))
+    used_names.add(name.with_suffix(""))
     return name
 
 
@@ -94,7 +93,7 @@ def _place(item: _Placed, folder: Path, how: Placing) -> None:
     if how == "link":
         try:
             os.link(item.picture.path.resolve(), target)
-        except OSError:  # another file system, or one without links
+        except OSError:  # the folder is on another file system, or on one without links
             pass
         else:
             return
@@ -103,13 +102,13 @@ def _place(item: _Placed, folder: Path, how: Placing) -> None:
 
 def _write_coco(folder: Path, split: str, annotations: Annotations, placed: Sequence[_Placed]) -> None:
     numbers = {item.picture.image_id: number for number, item in enumerate(placed, start=1)}
-    keep = all(isinstance(item.picture.image_id, int) for item in placed)
+    keeps_ids = all(isinstance(item.picture.image_id, int) for item in placed)
     content = dict(annotations.ground_truth)
     for image, item in zip(content["images"], placed, strict=True):
         image["file_name"] = str(item.name)
-        image["id"] = image["id"] if keep else numbers[image["id"]]
+        image["id"] = image["id"] if keeps_ids else numbers[image["id"]]
     for annotation in content["annotations"]:
-        annotation["image_id"] = annotation["image_id"] if keep else numbers[annotation["image_id"]]
+        annotation["image_id"] = annotation["image_id"] if keeps_ids else numbers[annotation["image_id"]]
     target = folder / "annotations" / f"instances_{split}.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(content), encoding="utf-8")
@@ -124,10 +123,10 @@ def _write_voc(folder: Path, split: str, annotations: Annotations, placed: Seque
         for tag, pixels in (("width", item.picture.width), ("height", item.picture.height), ("depth", 3)):
             _add(size, tag, pixels)
         for label, box, crowd in _rows(item.picture):
-            found = etree.SubElement(root, "object")
-            _add(found, "name", annotations.class_names[label])
-            _add(found, "difficult", int(crowd))
-            corners = etree.SubElement(found, "bndbox")
+            element = etree.SubElement(root, "object")
+            _add(element, "name", annotations.class_names[label])
+            _add(element, "difficult", int(crowd))
+            corners = etree.SubElement(element, "bndbox")
             x, y, width, height = box
             for tag, value in (("xmin", x), ("ymin", y), ("xmax", x + width), ("ymax", y + height)):
                 _add(corners, tag, _number(value))
@@ -150,9 +149,9 @@ def _write_yolo(folder: Path, split: str, annotations: Annotations, placed: Sequ
             lines.append(" ".join([str(label), *map(_number, values)]))
         (labels / f"{item.name.stem}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     file = folder / "data.yaml"
-    known: dict[str, Any] = yaml.safe_load(file.read_text("utf-8")) if file.is_file() else {}
-    known = {**known, split: f"images/{split}", "names": dict(enumerate(annotations.class_names))}
-    file.write_text(yaml.safe_dump(known, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    content: dict[str, Any] = yaml.safe_load(file.read_text("utf-8")) if file.is_file() else {}
+    content = {**content, split: f"images/{split}", "names": dict(enumerate(annotations.class_names))}
+    file.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 _Writer: TypeAlias = Callable[[Path, str, Annotations, Sequence[_Placed]], None]
@@ -168,14 +167,14 @@ def _add(parent: etree._Element, tag: str, value: object) -> None:
 
 
 def _number(value: float) -> str:
-    """The shortest text that reads back as the same number."""
+    """Return the shortest text that reads back as the same number."""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
 def _losses(splits: Mapping[str, Annotations], form: Format) -> list[str]:
-    every = [picture for annotations in splits.values() for picture in annotations.pictures]
-    crowds = sum(int(picture.crowd.sum()) for picture in every)
-    areas = sum(int((picture.area != picture.boxes_xywh[:, 2:].prod(axis=1)).sum()) for picture in every)
+    pictures = [picture for annotations in splits.values() for picture in annotations.pictures]
+    crowds = sum(int(picture.crowd.sum()) for picture in pictures)
+    areas = sum(int((picture.area != picture.boxes_xywh[:, 2:].prod(axis=1)).sum()) for picture in pictures)
     lines = []
     if crowds and form == "voc":
         lines.append(f"{crowds} crowd boxes are marked difficult; read them with data.options.use_difficult=false")

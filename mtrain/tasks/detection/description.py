@@ -1,4 +1,4 @@
-"""A detection data set in tables and sentences: what ``mtrain data check`` prints."""
+"""Describe a detection data set in tables and sentences, as ``mtrain data check`` prints them."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,15 +10,15 @@ from mtrain.tasks.tables import class_table
 
 
 def describe(splits: Mapping[str, Annotations], *, max_detections: int = COCO_DETECTIONS) -> list[Table | Remark]:
-    """Counts per split, histograms of classes and sizes, and what is wrong with the boxes.
+    """Return counts per split, histograms of classes and sizes, and remarks about bad boxes.
 
-    ``max_detections``: as many predictions of a picture are scored.
+    ``max_detections``: number of predictions per picture that are scored.
     """
     counts = {split: class_histogram(annotations) for split, annotations in splits.items()}
     parts: list[Table | Remark] = [_totals(splits, counts), class_table(counts, unit="boxes"), *_remarks(splits)]
     if "val" in splits:
-        sentence = crowded(splits["val"], max_detections)
-        parts += [] if sentence is None else [Remark(text=f"val: {sentence}", good=False)]
+        warning = crowded(splits["val"], max_detections)
+        parts += [] if warning is None else [Remark(text=f"val: {warning}", good=False)]
         parts += [] if box_counts(splits["val"]).any() else [Remark(text=f"val: {NO_BOXES}", good=False)]
     return parts
 

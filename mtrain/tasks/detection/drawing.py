@@ -1,4 +1,4 @@
-"""Pictures for people: boxes with names on them, pictures in a grid, ground truth beside predictions.
+"""Draw boxes for people: labelled boxes, grids of pictures, and ground truth beside predictions.
 
 Pictures are uint8 (H, W, 3) RGB; boxes are xyxy in their pixels.
 """
@@ -21,7 +21,8 @@ _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
 def class_colour(label: int) -> tuple[int, int, int]:
-    """A bright RGB colour; neighbouring labels differ strongly (steps of the golden angle around the hue circle)."""
+    """Return a bright RGB colour; neighbouring labels differ strongly (steps of the golden angle around the hue
+    circle)."""
     red, green, blue = colorsys.hsv_to_rgb((0.02 + label * 0.381966) % 1.0, 0.85, 1.0)
     return int(red * 255), int(green * 255), int(blue * 255)
 
@@ -34,7 +35,8 @@ def draw_boxes(
     *,
     scores: Sequence[float] | NDArray[Any] | None = None,
 ) -> Picture:
-    """A copy of ``picture`` with boxes (N, 4) and a name, with ``scores`` also a percentage, on each."""
+    """Return a copy of ``picture`` with boxes (N, 4), each labelled with its class and, with ``scores``, a
+    percentage."""
     canvas = picture.copy()
     side = max(canvas.shape[:2])
     thickness = max(1, round(side / 400))
@@ -49,33 +51,33 @@ def draw_boxes(
 
 
 def _label(canvas: Picture, text: str, corner: tuple[int, int], *, colour: tuple[int, int, int], scale: float) -> None:
-    (width, height), below = cv2.getTextSize(text, _FONT, scale, 1)
+    (width, height), baseline = cv2.getTextSize(text, _FONT, scale, 1)
     x = min(max(corner[0], 0), max(canvas.shape[1] - width - 2, 0))
-    y = corner[1] if corner[1] - height - below >= 0 else corner[1] + height + below
-    cv2.rectangle(canvas, (x, y - height - below), (x + width + 2, y), colour, cv2.FILLED)
-    dark = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] < 140
-    ink = (255, 255, 255) if dark else (0, 0, 0)
-    cv2.putText(canvas, text, (x + 1, y - below // 2 - 1), _FONT, scale, ink, 1, cv2.LINE_AA)
+    y = corner[1] if corner[1] - height - baseline >= 0 else corner[1] + height + baseline
+    cv2.rectangle(canvas, (x, y - height - baseline), (x + width + 2, y), colour, cv2.FILLED)
+    is_dark = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] < 140
+    text_colour = (255, 255, 255) if is_dark else (0, 0, 0)
+    cv2.putText(canvas, text, (x + 1, y - baseline // 2 - 1), _FONT, scale, text_colour, 1, cv2.LINE_AA)
 
 
 def annotated(annotations: Annotations, index: int) -> Picture:
-    """One picture of a split with its training boxes."""
+    """Draw one picture of a split with its training boxes."""
     sample = annotations.samples[index]
     boxes, labels = sample.targets
     return draw_boxes(decode_annotated(sample), boxes, labels, annotations.class_names)
 
 
 def annotations_grid(annotations: Annotations, *, limit: int = 16, columns: int = 4, cell_px: int = 320) -> Picture:
-    """Up to ``limit`` pictures, spread evenly over the split, with their boxes."""
+    """Draw up to ``limit`` pictures, spread evenly over the split, with their boxes."""
     count = min(limit, len(annotations.samples))
-    chosen = [int(i) for i in np.linspace(0, len(annotations.samples) - 1, count)]
-    captions = [_caption(annotations, i) for i in chosen]
-    pictures = [annotated(annotations, i) for i in chosen]
+    indices = [int(i) for i in np.linspace(0, len(annotations.samples) - 1, count)]
+    captions = [_caption(annotations, i) for i in indices]
+    pictures = [annotated(annotations, i) for i in indices]
     return grid(pictures, columns=min(columns, count), cell_px=cell_px, captions=captions)
 
 
 def inputs_grid(source: DetectionSource, class_names: Sequence[str], *, limit: int = 16, cell_px: int = 320) -> Picture:
-    """Up to ``limit`` samples, spread evenly over the split, as the network is given them in epoch 0, four a row.
+    """Draw up to ``limit`` samples as the network receives them in epoch 0, spread evenly over the split, four a row.
 
     Each is drawn as a sample of another update, so that all sides and interpolations can be seen.
     """
@@ -99,26 +101,26 @@ def _caption(annotations: Annotations, index: int) -> str:
 
 def comparison(
     annotations: Annotations,
-    found: Mapping[int, NDArray[Any]],
+    predictions: Mapping[int, NDArray[Any]],
     *,
     threshold: float = 0.25,
     limit: int = 8,
     cell_px: int = 400,
 ) -> Picture:
-    """Ground truth (left of each pair) beside predictions (right) for up to ``limit`` pictures, two pairs a row.
+    """Draw ground truth (left) beside predictions (right) for up to ``limit`` pictures, two pairs a row.
 
-    ``found``: by sample index (K, 6) x1, y1, x2, y2 in pixels of the picture, score, class index, as
-    :func:`mtrain.tasks.detection.evaluator.merge` gives them; those below ``threshold`` are not drawn.
+    ``predictions``: by sample index (K, 6) x1, y1, x2, y2 in pixels of the picture, score, class index, as
+    :func:`mtrain.tasks.detection.evaluator.merge` returns them; those below ``threshold`` are not drawn.
     """
-    indices = sorted(found)
-    chosen = [indices[int(i)] for i in np.linspace(0, len(indices) - 1, min(limit, len(indices)))]
+    indices = sorted(predictions)
+    drawn_indices = [indices[int(i)] for i in np.linspace(0, len(indices) - 1, min(limit, len(indices)))]
     pictures: list[Picture] = []
     captions: list[str] = []
-    for index in chosen:
-        rows = found[index]
+    for index in drawn_indices:
+        rows = predictions[index]
         rows = rows[rows[:, 4] >= threshold]
         picture = decode_annotated(annotations.samples[index])
-        order = np.argsort(rows[:, 4])  # the surest last, on top
+        order = np.argsort(rows[:, 4])  # draw the highest score last, on top
         rows = rows[order]
         drawn = draw_boxes(picture, rows[:, :4], rows[:, 5].astype(int), annotations.class_names, scores=rows[:, 4])
         pictures += [annotated(annotations, index), drawn]

@@ -1,4 +1,4 @@
-"""How the pictures of a split become network inputs: augmented or for evaluation, letterboxed or stretched."""
+"""Turn the pictures of a split into network inputs: augmented or for evaluation, letterboxed or stretched."""
 
 import math
 from collections.abc import Sequence
@@ -16,44 +16,44 @@ from mtrain.tasks.detection.cache_size import AtLeast, AtMost, Fitted, Stretched
 from mtrain.tasks.detection.picture_cache import Pictures
 
 ScalePad = tuple[float, float, float, float]
-"""ratio_w, ratio_h, pad_w, pad_h: a position in the original picture x ratio + pad is one in the network's input."""
+"""ratio_w, ratio_h, pad_w, pad_h: original position x ratio + pad = position in the network's input."""
 NO_WAY_BACK: ScalePad = (1.0, 1.0, 0.0, 0.0)
-"""Of training pictures."""
+"""Scale and pad of training pictures, whose positions are not mapped back."""
 Drawn = tuple[NDArray[np.float32], ScalePad]
-"""(N, 5) rows ``[class, xc, yc, w, h]``, normalised, and the way back."""
+"""(N, 5) rows ``[class, xc, yc, w, h]``, normalised, and the map of positions as :data:`ScalePad`."""
 Key = tuple[int, int, int]
-"""Epoch, update of the epoch, index of the sample: what a sample may depend on besides the seed."""
+"""Epoch, update of the epoch, index of the sample: the values on which a sample may depend besides the seed."""
 
 
 class View(Protocol):
-    """One way to make network inputs of a split."""
+    """A way to make network inputs from the pictures of a split."""
 
     pictures: Pictures
     largest: int
-    """Side in pixels that no input exceeds."""
+    """Largest side of an input, in pixels."""
 
     def side(self, epoch: int, update: int) -> int:
-        """Of the square inputs of one update, in pixels."""
+        """Return the side of the square inputs of one update, in pixels."""
         ...
 
     def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
         """Fill ``out`` (S, S, 3) RGB with a sample.
 
         Raises:
-            DataError: the picture, or one of a mosaic's others, is unreadable.
+            DataError: the picture, or another one of its mosaic, is unreadable.
 
         """
         ...
 
 
 class LetterboxTraining:
-    """Mosaics and letterboxed pictures, augmented; the side is keyed by (seed, epoch, update), all else by (seed, epoch,
+    """Augmented mosaics and letterboxed pictures. The side depends on (seed, epoch, update), all else on (seed, epoch,
     index)."""
 
     def __init__(
         self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int, epochs: int | None
     ) -> None:
-        """``epochs``: length of the job, so that ``close_mosaic_epochs`` knows which are the last; None: no end."""
+        """``epochs``: length of the job, from which ``close_mosaic_epochs`` finds the last ones; None: no end."""
         self.largest = max(sides_of(spec, image_size=side))
         self.pictures = Pictures(samples, AtMost(self.largest))
         self._spec = spec
@@ -63,7 +63,7 @@ class LetterboxTraining:
         self._augmenter = Augmenter(self.pictures, spec)
 
     def side(self, epoch: int, update: int) -> int:
-        """As drawn for the update; always the same without multi-scale training."""
+        """Return the side drawn for the update; always the same without multi-scale training."""
         return shared_by_update(self._spec, image_size=self._image_size, key=(self._seed, epoch, update))[0]
 
     def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
@@ -74,8 +74,8 @@ class LetterboxTraining:
 
 
 class StretchTraining:
-    """Stretched pictures, augmented; side and interpolation are keyed by (seed, epoch, update), all else by (seed,
-    epoch, index)."""
+    """Augmented stretched pictures. Side and interpolation depend on (seed, epoch, update), all else on (seed, epoch,
+    index)."""
 
     def __init__(self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int) -> None:
         self.largest = max(sides_of(spec, image_size=side))
@@ -86,7 +86,7 @@ class StretchTraining:
         self._stretcher = Stretcher(self.pictures, spec)
 
     def side(self, epoch: int, update: int) -> int:
-        """As drawn for the update."""
+        """Return the side drawn for the update."""
         return self._shared(epoch, update)[0]
 
     def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
@@ -100,22 +100,22 @@ class StretchTraining:
 
 
 def _narrowest(spec: AugmentSpec) -> float:
-    """The shorter side of the smallest crop, as a share of the picture's."""
+    """Return the shorter side of the smallest crop, as a share of the picture's."""
     if spec.crop is None:
         return 1.0
-    flattest, steepest = spec.crop.aspect_ratio
-    return spec.crop.scaling[0] * math.sqrt(min(flattest, 1 / max(steepest, 1.0)))
+    smallest_aspect, largest_aspect = spec.crop.aspect_ratio
+    return spec.crop.scaling[0] * math.sqrt(min(smallest_aspect, 1 / max(largest_aspect, 1.0)))
 
 
 class LetterboxEvaluation:
-    """Each picture as it is, its longest side the input's, centred on grey."""
+    """Unaugmented pictures, their longest side scaled to the input's, centred on grey."""
 
     def __init__(self, samples: Sequence[Sample], *, side: int) -> None:
         self.pictures = Pictures(samples, Fitted(side))
         self.largest = side
 
     def side(self, epoch: int, update: int) -> int:
-        """Always the same."""
+        """Return the side, which is always the same."""
         return self.largest
 
     def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
@@ -133,14 +133,14 @@ class LetterboxEvaluation:
 
 
 class StretchEvaluation:
-    """Each picture as it is, both sides the input's."""
+    """Unaugmented pictures, both sides scaled to the input's."""
 
     def __init__(self, samples: Sequence[Sample], *, side: int) -> None:
         self.pictures = Pictures(samples, Stretched(side))
         self.largest = side
 
     def side(self, epoch: int, update: int) -> int:
-        """Always the same."""
+        """Return the side, which is always the same."""
         return self.largest
 
     def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
@@ -148,5 +148,5 @@ class StretchEvaluation:
         out[...] = self.pictures.load(key[2])
         fractions, labels = self.pictures.boxes(key[2])
         width, height = self.pictures.original_size(key[2])
-        back = (self.largest / width, self.largest / height, 0.0, 0.0)
-        return targets(fractions * self.largest, labels, self.largest), back
+        scale_pad = (self.largest / width, self.largest / height, 0.0, 0.0)
+        return targets(fractions * self.largest, labels, self.largest), scale_pad

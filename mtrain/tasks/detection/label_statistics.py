@@ -1,4 +1,4 @@
-"""Figures about a split: what a model needs before it is built, and what a person wants to see."""
+"""Statistics of a split: those that a model needs before it is built, and those shown to people."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +9,11 @@ from mtrain.tasks.detection.annotations import Annotations
 
 SMALL_PX2 = 32**2
 MEDIUM_PX2 = 96**2
-"""Areas up to which COCO calls an object small, medium."""
+"""Areas up to which COCO calls an object small or medium, in square pixels."""
 
 
 def statistics(annotations: Annotations, *, image_size: int, stretch: bool = False) -> Mapping[str, Any]:
-    """What ``Model.prepare_task`` is given.
+    """Return the statistics for ``Model.prepare_task``.
 
     ``boxes_wh_px`` float64 (N, 2): sizes of all training boxes in pixels of the network input, the longer side (with
     ``stretch`` each side) of each picture scaled to ``image_size``. ``class_count``: number of classes. ``pictures``:
@@ -32,7 +32,7 @@ def statistics(annotations: Annotations, *, image_size: int, stretch: bool = Fal
 
 
 def class_histogram(annotations: Annotations) -> dict[str, int]:
-    """Boxes fit for training per class, in label order; classes without any included."""
+    """Count the boxes fit for training per class, in label order; classes without boxes are included."""
     labels = [sample.targets[1] for sample in annotations.samples]
     joined = np.concatenate([*labels, np.zeros(0, dtype=np.int64)])
     counts = np.bincount(joined, minlength=len(annotations.class_names))
@@ -40,7 +40,7 @@ def class_histogram(annotations: Annotations) -> dict[str, int]:
 
 
 def size_histogram(annotations: Annotations) -> dict[str, int]:
-    """Boxes fit for training by COCO's sizes: small (area < 32^2), medium, large (> 96^2), areas of the annotation."""
+    """Count the boxes fit for training by COCO's sizes: small (annotated area < 32^2), medium, large (> 96^2)."""
     areas = [sample.area[~sample.crowd] for sample in annotations.samples]
     area = np.concatenate(areas) if areas else np.zeros(0)
     small, large = int((area < SMALL_PX2).sum()), int((area > MEDIUM_PX2).sum())
@@ -48,7 +48,7 @@ def size_histogram(annotations: Annotations) -> dict[str, int]:
 
 
 def picture_sizes(annotations: Annotations) -> dict[tuple[int, int], int]:
-    """How many pictures of each (width, height), most frequent first."""
+    """Count the pictures of each (width, height), most frequent first."""
     counts: dict[tuple[int, int], int] = {}
     for sample in annotations.samples:
         counts[sample.width, sample.height] = counts.get((sample.width, sample.height), 0) + 1

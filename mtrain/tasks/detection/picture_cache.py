@@ -1,8 +1,7 @@
-"""The pictures of one split, decoded and shrunk to what the network needs, from memory or disk where that was asked
-for.
+"""Decode the pictures of one split, shrink them to the size that the network needs, and cache them if requested.
 
-Sizes are known from the annotations before anything is read. Every cache holds exactly what decoding gives: training
-sees the same bytes with any of them."""
+Sizes are known from the annotations before anything is read. Every cache holds exactly the decoded bytes, so that
+training does not depend on the cache."""
 
 import contextlib
 import hashlib
@@ -26,11 +25,11 @@ from mtrain.tasks.detection.annotations import Sample
 from mtrain.tasks.detection.cache_size import Sizing
 
 RAM_SHARE = 0.8
-"""Largest part of the memory now available that the RAM cache may plan to take."""
+"""Largest share of the available memory that the RAM cache may use."""
 
 
 def decode_annotated(sample: Sample) -> NDArray[np.uint8]:
-    """The picture of a sample, whose size has been compared with ``data.max_pixels`` before.
+    """Decode the picture of a sample, whose size has already been compared with ``data.max_pixels``.
 
     Raises:
         DataError: as ``decode``.
@@ -39,32 +38,32 @@ def decode_annotated(sample: Sample) -> NDArray[np.uint8]:
 
 
 class Cache(Protocol):
-    """Decoded pictures by sample index."""
+    """A cache of decoded pictures by sample index."""
 
     def get(self, index: int) -> NDArray[np.uint8] | None:
-        """The picture, not to be written to, or None."""
+        """Return the picture, which must not be written to, or None."""
         ...
 
     def put(self, index: int, picture: NDArray[np.uint8]) -> None:
-        """Keep a picture. Several processes may put the same one at once."""
+        """Store a picture. Several processes may store the same one at once."""
         ...
 
 
 class NoCache:
-    """Keeps nothing."""
+    """A cache that stores nothing."""
 
     def get(self, index: int) -> None:
-        """Nothing is here."""
+        """Return None: nothing is stored."""
 
     def put(self, index: int, picture: NDArray[np.uint8]) -> None:
-        """Drop it."""
+        """Discard the picture."""
 
 
 class RamCache:
-    """Anonymous shared memory, one place per picture: workers forked later fill and read the same pages.
+    """A cache in anonymous shared memory, one place per picture: workers forked later fill and read the same pages.
 
-    Pages are taken when first written. A flag per picture is set after its bytes; two workers that fill one place at
-    once write equal bytes."""
+    Pages are allocated when first written. A flag per picture is set after its bytes; two workers that fill a place
+    at the same time write equal bytes."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]]) -> None:
         """``shapes``: (height, width) of every picture.
@@ -86,7 +85,7 @@ class RamCache:
         self._ready = shared_bytes(len(shapes))
 
     def get(self, index: int) -> NDArray[np.uint8] | None:
-        """A view of the place, once it is filled."""
+        """Return a view of the picture's place once it is filled, else None."""
         return self._place(index) if self._ready[index] else None
 
     def put(self, index: int, picture: NDArray[np.uint8]) -> None:
@@ -100,7 +99,7 @@ class RamCache:
 
 
 class DiskCache:
-    """One ``.npy`` file per picture, named after the source file's path, time and size and how it was decoded."""
+    """A cache of one ``.npy`` file per picture, named after the source file's path, time and size and the decoding."""
 
     def __init__(self, folder: Path, samples: Sequence[Sample], *, kind: str) -> None:
         self._folder = folder
@@ -112,7 +111,7 @@ class DiskCache:
             raise DataError(f"data.cache_dir: {folder}: {error.strerror}; name a folder that can be written") from error
 
     def get(self, index: int) -> NDArray[np.uint8] | None:
-        """The stored picture; a file that is missing or damaged counts as not there."""
+        """Return the stored picture; a missing or damaged file counts as absent."""
         sample = self._samples[index]
         try:
             picture = np.load(self._file(sample), allow_pickle=False)
@@ -121,7 +120,7 @@ class DiskCache:
         return picture if isinstance(picture, np.ndarray) and picture.dtype == np.uint8 else None
 
     def put(self, index: int, picture: NDArray[np.uint8]) -> None:
-        """Write beside and rename, so that no reader sees half a file.
+        """Write to a temporary file and rename it, so that no reader sees an incomplete file.
 
         Raises:
             DataError: the folder cannot be written, e.g. the disk is full.
@@ -148,7 +147,7 @@ class DiskCache:
 
 
 class Pictures:
-    """The pictures of a split at the size that ``sizing`` keeps them at; a ``Shelf`` for the renderer."""
+    """The pictures of a split at the size that ``sizing`` chooses; a ``PictureProvider`` for the renderer."""
 
     def __init__(self, samples: Sequence[Sample], sizing: Sizing) -> None:
         self._samples = samples
@@ -164,7 +163,7 @@ class Pictures:
         return len(self._samples)
 
     def keep(self, where: Literal["none", "ram", "disk"], folder: Path | None = None) -> None:
-        """Cache the pictures from now on; before workers are forked. ``folder``: of the disk cache.
+        """Cache the pictures from now on; call it before workers are forked. ``folder``: folder of the disk cache.
 
         Raises:
             SpecError: not enough memory.
@@ -178,20 +177,20 @@ class Pictures:
             self._cache = DiskCache(folder, self._samples, kind=self._sizing.key)
 
     def path(self, index: int) -> Path:
-        """The picture file of a sample."""
+        """Return the picture file of a sample."""
         return self._samples[index].path
 
     def original_size(self, index: int) -> tuple[int, int]:
-        """(width, height) in the file, as displayed."""
+        """Return (width, height) of the picture in the file, as displayed."""
         sample = self._samples[index]
         return sample.width, sample.height
 
     def boxes(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """(N, 4) xyxy as fractions of width and height, and (N,) labels; crowds are left out."""
+        """Return (N, 4) xyxy as fractions of width and height, and (N,) labels; crowds are left out."""
         return self._fractions[index]
 
     def load(self, index: int) -> NDArray[np.uint8]:
-        """uint8 (H, W, 3) RGB, not to be written to.
+        """Return the picture, uint8 (H, W, 3) RGB, which must not be written to.
 
         Raises:
             DataError: the file is unreadable or not of the annotated size.
@@ -206,19 +205,20 @@ class Pictures:
     def _read(self, index: int) -> NDArray[np.uint8]:
         sample, sizing, original = self._samples[index], self._sizing, self.original_size(index)
         reduce = sizing.reduction(original)
-        # The annotated size was compared with data.max_pixels when the data set was read.
-        allowed = max(MAX_PIXELS, sample.width * sample.height)
+        # Do not apply the limit again: the annotated size was compared with data.max_pixels when the data set was read.
+        max_pixels = max(MAX_PIXELS, sample.width * sample.height)
         if sizing.exact:
-            picture = decode(sample.path, max_pixels=allowed)
+            picture = decode(sample.path, max_pixels=max_pixels)
         else:
-            picture = decode_quickly(sample.path, reduce=reduce, max_pixels=allowed)
-        found, expected = picture.shape[:2], (-(-sample.height // reduce), -(-sample.width // reduce))
-        if found != expected:
+            picture = decode_quickly(sample.path, reduce=reduce, max_pixels=max_pixels)
+        decoded_hw, expected_hw = picture.shape[:2], (-(-sample.height // reduce), -(-sample.width // reduce))
+        if decoded_hw != expected_hw:
             raise DataError(
-                f"{sample.path}: the picture is {found[1] * reduce} x {found[0] * reduce} pixels, its annotation says "
+                f"{sample.path}: the picture is {decoded_hw[1] * reduce} x {decoded_hw[0] * reduce} pixels, its "
+                "annotation says "
                 f"{sample.width} x {sample.height}; correct the annotation or the picture (`mtrain data check`)"
             )
         size = sizing.kept(original)
-        if found == size[::-1]:
+        if decoded_hw == size[::-1]:
             return picture
         return np.asarray(cv2.resize(picture, size, interpolation=sizing.method(original)), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Pictures without annotations, for a detector to find objects in; and what it found, written down."""
+"""Predict boxes on pictures without annotations, and write them to files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 
 
 class DetectionPictures:
-    """``PictureData`` of ``core.interfaces`` for detection."""
+    """Pictures to predict on. Implements ``PictureData`` of ``core.interfaces`` for detection."""
 
     def __init__(self, spec: "Spec", pictures: Annotations) -> None:
         self._spec = spec
         self._pictures = pictures
 
     def task(self) -> Task:
-        """What a model must know before it is built."""
+        """Return the facts that a model needs before it is built."""
         return describe_task("detection", self._spec, self._pictures.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
-        """``val``: the pictures."""
+        """Return the pictures as the source ``val``."""
         opened = open_sources(self._spec.data, None, self._pictures, seed=0)
         return {str(name): source for name, source in opened.items()}
 
     def length(self, split: str) -> int:
-        """Pictures."""
+        """Return the number of pictures."""
         return len(self._pictures)
 
     def statistics(self) -> Mapping[str, Any]:
-        """Nothing is known of boxes."""
+        """Return no statistics: the pictures have no boxes."""
         return {}
 
     def evaluator(self) -> CocoEvaluator:
-        """Collects predictions; there is nothing to score them by."""
+        """Create an evaluator that only collects predictions; there is no ground truth."""
         return CocoEvaluator(self._pictures)
 
     def write(
@@ -61,34 +61,35 @@ class DetectionPictures:
         draw: bool,
         names: Mapping[Path, str] | None = None,
     ) -> None:
-        """``predictions.json`` in the COCO results form, each row with its ``file_name`` and ``class``; pictures with boxes."""
-        kept = {index: rows[rows[:, 4] >= confidence] for index, rows in sorted(partial.items())}
+        """Write ``predictions.json`` in the COCO results form, each row with its ``file_name`` and ``class``; with
+        ``draw`` also the pictures with their boxes."""
+        confident = {index: rows[rows[:, 4] >= confidence] for index, rows in sorted(partial.items())}
         out.mkdir(parents=True, exist_ok=True)
-        called = names or {}
-        files = {sample.image_id: called.get(sample.path, str(sample.path)) for sample in self._pictures.samples}
+        display_names = names or {}
+        files = {sample.image_id: display_names.get(sample.path, str(sample.path)) for sample in self._pictures.samples}
         classes = dict(zip(self._pictures.category_ids, self._pictures.class_names, strict=True))
         rows = [
             {"file_name": files[row["image_id"]], "class": classes[row["category_id"]], **row}
-            for row in results_json(self._pictures, kept)
+            for row in results_json(self._pictures, confident)
         ]
         write_json(out / "predictions.json", rows)
         if draw:
-            self._draw(kept, out)
+            self._draw(confident, out)
 
-    def _draw(self, found: Mapping[int, Detections], out: Path) -> None:
+    def _draw(self, predictions: Mapping[int, Detections], out: Path) -> None:
         samples, class_names = self._pictures.samples, self._pictures.class_names
         stems = unique_stems([sample.path for sample in samples])
-        for index, boxes in found.items():
+        for index, boxes in predictions.items():
             labels = boxes[:, 5].astype(int)
             drawn = draw_boxes(decode_annotated(samples[index]), boxes[:, :4], labels, class_names, scores=boxes[:, 4])
             save_picture(drawn, out / f"{stems[index]}.jpg")
 
 
 def unannotated(files: Sequence[Path], *, class_names: Sequence[str], category_ids: Sequence[int]) -> Annotations:
-    """Pictures without boxes, in the order of their names; ``image_id`` is their place in it, from 1.
+    """Return pictures without boxes, in the order of their names; ``image_id`` is their position in it, from 1.
 
     Raises:
-        DataError: some cannot be read; all of them are named.
+        DataError: some cannot be read; they are listed.
     """
     pictures, problems = [], []
     for number, file in enumerate(sorted(files), start=1):

@@ -1,4 +1,4 @@
-"""Some of the pictures of a split: without those that are missing, or divided into a training and an evaluation part."""
+"""Select pictures of a split: drop missing ones, or divide the split into a training and an evaluation part."""
 
 import hashlib
 import os
@@ -10,34 +10,35 @@ from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
 
 
 def without_missing(annotations: Annotations) -> Annotations:
-    """The pictures whose file exists; a note says how many do not.
+    """Return the pictures whose file exists; a note counts the missing ones.
 
     Raises:
-        DataError: none exists.
+        DataError: no file exists.
     """
-    here = [picture for picture in annotations.pictures if os.path.isfile(picture.path)]
-    if len(here) == len(annotations.pictures):
+    available = [picture for picture in annotations.pictures if os.path.isfile(picture.path)]
+    if len(available) == len(annotations.pictures):
         return annotations
     missing = [picture.file_name for picture in annotations.pictures if not os.path.isfile(picture.path)]
-    if not here:
+    if not available:
         raise DataError(
             f"data.skip_missing: none of the {named(missing, 'annotated pictures')} exists; set data.images"
         )
     note = named(missing, f"of {len(annotations.pictures)} pictures are missing and were skipped")
-    return _of(annotations, here, notes=[*annotations.notes, note])
+    return _subset(annotations, available, notes=[*annotations.notes, note])
 
 
 def need_sizes(annotations: Annotations) -> None:
-    """Refuse pictures of which neither the annotation nor a file tells the size.
+    """Refuse pictures whose size is unknown: neither the annotation nor a file gives it.
 
     Raises:
         DataError: some are missing; they are named.
     """
-    lacking = [f"{picture.path}: no such file" for picture in annotations.pictures if not picture.width]
-    if lacking:
+    missing = [f"{picture.path}: no such file" for picture in annotations.pictures if not picture.width]
+    if missing:
         raise DataError(
-            f"{len(lacking)} of {len(annotations.pictures)} pictures are missing; correct data.images, or leave them out "
-            f"with data.skip_missing=true:\n{listed(lacking)}"
+            f"{len(missing)} of {len(annotations.pictures)} pictures are missing; correct data.images, or leave them "
+            "out "
+            f"with data.skip_missing=true:\n{listed(missing)}"
         )
 
 
@@ -45,7 +46,7 @@ def need_bounded_pictures(annotations: Annotations, *, max_pixels: int) -> None:
     """Refuse pictures of more than ``max_pixels``, before anything is decoded.
 
     Raises:
-        DataError: some are larger; they are named.
+        DataError: some are larger; they are listed.
     """
     large = [
         f"{picture.path}: {picture.width} x {picture.height}"
@@ -54,16 +55,17 @@ def need_bounded_pictures(annotations: Annotations, *, max_pixels: int) -> None:
     ]
     if large:
         raise DataError(
-            f"{len(large)} of {len(annotations.pictures)} pictures have more pixels than data.max_pixels ({max_pixels}) allows; "
+            f"{len(large)} of {len(annotations.pictures)} pictures have more pixels than data.max_pixels "
+            f"({max_pixels}) allows; "
             f"make them smaller, or raise it:\n{listed(large)}"
         )
 
 
 def divided(annotations: Annotations, share: float, *, seed: int) -> tuple[Annotations, Annotations]:
-    """A training part and an evaluation part with ``share`` of the pictures, at least one in each.
+    """Divide a split into a training part and an evaluation part with ``share`` of the pictures, at least one in each.
 
-    Which part a picture belongs to is decided by a hash of ``seed`` and its name, so it is the same on every host and for
-    any order of listing, and most pictures stay where they are when others are added.
+    A hash of ``seed`` and its name decides a picture's part, so it is the same on every host and for any order of
+    listing, and most pictures keep their part when others are added.
 
     Raises:
         DataError: there are fewer than two pictures.
@@ -74,12 +76,12 @@ def divided(annotations: Annotations, share: float, *, seed: int) -> tuple[Annot
     ranked = sorted(pictures, key=lambda picture: _rank(picture, seed))
     count = min(max(round(share * len(pictures)), 1), len(pictures) - 1)
     notes = annotations.notes
-    return _of(annotations, ranked[count:], notes=notes), _of(annotations, ranked[:count], notes=())
+    return _subset(annotations, ranked[count:], notes=notes), _subset(annotations, ranked[:count], notes=())
 
 
 def _rank(picture: Picture, seed: int) -> bytes:
     return hashlib.sha256(f"{seed}\0{picture.file_name}\0{picture.image_id}".encode()).digest()
 
 
-def _of(annotations: Annotations, pictures: Sequence[Picture], *, notes: Sequence[str]) -> Annotations:
+def _subset(annotations: Annotations, pictures: Sequence[Picture], *, notes: Sequence[str]) -> Annotations:
     return assemble(pictures, class_names=annotations.class_names, category_ids=annotations.category_ids, notes=notes)

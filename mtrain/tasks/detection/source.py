@@ -1,5 +1,4 @@
-"""Detection samples as a pure function of (seed, epoch, update, index): what the loader asks for, for training and
-evaluation."""
+"""Create detection samples for the loader, each a pure function of (seed, epoch, update, index)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,21 +26,21 @@ Resize = Literal["letterbox", "stretch"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DetectionItem:
-    """One sample as it goes into a batch."""
+    """One sample in the form that goes into a batch."""
 
     index: int
     targets: NDArray[np.float32]
     """(N, 5) rows ``[class, xc, yc, w, h]``, normalised."""
     scale_pad: ScalePad
-    """Training pictures, of which there is no way back: 1, 1, 0, 0."""
+    """Map from the original picture to the input; (1, 1, 0, 0) for training pictures, which are not mapped back."""
     image: NDArray[np.uint8] | None = None
-    """(S, S, 3) RGB; None: it lies in shared memory."""
+    """(S, S, 3) RGB; None if it lies in shared memory."""
 
 
 class DetectionSource:
-    """One split as samples: augmented where ``augment`` is given, else for evaluation.
+    """One split as samples, augmented if ``augment`` is set, else for evaluation.
 
-    Implements ``core.interfaces.Source``; the loader uses ``fill``, which writes the picture where it is to lie.
+    Implements ``core.interfaces.Source``; the loader uses ``fill``, which writes the picture to shared memory.
     """
 
     def __init__(
@@ -54,8 +53,7 @@ class DetectionSource:
         seed: int = 0,
         epochs: int | None = None,
     ) -> None:
-        """``epochs``: length of the job, so that ``close_mosaic_epochs`` knows which are the last; None: there is no
-        end."""
+        """``epochs``: length of the job, from which ``close_mosaic_epochs`` finds the last ones; None: no end."""
         samples = annotations.samples
         self._view: View
         if augment is None:
@@ -72,33 +70,33 @@ class DetectionSource:
         return len(self.pictures)
 
     def describe(self, index: int) -> str:
-        """The sample's picture file, for error messages."""
+        """Return the sample's picture file, for error messages."""
         return str(self.pictures.path(index))
 
     def shape(self, epoch: int, update: int) -> tuple[int, int, int]:
-        """(S, S, 3) of the pictures of one update."""
+        """Return the shape (S, S, 3) of the pictures of one update."""
         side = self._view.side(epoch, update)
         return side, side, 3
 
     def sample(self, epoch: int, index: int, *, update: int = 0) -> DetectionItem:
-        """One sample with its picture; augmentation is keyed by (seed, epoch, index), partners included, side and
-        interpolation by (seed, epoch, update)."""
+        """Return one sample with its picture. Its augmentation, including the pictures combined with it, depends on
+        (seed, epoch, index); side and interpolation on (seed, epoch, update)."""
         image = np.empty(self.shape(epoch, update), dtype=np.uint8)
         item = self.fill(epoch, index, image, update=update)
         return DetectionItem(item.index, item.targets, item.scale_pad, image)
 
     def fill(self, epoch: int, index: int, out: Array, *, update: int = 0) -> DetectionItem:
-        """``sample`` with the picture written to ``out`` (S, S, 3) uint8.
+        """Prepare a sample like ``sample``, with the picture written to ``out`` (S, S, 3) uint8.
 
         Raises:
-            DataError: the picture, or one of a mosaic's others, is unreadable.
+            DataError: the picture, or another one of its mosaic, is unreadable.
 
         """
         rows, scale_pad = self._view.draw((epoch, update, index), out)
         return DetectionItem(index, rows, scale_pad)
 
     def collate(self, samples: Sequence[DetectionItem]) -> dict[str, Array]:
-        """A micro batch.
+        """Combine samples to a micro batch.
 
         ``images`` uint8 (B, S, S, 3) RGB (unless the loader has it), ``targets`` float32 (T, 6) rows
         ``[image in batch, class, xc, yc, w, h]``, ``index`` int64 (B,), ``scale_pad`` float32 (B, 4).
@@ -119,7 +117,7 @@ class DetectionSource:
 def open_sources(
     data: DataSpec, train: Annotations | None, val: Annotations | None, *, seed: int, epochs: int | None = None
 ) -> dict[Literal["train", "val"], DetectionSource]:
-    """The sources of a job as ``data`` describes them; a split that is None is left out.
+    """Create the sources of a job as ``data`` describes them; a split that is None is left out.
 
     Raises:
         SpecError: the RAM cache does not fit into memory.

@@ -1,4 +1,4 @@
-"""Detection as a kind of task: what a job asks of pictures with boxes. It decides nothing itself."""
+"""Detection as a kind of task: connect a job to data sets of pictures with boxes. The work is done in other modules."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class DetectionTask:
-    """The detection side of one job: ``TaskData`` of ``core.interfaces``, and the class itself is a ``TaskKind``."""
+    """The detection side of a job. Implements ``TaskData`` of ``core.interfaces``; the class itself is a
+    ``TaskKind``."""
 
     def __init__(self, spec: "Spec", data: "OpenData", *, training: bool = True) -> None:
         self._spec = spec
@@ -27,7 +28,7 @@ class DetectionTask:
 
     @classmethod
     def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "DetectionPictures":
-        """See ``TaskKind.pictures``; ``category_ids`` of ``labels`` are 1, 2, ... where they are not given."""
+        """See ``TaskKind.pictures``. ``category_ids`` of ``labels`` default to 1, 2, ..."""
         from mtrain.tasks.detection.prediction import DetectionPictures, unannotated
         from mtrain.tasks.detection.selection import need_bounded_pictures
 
@@ -38,11 +39,11 @@ class DetectionTask:
         return DetectionPictures(spec, pictures)
 
     def task(self) -> Task:
-        """What a model must know before it is built."""
+        """Return the facts that a model needs before it is built."""
         return describe_task("detection", self._spec, self._data.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
-        """``train`` (augmented; left out where nothing is trained) and ``val`` (left out where nothing is scored)."""
+        """Return the sources: ``train`` (augmented; only for training) and ``val`` (only for evaluation)."""
         from mtrain.tasks.detection.source import open_sources
 
         train = self._data.train if self._training else None
@@ -52,60 +53,63 @@ class DetectionTask:
         return {str(name): source for name, source in sources.items()}
 
     def verify(self) -> str:
-        """See ``check.verify_pictures``."""
+        """Check every picture file: see ``check.verify_pictures``."""
         from mtrain.tasks.detection.check import verify_pictures
 
         return f"{verify_pictures(*self._splits().values())} picture files, all whole"
 
     def length(self, split: str) -> int:
-        """Samples of ``train`` or ``val``; 0 where a split is not used."""
+        """Return the number of samples of ``train`` or ``val``; 0 if a split is not used."""
         splits = self._splits()
         return len(splits[split]) if split in splits else 0
 
     def statistics(self) -> Mapping[str, Any]:
-        """Of the training split: see ``mtrain.tasks.detection.label_statistics.statistics``."""
+        """Return the statistics of the training split: see ``mtrain.tasks.detection.label_statistics.statistics``."""
         from mtrain.tasks.detection.label_statistics import statistics
 
         data = self._spec.data
         return statistics(self._data.train, image_size=data.image_size, stretch=data.resize == "stretch")
 
     def evaluator(self) -> "CocoEvaluator":
-        """A fresh one over the evaluation split."""
+        """Create an evaluator for the evaluation split."""
         from mtrain.tasks.detection.evaluator import CocoEvaluator
 
         return CocoEvaluator(self._data.val, max_detections=self._spec.evaluate.max_detections)
 
     def labels(self) -> dict[str, Any]:
-        """What a checkpoint remembers of the classes: names, and ids as the annotation file has them."""
+        """Return the class names, and their ids in the annotation file, for the checkpoint."""
         return {"class_names": list(self._data.class_names), "category_ids": list(self._data.train.category_ids)}
 
     def report(self) -> list[str]:
-        """One sentence per kind of bad box of the splits, and what makes figures of the evaluation split misleading."""
+        """Return a sentence for each kind of bad box, and for each reason why evaluation figures may mislead."""
         lines = [f"data.{name}: {line}" for name, split in self._splits().items() for line in split.report()]
-        return lines + ([f"data.val: {line}" for line in self._doubts()] if self._scored else [])
+        return lines + ([f"data.val: {line}" for line in self._evaluation_caveats()] if self._scored else [])
 
-    def _doubts(self) -> Iterator[str]:
+    def _evaluation_caveats(self) -> Iterator[str]:
         from mtrain.tasks.detection.evaluator import NO_BOXES, box_counts, crowded
 
         if not box_counts(self._data.val).any():
             yield f"{NO_BOXES}, and the last checkpoint counts as best"
         limit = self._spec.evaluate.max_detections
-        sentence = crowded(self._data.val, limit)
-        if sentence is not None:
-            yield sentence
-        kept = self._spec.model.options.get("max_detections", limit)
-        if kept < limit:
-            yield f"evaluate.max_detections is {limit}, but model.options.max_detections keeps {kept} boxes of a picture"
+        warning = crowded(self._data.val, limit)
+        if warning is not None:
+            yield warning
+        model_limit = self._spec.model.options.get("max_detections", limit)
+        if model_limit < limit:
+            yield (
+                f"evaluate.max_detections is {limit}, but model.options.max_detections keeps {model_limit} boxes of a "
+                "picture"
+            )
 
     def describe(self) -> list[Table | Remark]:
-        """See ``description.describe``."""
+        """Describe the data set in tables and remarks: see ``description.describe``."""
         from mtrain.tasks.detection.description import describe
 
         limit = self._spec.evaluate.max_detections
         return describe(self._splits(), max_detections=limit)
 
     def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
-        """Pictures of both splits with their boxes, and what becomes of training pictures."""
+        """Yield drawings of both splits with their boxes, and of augmented training pictures."""
         from mtrain.tasks.detection.drawing import annotations_grid, inputs_grid
         from mtrain.tasks.detection.source import open_sources
 
@@ -117,14 +121,14 @@ class DetectionTask:
         yield "augmented", "train pictures as the network is given them", grid
 
     def draw(self, partial: Mapping[int, Any], path: Path) -> None:
-        """Ground truth beside predictions for some pictures of ``partial`` (boxes in pixels by sample index)."""
+        """Draw ground truth beside predictions for some pictures of ``partial`` (boxes in pixels by sample index)."""
         from mtrain.data.images.drawing import save_picture
         from mtrain.tasks.detection.drawing import comparison
 
         save_picture(comparison(self._data.val, partial), path)
 
     def _splits(self) -> dict[str, Annotations]:
-        """The splits that this job uses, all of them read."""
+        """Read and return the splits that this job uses."""
         if not self._scored:
             return {"train": self._data.train}
         if not self._training:
@@ -132,7 +136,7 @@ class DetectionTask:
         return dict(zip(("train", "val"), self._data.both(), strict=True))
 
     def _epochs(self) -> int:
-        """Length of the job in epochs, the last one perhaps cut short."""
+        """Return the length of the job in epochs; the last one may be incomplete."""
         train = self._spec.train
         per_epoch = max(len(self._data.train) // train.batch_size, 1)
         return train.epochs or -(-(train.updates or 1) // per_epoch)

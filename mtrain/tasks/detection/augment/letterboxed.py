@@ -1,5 +1,4 @@
-"""One training picture from a layout: mosaic or letterbox, map, mixing, then colours and flips, in the order and with
-the ranges of the YOLOv5 documentation."""
+"""Draw one training picture as in the YOLOv5 documentation: mosaic or letterbox, random map, mixup, colours, flips."""
 
 from collections.abc import Callable
 
@@ -15,11 +14,11 @@ from mtrain.tasks.detection.augment.render import Renderer
 from mtrain.tasks.detection.picture_cache import Pictures
 
 MIX_BETA = 32.0
-"""mixup's share of the first picture follows Beta(32, 32): near a half."""
+"""Parameter of the Beta(32, 32) distribution from which mixup draws the first picture's weight: close to a half."""
 
 
 class Augmenter:
-    """Draws augmented pictures. All randomness comes from the generator that each call is given."""
+    """Draw augmented pictures. All randomness comes from the generator passed to each call."""
 
     def __init__(self, pictures: Pictures, spec: AugmentSpec) -> None:
         self._pictures = pictures
@@ -35,7 +34,7 @@ class Augmenter:
         Returns (N, 5) rows ``[class, xc, yc, w, h]``, normalised. Without ``mosaics`` the picture is letterboxed.
 
         Raises:
-            DataError: a picture (a partner's too) is unreadable; it is named.
+            DataError: a picture, including those combined with it, is unreadable; it is named.
 
         """
         spec, side = self._spec, len(out)
@@ -50,14 +49,15 @@ class Augmenter:
         return finish(rng, spec, (boxes, labels), out)
 
     def _size_at(self, side: int) -> Callable[[int], tuple[int, int]]:
-        """From a sample to the (width, height) to place its picture with: the longest side is the output's."""
+        """Return a function from a sample to the (width, height) of its picture, its longest side scaled to the
+        output's."""
         return lambda index: fitted_size(*self._pictures.original_size(index), side)
 
     def _mosaic(self, rng: np.random.Generator, index: int, out: NDArray[np.uint8]) -> Labelled:
         layout_of, count = (mosaic.nine, 9) if rng.random() < self._spec.mosaic9 else (mosaic.four, 4)
         indices = [index, *rng.integers(len(self._pictures), size=count - 1).tolist()]
         if count == 4:
-            # In a mosaic of nine the sample itself stays in the middle.
+            # Only a mosaic of four is shuffled: in one of nine the sample itself stays in the middle.
             indices = rng.permutation(indices).tolist()
         side = len(out)
         layout = layout_of(indices, self._size_at(side), side, rng)
@@ -65,8 +65,8 @@ class Augmenter:
         return self._renderer.draw(layout, matrix, zoom, out)
 
     def _mixed(self, rng: np.random.Generator, first: Labelled, out: NDArray[np.uint8]) -> Labelled:
-        """Blend ``out`` with another mosaic; the boxes of both count in full (mixup: Zhang et al. 2018)."""
-        if self._second.shape != out.shape:  # the side differs between updates
+        """Blend ``out`` with another mosaic; the boxes of both count fully (mixup: Zhang et al. 2018)."""
+        if self._second.shape != out.shape:  # multi-scale training changes the side between updates
             self._second = np.empty_like(out)
         boxes, labels = self._mosaic(rng, int(rng.integers(len(self._pictures))), self._second)
         share = float(rng.beta(MIX_BETA, MIX_BETA))

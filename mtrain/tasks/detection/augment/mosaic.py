@@ -1,6 +1,6 @@
-"""Which pictures stand where on the canvas: one alone, four around a random centre, nine around the one in the middle.
+"""Place pictures on a canvas: one alone, four around a random centre, or nine around the one in the middle.
 
-A layout is geometry only: nothing is decoded before it is known which pictures the output will show.
+A layout is geometry only, so that pictures which the output does not show need not be decoded.
 Mosaic of four: YOLOv4 (Bochkovskiy et al. 2020, section 3.3); sizes and ranges as the YOLOv5 documentation gives them.
 """
 
@@ -16,10 +16,11 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One picture, resized so that its longest side is the output's, on the canvas; parts outside it are cut."""
+    """Position of one picture, resized so that its longest side is the output's, on the canvas; parts outside are
+    cut."""
 
     index: int
-    """Which sample."""
+    """Index of the sample."""
     left: int
     top: int
     width: int
@@ -36,13 +37,13 @@ class Layout:
 
 
 def alone(index: int, size_of: Callable[[int], Size], side: int) -> Layout:
-    """One picture, letterboxed."""
+    """Place one picture, letterboxed."""
     width, height = size_of(index)
     return Layout(side, (Placement(index, margin((side - width) / 2), margin((side - height) / 2), width, height),))
 
 
 def four(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng: np.random.Generator) -> Layout:
-    """Four pictures meet in a point that is uniform in the middle half of a canvas of twice the side."""
+    """Place four pictures around a point that is uniform in the middle half of a canvas of twice the side."""
     centre_x, centre_y = (int(v) for v in rng.uniform(side / 2, 3 * side / 2, 2))
     placements = []
     for corner, index in enumerate(indices):
@@ -54,12 +55,12 @@ def four(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng:
 
 
 def nine(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng: np.random.Generator) -> Layout:
-    """One picture in the middle, eight around it like the vanes of a windmill; a random window of twice the side is
-    kept.
+    """Place one picture in the middle and eight around it like the vanes of a windmill; keep a random window of twice
+    the side.
 
-    Going round, each side's picture touches the middle one and is aligned with the corner where its neighbour begins:
-    top at its left edge, right at its top edge, bottom at its right edge, left at its bottom edge. Each corner's
-    picture continues its side's one outwards.
+    Each of the four side pictures touches the middle one and is aligned with one of its corners: the top picture with
+    its left edge, the right one with its top edge, the bottom one with its right edge, the left one with its bottom
+    edge. Each corner picture continues its side picture outwards.
     """
     sizes = [size_of(index) for index in indices]
     x0 = y0 = side

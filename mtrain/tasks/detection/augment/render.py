@@ -1,8 +1,8 @@
-"""From a layout and a map to pixels and boxes.
+"""Render a layout and a map to pixels and boxes.
 
-The plain way is to paste every picture on the canvas and to warp the canvas. Where the map only zooms and shifts
+In general every picture is pasted on the canvas and the canvas is warped. Where the map only zooms and shifts
 (YOLOv5's default settings) each visible part of a picture goes straight to its place in the output by one resize, a
-third of the cost; its edges land on whole pixels and its boxes take the very map its pixels took. Pictures that the
+third of the cost; its edges land on whole pixels and its boxes take exactly the map of its pixels. Pictures that the
 output does not show are never decoded.
 """
 
@@ -18,15 +18,15 @@ from mtrain.data.images.geometry import FILL, is_upright, map_boxes, survives
 from mtrain.tasks.detection.augment.mosaic import Layout, Placement
 
 
-class Shelf(Protocol):
-    """Where pictures and their boxes come from."""
+class PictureProvider(Protocol):
+    """Provides pictures and their boxes by sample index."""
 
     def load(self, index: int) -> NDArray[np.uint8]:
-        """uint8 (H, W, 3) RGB, of any size: it is stretched to its placement."""
+        """Return a picture, uint8 (H, W, 3) RGB, of any size: it is stretched to its placement."""
         ...
 
     def boxes(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """(N, 4) xyxy as fractions of the picture's width and height, and (N,) labels."""
+        """Return (N, 4) xyxy as fractions of the picture's width and height, and (N,) labels."""
         ...
 
 
@@ -38,13 +38,13 @@ class Axis:
     shift: float
 
     def covered(self, start: int, length: int, canvas: int, side: int) -> tuple[int, int]:
-        """Output pixels [p, q) that a placement covers; none where q <= p."""
+        """Return the output pixels [p, q) that a placement covers; none if q <= p."""
         p, q = self.scale * max(start, 0) + self.shift, self.scale * min(start + length, canvas) + self.shift
         return max(round(p), 0), min(round(q), side)
 
     def source(self, covered: tuple[int, int], start: int, length: int, pixels: int) -> tuple[int, int, float, float]:
-        """The source pixels [a, b), at least one of ``pixels``, that belong to the covered output pixels, and the map
-        that they take: output = scale * canvas + shift."""
+        """Return the source pixels [a, b), at least one of ``pixels``, for the covered output pixels, and the resulting
+        map: output = scale * canvas + shift."""
         ratio = pixels / length
         p, q = covered
         a = min(max(round(((p - self.shift) / self.scale - start) * ratio), 0), pixels - 1)
@@ -54,16 +54,16 @@ class Axis:
 
 
 class Renderer:
-    """Draws layouts; keeps its canvas, so that memory is asked for once. One per process."""
+    """Draw layouts. Its canvas is reused, so that memory is allocated once per process."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, provider: PictureProvider) -> None:
+        self._provider = provider
         self._canvas = np.empty((0, 0, 3), dtype=np.uint8)
 
     def draw(
         self, layout: Layout, matrix: NDArray[np.float64], zoom: float, out: NDArray[np.uint8]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Fill ``out`` (S, S, 3); returns the boxes (N, 4) in its pixels, clipped and filtered, and their labels (N,).
+        """Fill ``out`` (S, S, 3); return the boxes (N, 4) in its pixels, clipped and filtered, and their labels (N,).
 
         ``matrix`` takes canvas positions to output positions, ``zoom`` is its scale.
         """
@@ -82,14 +82,14 @@ class Renderer:
     def _boxes(
         self, shown: Sequence[Placement], canvas: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-        """Boxes (N, 4) of placed pictures in canvas pixels, clipped to the canvas, without those outside it; their
-        labels (N,) and the number of their placement (N,)."""
+        """Return boxes (N, 4) of placed pictures in canvas pixels, clipped to the canvas, without those outside it;
+        their labels (N,) and the number of their placement (N,)."""
         if not shown:
             return np.zeros((0, 4)), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        found = [self._shelf.boxes(placement.index) for placement in shown]
-        owner = np.repeat(np.arange(len(shown)), [len(labels) for _, labels in found])
+        picture_boxes = [self._provider.boxes(placement.index) for placement in shown]
+        owner = np.repeat(np.arange(len(shown)), [len(labels) for _, labels in picture_boxes])
         places = np.array([(p.left, p.top, p.width, p.height) for p in shown], dtype=np.float64)[owner]
-        fractions, labels = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        fractions, labels = (np.concatenate(parts) for parts in zip(*picture_boxes, strict=True))
         boxes = np.clip(fractions * places[:, [2, 3, 2, 3]] + places[:, [0, 1, 0, 1]], 0.0, float(canvas))
         inside = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
         return boxes[inside], labels[inside], owner[inside]
@@ -97,18 +97,18 @@ class Renderer:
     def _draw_upright(
         self, layout: Layout, matrix: NDArray[np.float64], out: NDArray[np.uint8]
     ) -> tuple[list[Placement], list[tuple[float, ...]]]:
-        """What is shown, and for each the scales and the shifts of its x1, y1, x2, y2."""
+        """Draw the visible placements and return them, each with the scales and the shifts of its x1, y1, x2, y2."""
         horizontal, vertical = Axis(*matrix[0, [0, 2]].tolist()), Axis(*matrix[1, [1, 2]].tolist())
         out.fill(FILL)
         shown: list[Placement] = []
         maps: list[tuple[float, ...]] = []
         for placement in layout.placements:
-            # Which output pixels it covers is known before the picture is read.
+            # Compute the covered output pixels first: an invisible picture is not read.
             x = horizontal.covered(placement.left, placement.width, layout.canvas, len(out))
             y = vertical.covered(placement.top, placement.height, layout.canvas, len(out))
             if x[1] <= x[0] or y[1] <= y[0]:
                 continue
-            picture = self._shelf.load(placement.index)
+            picture = self._provider.load(placement.index)
             left, right, scale_x, shift_x = horizontal.source(x, placement.left, placement.width, picture.shape[1])
             top, bottom, scale_y, shift_y = vertical.source(y, placement.top, placement.height, picture.shape[0])
             region = out[y[0] : y[1], x[0] : x[1]]
@@ -136,7 +136,7 @@ class Renderer:
         left, top = max(placement.left, 0), max(placement.top, 0)
         right = min(placement.left + placement.width, len(canvas))
         bottom = min(placement.top + placement.height, len(canvas))
-        picture = self._shelf.load(placement.index)
+        picture = self._provider.load(placement.index)
         if picture.shape[:2] != (placement.height, placement.width):
             size = (placement.width, placement.height)
             picture = np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
@@ -145,7 +145,7 @@ class Renderer:
 
 
 def _is_visible(placement: Placement, canvas: int, matrix: NDArray[np.float64], side: int) -> bool:
-    """False only where no pixel of the placement can reach the output: its mapped corners lie beyond one border.
+    """Return False only if no pixel of the placement can reach the output: its mapped corners lie beyond one border.
 
     Under perspective a corner may have no image, so every placement counts as visible.
     """

@@ -1,8 +1,9 @@
-"""One training picture stretched to a square: distort, expand, crop, flip, resize, in PP-YOLOE's order and ranges.
+"""Draw one training picture stretched to a square: distort, expand, crop, flip, resize, in PP-YOLOE's order and ranges.
 
-Expansion and crop only say which window of the picture's plane is seen; what the window shows of the picture goes to its
-place in the output by one resize, and no larger canvas is ever painted. Colours are distorted after it, where there
-are fewest pixels, and not those of the fill.
+Expansion and crop only choose the visible window of the picture's plane; one resize brings the visible part of the
+picture to its place in the output, and no larger canvas is painted. Colours are distorted after it, when there are
+fewest pixels; those of the fill are not distorted.
+
 Positions are in pixels of the file's picture unless a name says otherwise. Letters of shapes: A attempts, N boxes.
 """
 
@@ -27,14 +28,14 @@ METHODS = {
     "cubic": cv2.INTER_CUBIC,
     "lanczos4": cv2.INTER_LANCZOS4,
 }
-"""``tasks.detection.augment.letterboxed.interpolations`` as OpenCV knows them."""
+"""OpenCV's constant for each value of ``data.augment.interpolations``."""
 SHARED = 1
-"""Marks the random numbers that the samples of an update share; a sample's own key ends in 0."""
+"""Last element of the random key for numbers that the samples of an update share; a sample's own key ends in 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is seen of the plane that the picture lies in, its upper left corner at (0, 0)."""
+    """The visible rectangle of the plane in which the picture lies with its upper left corner at (0, 0)."""
 
     left: int
     top: int
@@ -43,12 +44,12 @@ class Window:
 
     @property
     def xyxy(self) -> NDArray[np.float64]:
-        """Its corners."""
+        """Return the window's corners."""
         return np.array([self.left, self.top, self.left + self.width, self.top + self.height], dtype=np.float64)
 
 
 def sides_of(spec: AugmentSpec, *, image_size: int) -> list[int]:
-    """The sides in pixels from which that of an update is drawn."""
+    """Return the sides in pixels from which the side of an update is drawn."""
     if spec.sizes is not None:
         return spec.sizes
     if not spec.multi_scale:
@@ -59,7 +60,7 @@ def sides_of(spec: AugmentSpec, *, image_size: int) -> list[int]:
 
 
 def shared_by_update(spec: AugmentSpec, *, image_size: int, key: tuple[int, int, int]) -> tuple[int, int]:
-    """Side in pixels and OpenCV's interpolation of all samples of an update; ``key``: (seed, epoch, update)."""
+    """Draw side in pixels and OpenCV's interpolation of all samples of an update; ``key``: (seed, epoch, update)."""
     sides = sides_of(spec, image_size=image_size)
     if len(sides) == len(spec.interpolations) == 1:
         return sides[0], METHODS[spec.interpolations[0]]
@@ -69,7 +70,7 @@ def shared_by_update(spec: AugmentSpec, *, image_size: int, key: tuple[int, int,
 
 
 def expanded(rng: np.random.Generator, spec: ExpandSpec, window: Window) -> Window:
-    """A larger window of the same shape around ``window``, which lies anywhere in it."""
+    """Return a larger window of the same shape, with ``window`` at a random position in it."""
     if rng.random() >= spec.probability:
         return window
     ratio = rng.uniform(1.0, spec.ratio)
@@ -79,10 +80,10 @@ def expanded(rng: np.random.Generator, spec: ExpandSpec, window: Window) -> Wind
 
 
 def cropped(rng: np.random.Generator, spec: CropSpec, window: Window, boxes_N4: NDArray[np.float64]) -> Window:
-    """A part of ``window`` that overlaps some box by one of the thresholds and holds the centre of at least one.
+    """Return a part of ``window`` that overlaps some box by one of the thresholds and holds the centre of at least one.
 
-    Thresholds are drawn without repetition until one can be met; where none can be, without boxes, and where
-    ``allow_no_crop`` is drawn, the window stays.
+    Thresholds are drawn without repetition until one can be met. The window stays unchanged if none can be, if there
+    are no boxes, or if ``allow_no_crop`` is drawn.
     """
     if not len(boxes_N4):
         return window
@@ -102,7 +103,7 @@ def cropped(rng: np.random.Generator, spec: CropSpec, window: Window, boxes_N4: 
 
 
 def _random_crops(rng: np.random.Generator, spec: CropSpec, window: Window) -> NDArray[np.float64]:
-    """(A, 4) xyxy, whole pixels inside ``window``."""
+    """Draw (A, 4) xyxy crops, whole pixels inside ``window``."""
     scale = rng.uniform(spec.scaling[0], spec.scaling[1], spec.num_attempts)
     area = scale * scale
     low, high = np.maximum(spec.aspect_ratio[0], area), np.minimum(spec.aspect_ratio[1], 1 / np.maximum(area, 1e-9))
@@ -124,14 +125,14 @@ def _iou_AN(crops_A4: NDArray[np.float64], boxes_N4: NDArray[np.float64]) -> NDA
 
 
 def centres_inside(windows_A4: NDArray[np.float64], boxes_N4: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """(A, N) whether the centre of a box lies strictly inside a window."""
+    """Return (A, N) whether the centre of a box lies strictly inside a window."""
     centres, windows = (boxes_N4[:, :2] + boxes_N4[:, 2:])[None] / 2, windows_A4[:, None]
     inside: NDArray[np.bool_] = np.all((windows[..., :2] < centres) & (centres < windows[..., 2:]), axis=-1)
     return inside
 
 
 class Stretcher:
-    """Draws augmented pictures. All randomness comes from the generator that each call is given."""
+    """Draw augmented pictures. All randomness comes from the generator passed to each call."""
 
     def __init__(self, pictures: Pictures, spec: AugmentSpec) -> None:
         self._pictures = pictures
@@ -165,7 +166,8 @@ class Stretcher:
     def _paint(
         self, index: int, window: Window, out: NDArray[np.uint8], matrix: NDArray[np.float64], method: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What the window shows, at its place in ``out``; (4,) scales and shifts from picture to output positions."""
+        """Draw the visible part of the picture to its place in ``out``; return (4,) scales and shifts from picture to
+        output positions."""
         width, height = self._pictures.original_size(index)
         side = len(out)
         axes = [
@@ -175,7 +177,7 @@ class Stretcher:
         x, y = axes[0].covered(0, width, width, side), axes[1].covered(0, height, height, side)
         if (x, y) != ((0, side), (0, side)):
             out[...] = self._fill()
-        if x[1] <= x[0] or y[1] <= y[0]:  # thinner than a pixel, and so are its boxes
+        if x[1] <= x[0] or y[1] <= y[0]:  # the picture is thinner than a pixel, and so are its boxes
             return np.zeros(4), np.zeros(4)
         picture = self._pictures.load(index)
         left, right, scale_x, shift_x = axes[0].source(x, 0, width, picture.shape[1])

@@ -1,1 +1,1 @@
-"""Readers of annotation formats, one plugin each."""
+"""Readers of detection data sets, one module per format."""

@@ -1,4 +1,5 @@
-"""Annotations in COCO JSON form (https://cocodataset.org/#format-data), boxes only: ``segmentation`` is not read."""
+"""Read annotations in COCO JSON form (https://cocodataset.org/#format-data), boxes only; ``segmentation`` is
+ignored."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -30,8 +31,8 @@ class Coco:
 
     ``data.train`` and ``data.val`` name annotation files; by default ``annotations/instances_<split>.json``, the same
     with ``2017``, or ``<split>/_annotations.coco.json``. ``data.images`` names the picture folder; by default
-    ``images``, ``<split>2017``, ``images/<split>2017``, the root or the folder of the annotation file, whichever holds
-    the first picture.
+    ``images``, ``<split>2017``, ``images/<split>2017``, the root or the folder of the annotation file: the first of
+    them that holds a picture of the file.
     """
 
     kind: ClassVar[str] = "detection"
@@ -53,7 +54,7 @@ class Coco:
         *,
         split: Split,
     ) -> Annotations:
-        """One split.
+        """Read one split.
 
         Raises:
             DataError: files are missing, the JSON is damaged, ids clash, annotations name an unknown picture or
@@ -68,17 +69,17 @@ class Coco:
 
 
 def annotation_file(root: Path, value: str | None, split: Split) -> Path:
-    """The annotation file of ``split``; ``value`` is ``data.<split>``, a file or a folder that holds one.
+    """Return the annotation file of ``split``; ``value`` is ``data.<split>``, a file or a folder that holds one.
 
     Raises:
         DataError: there is none, or there are several to choose from.
     """
     if split == "all" and value is None:
         return _only_json([root / "annotations", root])
-    words = FOLDERS_OF[split]
-    usual = [f"annotations/instances_{word}{year}.json" for word in words for year in ("", "2017")]
-    exported = ("{}/_annotations.coco.json", "annotations/{}.json", "{}.json", "{}/annotations.json")
-    usual += [name.format(word) for name in exported for word in words]
+    split_names = FOLDERS_OF[split]
+    usual = [f"annotations/instances_{split_name}{year}.json" for split_name in split_names for year in ("", "2017")]
+    export_patterns = ("{}/_annotations.coco.json", "annotations/{}.json", "{}.json", "{}/annotations.json")
+    usual += [name.format(split_name) for name in export_patterns for split_name in split_names]
     file = first_existing(
         [root / name for name in usual] if value is None else [root / value],
         what=f"annotation file of the {split} split",
@@ -89,21 +90,21 @@ def annotation_file(root: Path, value: str | None, split: Split) -> Path:
 
 
 def _only_json(folders: Sequence[Path]) -> Path:
-    """The JSON file in the first of ``folders`` that holds any."""
+    """Return the JSON file in the first of ``folders`` that holds any."""
     for folder in folders:
-        found = sorted(folder.glob("*.json"))
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(path.name for path in found)
-            raise DataError(f"data.train: {folder} holds {len(found)} JSON files ({names}); name one of them")
+        json_files = sorted(folder.glob("*.json"))
+        if len(json_files) == 1:
+            return json_files[0]
+        if json_files:
+            names = ", ".join(path.name for path in json_files)
+            raise DataError(f"data.train: {folder} holds {len(json_files)} JSON files ({names}); name one of them")
     raise DataError(f"data.train: no JSON file in {', '.join(map(str, folders))}; name the annotation file")
 
 
 def read_content(
     content: Mapping[str, Any], *, folder: Path, file: Path, names: Sequence[str] | None = None
 ) -> Annotations:
-    """The loaded content of annotation file ``file``, its pictures in ``folder``.
+    """Return the annotations in the loaded ``content`` of annotation file ``file``, with the pictures in ``folder``.
 
     Raises:
         DataError: as :meth:`Coco.read` says.
@@ -116,7 +117,7 @@ def _assembled(content: CocoContent, *, folder: Path, file: Path, names: Sequenc
     numbers, notes = _category_numbers(content.categories, file=file)
     class_names, category_ids = _classes(content.categories, numbers, names=names, file=file)
     label_of_number = {number: label for label, number in enumerate(category_ids)}
-    labels = {given: label_of_number[number] for given, number in numbers.items()}
+    labels = {category_id: label_of_number[number] for category_id, number in numbers.items()}
     need_unique((image.id for image in content.images), where=str(file), what="ids of images")
     by_image = _group(content, file=file, labels=labels)
     pictures = [_picture(image, by_image[image.id], folder, labels) for image in content.images]
@@ -124,21 +125,21 @@ def _assembled(content: CocoContent, *, folder: Path, file: Path, names: Sequenc
 
 
 def _category_numbers(categories: Sequence[CocoCategory], *, file: Path) -> tuple[dict[Any, int], list[str]]:
-    """A whole number for each id of a category, as the COCO evaluation needs it, and a note where an id was none."""
+    """Return a whole number for each category id, as the COCO evaluation requires, and a note if an id was none."""
     need_unique((category.id for category in categories), where=str(file), what="ids of categories")
-    given = [category.id for category in categories]
-    if all(_is_whole(value) for value in given):
-        return {value: int(value) for value in given}, []
-    texts = ", ".join(shown(value) for value in given[:5]) + (", ..." if len(given) > 5 else "")
+    ids = [category.id for category in categories]
+    if all(_is_whole(value) for value in ids):
+        return {value: int(value) for value in ids}, []
+    texts = ", ".join(shown(value) for value in ids[:5]) + (", ..." if len(ids) > 5 else "")
     try:
-        numbers = {value: int(value) for value in given}
+        numbers = {value: int(value) for value in ids}
     except (ValueError, OverflowError):
         numbers = {}
-    if len(set(numbers.values())) == len(given) and all(abs(number) < 2**63 for number in numbers.values()):
+    if len(set(numbers.values())) == len(ids) and all(abs(number) < 2**63 for number in numbers.values()):
         return numbers, [f"ids of categories that are text ({texts}) are taken as the numbers they spell"]
     return (
-        {value: number for number, value in enumerate(given, start=1)},
-        [f"ids of categories are not all whole numbers ({texts}); they count as 1 to {len(given)} in their order"],
+        {value: number for number, value in enumerate(ids, start=1)},
+        [f"ids of categories are not all whole numbers ({texts}); they count as 1 to {len(ids)} in their order"],
     )
 
 
@@ -149,17 +150,17 @@ def _is_whole(value: int | float | str) -> bool:
 def _classes(
     categories: Sequence[CocoCategory], numbers: Mapping[Any, int], *, names: Sequence[str] | None, file: Path
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Names and numbers of the classes in label order."""
+    """Return names and numbers of the classes in label order."""
     ordered = sorted(categories, key=lambda category: numbers[category.id])
-    plain = [str(category.id if category.name is None else category.name) for category in ordered]
-    unique = [f"{n} ({c.id})" if plain.count(n) > 1 else n for n, c in zip(plain, ordered, strict=True)]
-    ids = dict(zip(unique, (numbers[category.id] for category in ordered), strict=True))
-    class_names = order_names(unique, names, where=str(file))
+    raw_names = [str(category.id if category.name is None else category.name) for category in ordered]
+    unique_names = [f"{n} ({c.id})" if raw_names.count(n) > 1 else n for n, c in zip(raw_names, ordered, strict=True)]
+    ids = dict(zip(unique_names, (numbers[category.id] for category in ordered), strict=True))
+    class_names = order_names(unique_names, names, where=str(file))
     return class_names, tuple(ids[name] for name in class_names)
 
 
 def _group(content: CocoContent, *, file: Path, labels: Mapping[Any, int]) -> dict[Any, list[CocoAnnotation]]:
-    """Annotations by image id, after what each refers to was looked for."""
+    """Group annotations by image id, after checking that every reference exists."""
     faults = Faults()
     for place, image in enumerate(content.images):
         fault = _image_fault(image)
@@ -207,14 +208,21 @@ def _picture(
 def _picture_folder(root: Path, images: str | None, file: Path, entries: Sequence[CocoImage]) -> Path:
     if images is not None:
         return first_existing([root / images], what="picture folder", key="data.images")
-    part = file.stem.removeprefix("instances_")
-    places = [root / "images", root / part, root / "images" / part, root, file.parent, file.parent / "images"]
+    split_name = file.stem.removeprefix("instances_")
+    candidates = [
+        root / "images",
+        root / split_name,
+        root / "images" / split_name,
+        root,
+        file.parent,
+        file.parent / "images",
+    ]
     names = [entry.file_name for entry in entries]
     if not names:
-        return places[0]
-    # The first place that holds any: single pictures may be missing, and are named later, all at once.
-    holding = next((place for name in names for place in places if os.path.isfile(place / name)), None)
-    if holding is None:
-        tried = ", ".join(str(place / names[0]) for place in places)
-        raise DataError(f"data.images: no folder holds the pictures of {file}; looked for {tried}; set data.images")
-    return holding
+        return candidates[0]
+    # Accept the first folder that holds any picture: missing ones are reported later, all at once.
+    folder = next((candidate for name in names for candidate in candidates if os.path.isfile(candidate / name)), None)
+    if folder is None:
+        paths = ", ".join(str(candidate / names[0]) for candidate in candidates)
+        raise DataError(f"data.images: no folder holds the pictures of {file}; looked for {paths}; set data.images")
+    return folder

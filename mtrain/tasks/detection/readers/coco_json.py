@@ -1,7 +1,7 @@
-"""The content of a COCO annotation file (https://cocodataset.org/#format-data), checked against a schema.
+"""Check the content of a COCO annotation file (https://cocodataset.org/#format-data) against a schema.
 
-A correct file is decoded straight into records. Only a file with faults is read a second time, entry by entry, so that all
-of them can be told with their place.
+A correct file is decoded straight into records. Only a file with faults is read a second time, entry by entry, so
+that all of them can be reported with their place.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -15,9 +15,9 @@ from mtrain.errors import DataError
 from mtrain.files import parse_json, read_bytes
 
 MAX_BYTES = 16 << 30
-"""Largest annotation file that is read; the largest public ones have about 6 GB."""
+"""Largest annotation file that is read, in bytes; the largest public ones have about 6 GB."""
 LARGEST_PX = 1e9
-"""Largest coordinate that is taken for one."""
+"""Coordinates of this size or more are refused as wrong, in pixels."""
 _BOM = b"\xef\xbb\xbf"
 _SHOWN = 60
 
@@ -27,7 +27,7 @@ _Side = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class CocoImage(msgspec.Struct, gc=False):
-    """An entry of ``images``."""
+    """An entry of the list ``images``."""
 
     id: _Id
     file_name: Annotated[str, msgspec.Meta(min_length=1, max_length=4000)]
@@ -36,7 +36,7 @@ class CocoImage(msgspec.Struct, gc=False):
 
 
 class CocoAnnotation(msgspec.Struct, gc=False):
-    """An entry of ``annotations``."""
+    """An entry of the list ``annotations``."""
 
     image_id: _Id
     category_id: _Id
@@ -45,11 +45,11 @@ class CocoAnnotation(msgspec.Struct, gc=False):
     area: Annotated[float, msgspec.Meta(gt=-1e18, lt=1e18)] | None = None
     iscrowd: int | bool | None = None
     id: Any = None
-    """Nothing refers to it: it only tells messages apart."""
+    """Used only in error messages; nothing refers to it."""
 
 
 class CocoCategory(msgspec.Struct, gc=False):
-    """An entry of ``categories``."""
+    """An entry of the list ``categories``."""
 
     id: _Id
     name: Annotated[str, msgspec.Meta(max_length=1000)] | int | float | None = None
@@ -72,14 +72,14 @@ _DECODER = msgspec.json.Decoder(CocoContent)
 
 
 class Faults:
-    """Wrong entries: the first of them in words, all of them counted."""
+    """A collection of wrong entries: all are counted, the first ones are kept as text."""
 
     def __init__(self) -> None:
         self.count = 0
         self._first: list[str] = []
 
     def add(self, entry: str, fault: str) -> None:
-        """``entry`` names the entry, ``fault`` says what is wrong with it."""
+        """Record a wrong entry: ``entry`` names it, ``fault`` says what is wrong with it."""
         self.count += 1
         if len(self._first) < LISTED:
             self._first.append(f"  {entry}: {fault}")
@@ -93,37 +93,37 @@ class Faults:
 
 
 def read_coco_json(file: Path) -> CocoContent:
-    """The checked content of an annotation file.
+    """Read and check an annotation file.
 
     Raises:
-        DataError: it cannot be read, is no JSON, lacks a list, or has wrong entries; these are listed.
+        DataError: it cannot be read, is not JSON, lacks a list, or has wrong entries; these are listed.
     """
     content = _bytes_of(file)
     try:
         return _DECODER.decode(content.removeprefix(_BOM))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # JSON in UTF-16, and NaN in a field that is not read, are no faults; all else is told by place.
+        # JSON in UTF-16, and NaN in an unused field, are accepted here; any fault is reported with its place.
         return checked(_mapping(content, file), file)
 
 
 def load_json(file: Path) -> dict[str, Any]:
-    """A COCO annotation file with its three lists present; what is in them is not checked.
+    """Load a COCO annotation file whose three lists are present; their entries are not checked.
 
     Raises:
-        DataError: it cannot be read, is no JSON, or a list is missing.
+        DataError: it cannot be read, is not JSON, or a list is missing.
     """
     return _mapping(_bytes_of(file), file)
 
 
 def checked(content: Mapping[str, Any], file: Path) -> CocoContent:
-    """``content`` of ``file`` against the schema.
+    """Check the ``content`` of ``file`` against the schema and return its records.
 
     Raises:
         DataError: entries are wrong; the first are listed with their place, the rest counted.
     """
     faults = Faults()
     lists = {key: list(_entries(content[key], key, faults)) for key in _LISTS}
-    if faults.count:  # what correct annotations refer to is told in the same message
+    if faults.count:  # report dangling references of correct annotations in the same message
         images, categories = _ids_in(content["images"]), _ids_in(content["categories"])
         add_dangling(lists["annotations"], images=images, categories=categories, faults=faults)
     faults.refuse(file)
@@ -133,7 +133,7 @@ def checked(content: Mapping[str, Any], file: Path) -> CocoContent:
 def add_dangling(
     annotations: Sequence[CocoAnnotation | None], *, images: Container[Any], categories: Container[Any], faults: Faults
 ) -> None:
-    """Add each annotation to ``faults`` whose picture or category is not among the given ids. None is passed over."""
+    """Add to ``faults`` each annotation whose picture or category is not among these ids; None entries are skipped."""
     for place, annotation in enumerate(annotations):
         if annotation is None:
             continue
@@ -147,19 +147,19 @@ def add_dangling(
 
 
 def _ids_in(entries: Sequence[object]) -> set[Any]:
-    given = (entry.get("id") for entry in entries if isinstance(entry, Mapping))
-    return {value for value in given if isinstance(value, int | float | str)}
+    ids = (entry.get("id") for entry in entries if isinstance(entry, Mapping))
+    return {value for value in ids if isinstance(value, int | float | str)}
 
 
 def entry_name(key: str, place: int, entry: object) -> str:
-    """How messages call the entry number ``place`` (from 0) of the list ``key``: by its id where it has one."""
-    given = entry.get("id") if isinstance(entry, Mapping) else getattr(entry, "id", None)
-    known = isinstance(given, int | float | str)
-    return f"{_LISTS[key][0]} {shown(given)}" if known else f"{key}[{place}]"
+    """Name entry number ``place`` (from 0) of the list ``key`` for messages: by its id if it has one."""
+    entry_id = entry.get("id") if isinstance(entry, Mapping) else getattr(entry, "id", None)
+    has_id = isinstance(entry_id, int | float | str)
+    return f"{_LISTS[key][0]} {shown(entry_id)}" if has_id else f"{key}[{place}]"
 
 
 def shown(value: object) -> str:
-    """A value as messages repeat it: of bounded length."""
+    """Format a value for messages, with bounded length."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**_SHOWN else "a number of more than 60 digits"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -175,19 +175,19 @@ def _bytes_of(file: Path) -> bytes:
 
 def _mapping(content: bytes, file: Path) -> dict[str, Any]:
     try:
-        found = parse_json(content)
+        parsed = parse_json(content)
     except ValueError as error:
         raise DataError(f"{file}: no valid JSON ({error}); is the file complete?") from error
-    lacking = [key for key in _LISTS if not isinstance(found, dict) or not isinstance(found.get(key), list)]
-    if lacking:
+    missing_keys = [key for key in _LISTS if not isinstance(parsed, dict) or not isinstance(parsed.get(key), list)]
+    if missing_keys:
         raise DataError(
-            f"{file}: no list {', '.join(lacking)}; a COCO annotation file has images, annotations and categories"
+            f"{file}: no list {', '.join(missing_keys)}; a COCO annotation file has images, annotations and categories"
         )
-    return dict(found)
+    return dict(parsed)
 
 
 def _entries(entries: Sequence[object], key: str, faults: Faults) -> Iterator[Any]:
-    """Records of the list ``key``; None in the place of an entry that is wrong."""
+    """Yield the records of the list ``key``; None in the place of a wrong entry."""
     for place, entry in enumerate(entries):
         try:
             yield msgspec.convert(entry, _LISTS[key][1])
@@ -197,7 +197,8 @@ def _entries(entries: Sequence[object], key: str, faults: Faults) -> Iterator[An
 
 
 def _in_words(message: str, entry: object) -> str:
-    """msgspec says "Expected `float`, got `str` - at `$.bbox[2]`"; say the field first, and what it holds."""
+    """Rephrase msgspec's message: field first, then the problem and the value. msgspec writes "Expected `float`, got
+    `str` - at `$.bbox[2]`"."""
     problem, _, path = message.partition(" - at `$.")
     if problem.startswith("Object missing required field"):
         return f"{problem.split('`')[1]}: missing"

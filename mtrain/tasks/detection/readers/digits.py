@@ -1,9 +1,8 @@
-"""The embedded data set: handwritten digits of scikit-learn placed on canvases, written in COCO form.
+"""The embedded detection data set: handwritten digits of scikit-learn on generated canvases, written in COCO form.
 
-Real pen strokes (UCI "Optical Recognition of Handwritten Digits", 1797 pictures of 8 x 8, CC BY 4.0), generated
-layout: nothing is downloaded. Canvas i of a split is a function of (seed, split, i) alone, so a larger set begins
-with the smaller one.
-"""
+The pen strokes are real (UCI "Optical Recognition of Handwritten Digits", 1797 pictures of 8 x 8, CC BY 4.0), the
+layout is generated: nothing is downloaded. Canvas i of a split is a function of (seed, split, i) alone, so a larger set
+begins with the smaller one."""
 
 import hashlib
 import json
@@ -23,28 +22,29 @@ from mtrain.tasks.detection.readers.coco import Coco
 
 NAMES = tuple(str(digit) for digit in range(10))
 _FORMAT = 1
-"""Goes up when the same seed begins to give other canvases."""
+"""Version of the generator; increased when the same seed gives other canvases."""
 _MARK = "digits.json"
 
 
 class DigitsOptions(BaseModel):
-    """How many canvases of which size."""
+    """Number, size and seed of the canvases."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     train: int = Field(default=400, gt=0, description="canvases of the training split")
     val: int = Field(default=100, gt=0, description="canvases of the evaluation split")
     size: int = Field(default=320, ge=64, le=4096, description="side of a canvas in pixels")
-    seed: int = Field(default=0, ge=0, description="of the layout")
+    seed: int = Field(default=0, ge=0, description="random seed of the layout")
     suffix: Literal["jpg", "png"] = Field(default="jpg", description="kind of the picture files")
 
 
 class Digits:
-    """The ``digits`` data set plugin: made in ``data.root`` when first used, by default in the user's cache folder."""
+    """The ``digits`` data set plugin: generated at its first use in ``data.root``, by default in the user's cache
+    folder."""
 
     kind: ClassVar[str] = "detection"
     Options = DigitsOptions
     made_on_first_use: ClassVar[bool] = True
-    """Its folder need not be there before, nor be the same on several hosts before the first job."""
+    """The folder may be missing before the first job, and may differ between hosts until then."""
 
     def __init__(self, options: DigitsOptions | None = None) -> None:
         self.options = options or DigitsOptions()
@@ -58,7 +58,7 @@ class Digits:
         *,
         split: Split,
     ) -> Annotations:
-        """One split; the set is made before if it is not there.
+        """Read one split; generate the set first if it does not exist.
 
         Raises:
             DataError: ``root`` holds something else, or cannot be written.
@@ -69,7 +69,7 @@ class Digits:
 
 
 def default_folder(options: DigitsOptions) -> Path:
-    """Where a set with these options is kept when ``data.root`` does not say."""
+    """Return the folder for a set with these options if ``data.root`` is not set."""
     key = hashlib.sha256(_mark(options).encode()).hexdigest()[:12]
     return Path.home() / ".cache" / "mtrain" / f"digits-{key}"
 
@@ -79,10 +79,10 @@ def _mark(options: DigitsOptions) -> str:
 
 
 def make_digits(directory: Path, options: DigitsOptions) -> Path:
-    """Write the set to ``directory`` unless it is there already. Returns ``directory``.
+    """Write the set to ``directory`` unless it exists already. Return ``directory``.
 
-    It is built beside and renamed into place: several processes may do this at once, and a killed one leaves no half
-    set.
+    It is built in a temporary folder and renamed into place: several processes may do this at once, and a killed one
+    leaves no incomplete set.
 
     Raises:
         DataError: ``directory`` holds something else, or cannot be written.
@@ -107,12 +107,14 @@ def make_digits(directory: Path, options: DigitsOptions) -> Path:
 def _is_made(directory: Path, options: DigitsOptions) -> bool:
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return False
-    mark = directory / _MARK
-    if not mark.is_file():
+    mark_file = directory / _MARK
+    if not mark_file.is_file():
         raise DataError(f"{directory}: holds something else than the digits; name another or an empty folder")
-    found = mark.read_text("utf-8")
-    if found != _mark(options):
-        raise DataError(f"{directory}: made with {found}, asked for {_mark(options)}; name another folder or remove it")
+    existing_mark = mark_file.read_text("utf-8")
+    if existing_mark != _mark(options):
+        raise DataError(
+            f"{directory}: made with {existing_mark}, asked for {_mark(options)}; name another folder or remove it"
+        )
     return True
 
 
@@ -120,14 +122,14 @@ def _move(building: Path, directory: Path, options: DigitsOptions) -> None:
     try:
         os.rename(building, directory)  # replaces an empty folder, fails on a full one
     except OSError:
-        if not _is_made(directory, options):  # else another process was faster, with the same result
+        if not _is_made(directory, options):  # otherwise another process was faster, with the same result
             raise
 
 
 def _write(folder: Path, options: DigitsOptions) -> None:
     from mtrain.data.images.drawing import save_picture
     from mtrain.tasks.detection.readers.digits_canvas import (
-        canvas,  # not at the top: plans are printed without image libraries
+        canvas,  # imported here so that printing a plan needs no image library
     )
 
     (folder / "annotations").mkdir()

@@ -1,4 +1,4 @@
-"""One canvas of the embedded data set: digits of scikit-learn on a clouded gradient."""
+"""Draw one canvas of the embedded data set: digits of scikit-learn on a clouded gradient."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -10,47 +10,48 @@ from numpy.typing import NDArray
 
 _TRIES = 40
 _VAL_SHARE = 5
-"""Every fifth digit picture is kept for val: no stroke is seen in both splits."""
+"""Every fifth digit picture is used for val only, so that no stroke occurs in both splits."""
 
 
 def canvas(
     split: Literal["train", "val"], index: int, *, size: int, seed: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Picture (size, size, 3) RGB, boxes (N, 4) xyxy in whole pixels around the ink, labels (N,). N is 1 to 6."""
+    """Return picture (size, size, 3) RGB, boxes (N, 4) xyxy in whole pixels around the ink, labels (N,). N is 1 to
+    6."""
     rng = np.random.Generator(np.random.PCG64([seed, ("train", "val").index(split), index]))
     picture = _background(rng, size)
     strokes, classes = _strokes(split)
     boxes: list[tuple[int, int, int, int]] = []
     labels: list[int] = []
     for _ in range(int(rng.integers(2, 7))):
-        chosen = int(rng.integers(len(strokes)))
-        ink = _ink(strokes[chosen], rng, height_px=size * rng.uniform(0.18, 0.45))
+        stroke_index = int(rng.integers(len(strokes)))
+        ink = _ink(strokes[stroke_index], rng, height_px=size * rng.uniform(0.18, 0.45))
         place = _free_place(rng, ink.shape, boxes, size)
         if place is None:
             continue
         left, top = place
         _paint(picture[top : top + ink.shape[0], left : left + ink.shape[1]], ink, rng)
-        inside = ink > 0.4
-        rows, columns = np.flatnonzero(inside.any(axis=1)), np.flatnonzero(inside.any(axis=0))
+        is_ink = ink > 0.4
+        rows, columns = np.flatnonzero(is_ink.any(axis=1)), np.flatnonzero(is_ink.any(axis=0))
         boxes.append((left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1))
-        labels.append(int(classes[chosen]))
+        labels.append(int(classes[stroke_index]))
     pixels = np.clip(np.rint(picture), 0, 255).astype(np.uint8)
     return pixels, np.array(boxes, dtype=np.int64).reshape(-1, 4), np.array(labels, dtype=np.int64)
 
 
 @cache
 def _strokes(split: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Digit pictures (N, 8, 8) from 0 to 1 and their classes (N,), of one split."""
+    """Return the digit pictures (N, 8, 8) from 0 to 1 of one split, and their classes (N,)."""
     from sklearn.datasets import load_digits  # a slow import, needed only while making the set
 
     digits = load_digits()
-    val = np.arange(len(digits.target)) % _VAL_SHARE == 0
-    mine = val if split == "val" else ~val
-    return (digits.images[mine] / 16.0).astype(np.float32), digits.target[mine].astype(np.int64)
+    is_val = np.arange(len(digits.target)) % _VAL_SHARE == 0
+    is_in_split = is_val if split == "val" else ~is_val
+    return (digits.images[is_in_split] / 16.0).astype(np.float32), digits.target[is_in_split].astype(np.int64)
 
 
 def _background(rng: np.random.Generator, size: int) -> NDArray[np.float32]:
-    """A gradient between two muted colours, with cloudy texture and fine grain."""
+    """Draw a gradient between two muted colours, with cloudy texture and fine grain."""
     first, second = rng.uniform(30, 225) + rng.uniform(-45, 45, size=(2, 3))
     second = first + np.clip(second - first, -60, 60)
     angle = rng.uniform(0, 2 * np.pi)
@@ -64,29 +65,31 @@ def _background(rng: np.random.Generator, size: int) -> NDArray[np.float32]:
 
 
 def _ink(stroke: NDArray[np.float32], rng: np.random.Generator, *, height_px: float) -> NDArray[np.float32]:
-    """Opacity (H, W) of one digit, H about ``height_px``, cut to its ink; smooth edges however large."""
+    """Return the opacity (H, W) of one digit, H about ``height_px``, cropped to its ink, with smooth edges at any
+    size."""
     padded = np.pad(stroke, 2)
-    fine = 16 * len(padded)
-    smooth = cv2.resize(padded, (fine, fine), interpolation=cv2.INTER_CUBIC)
-    matrix = cv2.getRotationMatrix2D((fine / 2, fine / 2), rng.uniform(-12, 12), 1.0)
+    fine_px = 16 * len(padded)
+    enlarged = cv2.resize(padded, (fine_px, fine_px), interpolation=cv2.INTER_CUBIC)
+    matrix = cv2.getRotationMatrix2D((fine_px / 2, fine_px / 2), rng.uniform(-12, 12), 1.0)
     stretch = rng.uniform(0.9, 1.15)
     matrix[0] *= stretch
-    matrix[0, 2] += (1 - stretch) * fine / 2
-    smooth = cv2.GaussianBlur(cv2.warpAffine(smooth, matrix, (fine, fine)), (0, 0), 3)
-    edge = 1 / (1 + np.exp(-(smooth - 0.52) * 24))
-    solid = edge > 0.4
-    rows, columns = np.flatnonzero(solid.any(axis=1)), np.flatnonzero(solid.any(axis=0))
-    cut = edge[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    width_px = max(3, round(cut.shape[1] * height_px / cut.shape[0]))
+    matrix[0, 2] += (1 - stretch) * fine_px / 2
+    enlarged = cv2.GaussianBlur(cv2.warpAffine(enlarged, matrix, (fine_px, fine_px)), (0, 0), 3)
+    edge = 1 / (1 + np.exp(-(enlarged - 0.52) * 24))
+    is_ink = edge > 0.4
+    rows, columns = np.flatnonzero(is_ink.any(axis=1)), np.flatnonzero(is_ink.any(axis=0))
+    cropped = edge[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    width_px = max(3, round(cropped.shape[1] * height_px / cropped.shape[0]))
     return np.asarray(
-        np.clip(cv2.resize(cut, (width_px, max(3, round(height_px))), interpolation=cv2.INTER_AREA), 0, 1), np.float32
+        np.clip(cv2.resize(cropped, (width_px, max(3, round(height_px))), interpolation=cv2.INTER_AREA), 0, 1),
+        np.float32,
     )
 
 
 def _free_place(
     rng: np.random.Generator, shape: tuple[int, ...], boxes: Sequence[tuple[int, int, int, int]], size: int
 ) -> tuple[int, int] | None:
-    """Left and top of a place that touches no other digit; None when none is found."""
+    """Return left and top of a random place that touches no other digit; None if no try finds one."""
     height, width = shape[:2]
     if width > size or height > size:
         return None

@@ -1,6 +1,7 @@
-"""Annotations in Pascal VOC form (http://host.robots.ox.ac.uk/pascal/VOC/voc2012/htmldoc/): one XML file a picture.
+"""Read annotations in Pascal VOC form (http://host.robots.ox.ac.uk/pascal/VOC/voc2012/htmldoc/): one XML file a
+picture.
 
-Corners are taken as they stand: continuous pixel coordinates, no shift by one. (The first VOC releases counted pixels
+Corners are used as written: continuous pixel coordinates, not shifted by one. (The first VOC releases counted pixels
 from 1; the tools that people label with today do not.)
 """
 
@@ -22,27 +23,27 @@ from mtrain.tasks.detection.readers.voc_xml import VocPicture, read_voc_xml, voc
 class Voc:
     """The ``voc`` data set plugin.
 
-    Reads ``Annotations/<id>.xml`` with lists of ids ``ImageSets/Main/<split>.txt``, or a folder per split with the
-    XML files in it; ``data.train`` and ``data.val`` name a list or a folder. A picture has the name of its XML file with
-    any picture suffix, and lies beside it, in ``data.images``, ``JPEGImages`` or ``images``; <filename> and <path> in
-    the XML are not relied on. Classes are ``data.names``, or all names found in alphabetical order, whichever split is
-    read.
+    Reads ``Annotations/<id>.xml`` with lists of ids ``ImageSets/Main/<split>.txt``, or a folder per split with the XML
+    files in it; ``data.train`` and ``data.val`` name a list or a folder. A picture has the name of its XML file with
+    any picture suffix, and lies beside it, in ``data.images``, ``JPEGImages`` or ``images``. <path> in the XML is
+    ignored, and <filename> is used only if no picture has the name of the XML file. Classes are ``data.names``, or all
+    names found in alphabetical order, whichever split is read.
     """
 
     kind: ClassVar[str] = "detection"
 
     class Options(BaseModel):
-        """What to do with what only VOC has."""
+        """How to treat properties that only VOC has."""
 
         model_config = ConfigDict(extra="forbid", frozen=True)
         use_difficult: bool = Field(
-            default=True, description="false: what is marked difficult is neither trained on nor scored"
+            default=True, description="false: objects marked difficult are neither trained on nor scored"
         )
         annotations: str = Field(default="Annotations", description="folder of the XML files, from data.root")
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
-        self._found_names: dict[Path, set[str]] = {}
+        self._names_by_file: dict[Path, set[str]] = {}
 
     def read(
         self,
@@ -53,18 +54,19 @@ class Voc:
         *,
         split: Split,
     ) -> Annotations:
-        """One split.
+        """Read one split.
 
         Raises:
-            DataError: files are missing or damaged, or ``names`` disagrees with the classes found. All mistakes are
-            listed.
+            DataError: files are missing or damaged, or ``names`` disagrees with the classes found. All mistakes
+            are listed.
 
         """
         root = need_root(root, "voc")
         layout = layout_of(root, split_value, images, annotations=self.options.annotations, split=split)
         if not layout.entries:
             raise DataError(
-                f"data.{split}: no annotation files in {layout.place}; expected XML files in Pascal VOC form, or a list of "
+                f"data.{split}: no annotation files in {layout.place}; expected XML files in Pascal VOC form, or a "
+                "list of "
                 "picture ids"
             )
         class_names = order_names(self._names(layout.xml_files), names, where=str(layout.place))
@@ -76,29 +78,30 @@ class Voc:
         )
 
     def _names(self, xml_files: Sequence[Path]) -> tuple[str, ...]:
-        """Classes of all annotation files, in alphabetical order."""
+        """Return the classes of all annotation files, in alphabetical order."""
         for file in xml_files:
-            if file not in self._found_names:
-                self._found_names[file] = voc_class_names(file)
-        return tuple(sorted(set().union(*(self._found_names[file] for file in xml_files))))
+            if file not in self._names_by_file:
+                self._names_by_file[file] = voc_class_names(file)
+        return tuple(sorted(set().union(*(self._names_by_file[file] for file in xml_files))))
 
     def _read_all(self, layout: Layout, labels: Mapping[str, int]) -> list[Picture]:
-        read: list[Picture] = []
-        wrong: list[str] = []
-        damaged = 0
+        pictures: list[Picture] = []
+        problems: list[str] = []
+        damaged_count = 0
         for entry in layout.entries:
             faults: list[str] = []
             content = read_voc_xml(entry.xml, faults)
             faults += [] if content is None else _unknown_classes(content, labels, entry.xml)
             if content is not None and not faults:
-                read.append(_picture(content, entry, labels, self.options))
-            damaged += bool(faults)
-            wrong += faults
-        if wrong:
+                pictures.append(_picture(content, entry, labels, self.options))
+            damaged_count += bool(faults)
+            problems += faults
+        if problems:
             raise DataError(
-                f"{layout.place}: {damaged} of {len(layout.entries)} annotation files cannot be used:\n{listed(wrong)}"
+                f"{layout.place}: {damaged_count} of {len(layout.entries)} annotation files cannot be used:\n"
+                f"{listed(problems)}"
             )
-        return read
+        return pictures
 
 
 def _unknown_classes(content: VocPicture, labels: Mapping[str, int], file: Path) -> list[str]:
@@ -108,16 +111,15 @@ def _unknown_classes(content: VocPicture, labels: Mapping[str, int], file: Path)
 
 def _picture(content: VocPicture, entry: Entry, labels: Mapping[str, int], options: Voc.Options) -> Picture:
     path = entry.picture
-    beside = path.with_name(Path(content.file_name.replace("\\", "/")).name or path.name)
-    if not os.path.isfile(path) and os.path.isfile(
-        beside
-    ):  # some tools number their XML files, and <filename> names the picture
-        path = beside
-    known = content.width > 0 and content.height > 0
-    width, height = (content.width, content.height) if known else size_of(path)
+    named_path = path.with_name(Path(content.file_name.replace("\\", "/")).name or path.name)
+    # Some tools number their XML files, and <filename> names the picture.
+    if not os.path.isfile(path) and os.path.isfile(named_path):
+        path = named_path
+    has_size = content.width > 0 and content.height > 0
+    width, height = (content.width, content.height) if has_size else size_of(path)
     corners = np.array([item.corners for item in content.objects], dtype=np.float64).reshape(-1, 4)
     boxes_xywh = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
-    ignored = [item.difficult and not options.use_difficult for item in content.objects]
+    is_crowd = [item.difficult and not options.use_difficult for item in content.objects]
     return Picture(
         path=path,
         file_name=path.name,
@@ -126,6 +128,6 @@ def _picture(content: VocPicture, entry: Entry, labels: Mapping[str, int], optio
         height=height,
         boxes_xywh=boxes_xywh,
         labels=np.array([labels[item.name] for item in content.objects], dtype=np.int64),
-        crowd=np.array(ignored, dtype=np.bool_),
+        crowd=np.array(is_crowd, dtype=np.bool_),
         area=boxes_xywh[:, 2] * boxes_xywh[:, 3],
     )

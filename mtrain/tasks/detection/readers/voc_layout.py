@@ -1,6 +1,6 @@
-"""Where the annotation files and pictures of a Pascal VOC data set lie.
+"""Find the annotation files and pictures of a Pascal VOC data set.
 
-Tools arrange the same XML files in many ways. Two kinds of layout are told apart: a list of picture ids
+Tools arrange the same XML files in many ways. Two kinds of layout are supported: a list of picture ids
 (``ImageSets/Main/train.txt``) beside one folder of XML files, and a folder per split that is searched for XML files.
 """
 
@@ -13,7 +13,7 @@ from mtrain.data.images.header import SUFFIXES
 from mtrain.data.reading import FOLDERS_OF, Split, first_existing, lines_of, named, need_unique, pictures_in, walk
 
 PICTURE_FOLDERS = ("JPEGImages", "images", "Images", "JPEGimages")
-"""Where the pictures lie if neither ``data.images`` nor a place beside the XML file says so."""
+"""Folders searched for pictures that neither ``data.images`` nor a place beside the XML file gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Entry:
     picture_id: str
     xml: Path
     picture: Path
-    """May be missing: that is found out when the pictures are verified."""
+    """Picture file; it may be missing, which the check of the pictures reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,43 +33,50 @@ class Layout:
     entries: Sequence[Entry]
     xml_files: Sequence[Path]
     place: Path
-    """What the split was read from, for messages."""
+    """The list or folder from which the split was read, for messages."""
     notes: Sequence[str] = field(default=())
 
 
 class PictureFinder:
-    """Finds pictures below a folder by name, whatever their suffix."""
+    """Finds pictures below a folder by name, with any suffix."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @cached_property
     def _by_stem(self) -> Mapping[str, Sequence[Path]]:
-        found: dict[str, list[Path]] = {}
+        paths_by_stem: dict[str, list[Path]] = {}
         for path in pictures_in(self.folder):
-            found.setdefault(path.stem, []).append(path)
-        return found
+            paths_by_stem.setdefault(path.stem, []).append(path)
+        return paths_by_stem
 
     def find(self, stem: str, *, near: Path) -> Path | None:
-        """The picture called ``stem``: of several the one in folder ``near``, then one in a folder of that name."""
-        found = self._by_stem.get(stem, ())
-        return min(found, key=lambda path: (path.parent != near, path.parent.name != near.name, path), default=None)
+        """Return the picture called ``stem``; among several, prefer one in folder ``near``, then one in a folder of
+        that name."""
+        candidates = self._by_stem.get(stem, ())
+        return min(
+            candidates, key=lambda path: (path.parent != near, path.parent.name != near.name, path), default=None
+        )
 
 
 def layout_of(root: Path, value: str | None, images: str | None, *, annotations: str, split: Split) -> Layout:
-    """The pictures of ``split``; ``value`` is ``data.<split>``, ``images`` is ``data.images``.
+    """Find the pictures of ``split``; ``value`` is ``data.<split>``, ``images`` is ``data.images``.
 
     Raises:
-        DataError: nothing is where it is looked for, or an id occurs twice.
+        DataError: the split is in none of the expected places, or an id occurs twice.
     """
     if value is not None:
         place = first_existing([root / value], what="list or folder of pictures", key=f"data.{split}")
     elif split == "all":
         place = root / annotations if (root / annotations).is_dir() else root
     else:
-        words = FOLDERS_OF[split]
-        lists = [root / "ImageSets" / "Main" / f"{word}.txt" for word in words] + [root / f"{w}.txt" for w in words]
-        folders = [root / word for word in words] + [root / annotations / word for word in words]
+        split_names = FOLDERS_OF[split]
+        lists = [root / "ImageSets" / "Main" / f"{split_name}.txt" for split_name in split_names] + [
+            root / f"{w}.txt" for w in split_names
+        ]
+        folders = [root / split_name for split_name in split_names] + [
+            root / annotations / split_name for split_name in split_names
+        ]
         hint = ", or a share of all pictures with data.split (0.2)"
         place = first_existing([*lists, *folders], what=f"{split} split", key=f"data.{split}", remedy=hint)
     if place.is_dir():
@@ -95,11 +102,11 @@ def _from_list(root: Path, file: Path, images: str | None, *, annotations: str) 
 
 
 def _picture_id(line: str, xml_by_name: Mapping[str, Path]) -> str:
-    """The id in a line: all of it, or its first word where more columns follow; a suffix is left out."""
+    """Return the id in a line: the whole line, or its first word if more columns follow, without a suffix."""
     for text in (line, line.split()[0]):
         path = Path(text.replace("\\", "/"))
-        known = path.suffix.lower() in {*SUFFIXES, ".xml"}
-        stem = path.with_suffix("") if known else path
+        has_suffix = path.suffix.lower() in {*SUFFIXES, ".xml"}
+        stem = path.with_suffix("") if has_suffix else path
         if text is not line or stem.name in xml_by_name:
             break
     return stem.as_posix()
@@ -114,23 +121,23 @@ def _picture_folder(root: Path, images: str | None, beside: Path) -> Path:
 
 def _from_folder(root: Path, folder: Path, images: str | None) -> Layout:
     xml_files = _xml_files(folder)
-    # The folder is searched first: another split may hold a picture of the same name.
+    # Search the split's folder first: another split may hold a picture of the same name.
     finders = [PictureFinder(folder), PictureFinder(root)]
     if images is not None:
         finders = [PictureFinder(first_existing([root / images], what="folder of pictures", key="data.images"))]
     entries = []
     for xml in xml_files:
-        found = next(filter(None, (finder.find(xml.stem, near=xml.parent) for finder in finders)), None)
+        picture = next(filter(None, (finder.find(xml.stem, near=xml.parent) for finder in finders)), None)
         picture_id = xml.relative_to(folder).with_suffix("").as_posix()
-        entries.append(Entry(picture_id, xml, found or xml.with_suffix(".jpg")))
+        entries.append(Entry(picture_id, xml, picture or xml.with_suffix(".jpg")))
     need_unique((entry.picture_id for entry in entries), where=str(folder), what="names of XML files")
     return Layout(entries, _xml_files(root), folder, _unlabelled(folder, entries))
 
 
 def _unlabelled(folder: Path, entries: Iterable[Entry]) -> list[str]:
-    used = {entry.picture for entry in entries}
-    left = [path.name for path in pictures_in(folder) if path not in used]
-    return [named(left, "pictures without an XML file (left out)")] if left else []
+    used_pictures = {entry.picture for entry in entries}
+    unused_names = [path.name for path in pictures_in(folder) if path not in used_pictures]
+    return [named(unused_names, "pictures without an XML file (left out)")] if unused_names else []
 
 
 def _xml_files(folder: Path) -> list[Path]:

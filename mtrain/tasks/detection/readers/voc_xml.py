@@ -1,7 +1,7 @@
-"""One annotation file of Pascal VOC: XML that somebody else has made, read with limits.
+"""Read one annotation file of Pascal VOC safely: it is XML from an unknown source.
 
-The parser never resolves entities, loads nothing over the network and refuses documents with a type declaration, which is
-where entity bombs ("billion laughs") are written. Its time grows linearly with the file.
+The parser never resolves entities, loads nothing over the network and refuses documents with a type declaration, in
+which entity bombs ("billion laughs") are written. Its time grows linearly with the file.
 """
 
 import io
@@ -15,15 +15,15 @@ from lxml import etree
 from mtrain.files import read_bytes
 
 MAX_BYTES = 64 << 20
-"""Largest annotation file that is read: about 300,000 objects."""
+"""Largest annotation file that is read, in bytes: about 300,000 objects."""
 LARGEST = 1e9
-"""Largest coordinate that is taken for one, in pixels."""
+"""Coordinates of this size or more are refused as wrong, in pixels."""
 _SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
 class VocObject:
-    """One ``<object>``."""
+    """The content of one ``<object>``."""
 
     name: str
     corners: tuple[float, float, float, float]
@@ -33,50 +33,50 @@ class VocObject:
 
 @dataclass(frozen=True, slots=True)
 class VocPicture:
-    """What one annotation file says."""
+    """The content of one annotation file."""
 
     file_name: str
-    """Text of ``<filename>``; empty where there is none. Tools that convert data sets often leave a wrong one."""
+    """Text of ``<filename>``; empty if there is none. Tools that convert data sets often leave a wrong name."""
     width: int
-    """In pixels; 0 where ``<size>`` is missing or says nothing."""
+    """Width in pixels; 0 if ``<size>`` is missing or empty."""
     height: int
     objects: tuple[VocObject, ...]
 
 
 def read_voc_xml(file: Path, faults: list[str]) -> VocPicture | None:
-    """The content of ``file``. What is wrong is added to ``faults``, as ``file:line: message``; the result is then None."""
-    found: list[str] = []
+    """Read ``file``. On errors return None and add them to ``faults`` as ``file:line: message``."""
+    file_faults: list[str] = []
     picture = None
     try:
-        picture = _picture(_root(file), found)
+        picture = _picture(_root(file), file_faults)
     except OSError as error:
-        found.append(f" {error.strerror}")
+        file_faults.append(f" {error.strerror}")
     except etree.XMLSyntaxError as error:
-        found.append(f"{error.lineno or 1}: {_short(error.msg)}")
+        file_faults.append(f"{error.lineno or 1}: {_short(error.msg)}")
     except ValueError as error:
-        found.append(f" {error}")
-    faults.extend(f"{file}:{fault}" for fault in found)
-    return None if found else picture
+        file_faults.append(f" {error}")
+    faults.extend(f"{file}:{fault}" for fault in file_faults)
+    return None if file_faults else picture
 
 
 def voc_class_names(file: Path) -> set[str]:
-    """Names of the objects in ``file``, those before the damage where it is damaged."""
+    """Return the names of the objects in ``file``; in a damaged file, those before the damage."""
     names: set[str] = set()
     try:
         for item in _root(file, recover=True).iter("object"):
             names.add(_text(item.find("name")))
     except (OSError, ValueError, etree.XMLSyntaxError):
-        pass  # reading the picture says what is wrong
+        pass  # reading the picture reports the error
     return names - {""}
 
 
 def _root(file: Path, *, recover: bool = False) -> etree._Element:
-    """The document's root element.
+    """Return the document's root element.
 
     Raises:
         OSError: the file cannot be read.
-        etree.XMLSyntaxError: it is no well-formed XML.
-        ValueError: it has a document type, or is no annotation.
+        etree.XMLSyntaxError: it is not well-formed XML.
+        ValueError: it is empty or has a document type.
     """
     content = read_bytes(file, limit=MAX_BYTES)
     if not content.strip():
@@ -85,7 +85,7 @@ def _root(file: Path, *, recover: bool = False) -> etree._Element:
         resolve_entities=False,
         no_network=True,
         load_dtd=False,
-        huge_tree=False,  # libxml2 then limits depth and the length of a text
+        huge_tree=False,  # keep libxml2's limits on depth and text length
         recover=recover,
         remove_comments=True,
         remove_pis=True,
@@ -114,7 +114,7 @@ def _picture(root: etree._Element, faults: list[str]) -> VocPicture:
 
 
 def _size(size: etree._Element, faults: list[str]) -> tuple[int, int]:
-    """Width and height in whole pixels; (0, 0), which many tools write where they do not know, says nothing."""
+    """Return width and height in whole pixels; (0, 0), which many tools write for an unknown size, means unknown."""
     sides = _numbers(size, ("width", "height"), faults)
     if not all(side.is_integer() for side in sides):
         faults.append(f"{size.sourceline}: <size> is {sides[0]:g} x {sides[1]:g}, expected whole numbers of pixels")
@@ -135,7 +135,7 @@ def _object(item: etree._Element, faults: list[str]) -> VocObject | None:
 
 
 def _numbers(parent: etree._Element, tags: Sequence[str], faults: list[str]) -> list[float]:
-    """The number in each of the children ``tags``; 0 with a fault where there is none."""
+    """Return the number in each of the children ``tags``; 0 and a fault if there is none."""
     children = _children(parent)
     values = []
     for tag in tags:
@@ -156,11 +156,11 @@ def _numbers(parent: etree._Element, tags: Sequence[str], faults: list[str]) -> 
 
 
 def _children(parent: etree._Element) -> dict[str, etree._Element]:
-    """The first child of each name. One walk costs far less than a search for each name."""
-    found: dict[str, etree._Element] = {}
+    """Return the first child of each name. One pass costs far less than a search for each name."""
+    children: dict[str, etree._Element] = {}
     for child in parent:
-        found.setdefault(child.tag, child)
-    return found
+        children.setdefault(child.tag, child)
+    return children
 
 
 def _text(element: etree._Element | None) -> str:

@@ -1,5 +1,5 @@
-"""Annotations in YOLO form: a text file a picture, one line ``class x_centre y_centre width height`` a box, divided
-by its size.
+"""Read annotations in YOLO form: a text file per picture, with a line ``class x_centre y_centre width height`` per box,
+in fractions of the picture's size.
 
 A line of a class and three or more points (a polygon) counts as the box around its points.
 """
@@ -20,16 +20,16 @@ from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
 from mtrain.tasks.detection.readers.yolo_layout import DESCRIPTION, description_file, listed_names, no_names, places_of
 
 MAX_LABEL_BYTES = 64 << 20
-"""Largest label file of one picture."""
+"""Largest label file of one picture that is read, in bytes."""
 _LARGEST = 2.0
-"""A value beyond this is no rounding error but a pixel."""
+"""Values beyond this are refused: they are not rounding errors of a fraction but pixels."""
 
 
 class Yolo:
     """The ``yolo`` data set plugin.
 
     ``data.yaml`` gives ``names`` (list or mapping), optional ``nc``, ``path``, and ``train``, ``val``: picture
-    folders, text files that list pictures, or lists of these; ``data.train`` and ``data.val`` of the spec come first.
+    folders, text files that list pictures, or lists of these; ``data.train`` and ``data.val`` of the spec override it.
     Without it: ``images/train`` or ``train/images``, and names from ``data.names`` or ``classes.txt``. The label file
     of ``.../images/a/b.jpg`` is ``.../labels/a/b.txt``, or lies beside the picture where no folder is called
     ``images``.
@@ -38,7 +38,7 @@ class Yolo:
     kind: ClassVar[str] = "detection"
 
     class Options(BaseModel):
-        """Where the description lies."""
+        """Location of the description file."""
 
         model_config = ConfigDict(extra="forbid", frozen=True)
         description: str = Field(default=DESCRIPTION, description="YAML file with names, train and val, from data.root")
@@ -55,7 +55,7 @@ class Yolo:
         *,
         split: Split,
     ) -> Annotations:
-        """One split. Pictures without a label file have no boxes; label files without a picture are noted.
+        """Read one split. Pictures without a label file have no boxes; a note counts label files without a picture.
 
         Raises:
             DataError: files are missing, label lines are malformed, classes are out of range, or names disagree.
@@ -68,17 +68,15 @@ class Yolo:
         if description.get("names") is None and names is None:
             description = {**description, "names": listed_names(root)}
         class_names = _names(description, names, file=file)
-        folders = places_of(root, split_value, images, description, split)
-        paths = sorted({path for folder in folders for path in _pictures(folder)})
+        places = places_of(root, split_value, images, description, split)
+        paths = sorted({path for place in places for path in _pictures(place)})
         if not paths:
-            raise DataError(
-                f"data.{split}: no pictures in {', '.join(map(str, folders))}; expected folders of pictures"
-            )
+            raise DataError(f"data.{split}: no pictures in {', '.join(map(str, places))}; expected folders of pictures")
         return assemble(
-            _read_all(paths, folders, class_count=len(class_names)),
+            _read_all(paths, places, class_count=len(class_names)),
             class_names=class_names,
             category_ids=tuple(range(len(class_names))),
-            notes=_notes(paths, folders),
+            notes=_notes(paths, places),
         )
 
 
@@ -96,26 +94,26 @@ def _load_yaml(file: Path) -> Mapping[str, Any]:
     return parsed.values
 
 
-def _names(description: Mapping[str, Any], given: Sequence[str] | None, *, file: Path) -> tuple[str, ...]:
-    found = description.get("names")
-    if isinstance(found, dict):
-        if set(found) != {str(number) for number in range(len(found))}:
-            keys = ", ".join(sorted(found)[:20])
-            raise DataError(f"{file}: names has the keys {keys}; expected 0 to {len(found) - 1}, each once")
-        found = [found[str(number)] for number in range(len(found))]
-    if found is None:
-        if given is None:
+def _names(description: Mapping[str, Any], requested: Sequence[str] | None, *, file: Path) -> tuple[str, ...]:
+    described = description.get("names")
+    if isinstance(described, dict):
+        if set(described) != {str(number) for number in range(len(described))}:
+            keys = ", ".join(sorted(described)[:20])
+            raise DataError(f"{file}: names has the keys {keys}; expected 0 to {len(described) - 1}, each once")
+        described = [described[str(number)] for number in range(len(described))]
+    if described is None:
+        if requested is None:
             raise DataError(no_names(file.parent, file))
-        found = list(given)
-    if not isinstance(found, list) or not all(isinstance(name, str | int | float) for name in found):
-        raise DataError(f"{file}: names: given {str(found)[:100]!r}, expected a list of class names")
-    names = [str(name) for name in found]
+        described = list(requested)
+    if not isinstance(described, list) or not all(isinstance(name, str | int | float) for name in described):
+        raise DataError(f"{file}: names: given {str(described)[:100]!r}, expected a list of class names")
+    names = [str(name) for name in described]
     if description.get("nc", len(names)) != len(names):
         raise DataError(f"{file}: nc is {description['nc']}, but {len(names)} names are given; correct one of them")
-    if given is not None and list(given) != names:
-        order_names(names, given, where=str(file))
+    if requested is not None and list(requested) != names:
+        order_names(names, requested, where=str(file))
         raise DataError(
-            f"data.names: {', '.join(given)}; label files count by {file}: {', '.join(names)}; leave data.names out"
+            f"data.names: {', '.join(requested)}; label files count by {file}: {', '.join(names)}; leave data.names out"
         )
     return tuple(names)
 
@@ -127,7 +125,7 @@ def _pictures(place: Path) -> list[Path]:
 
 
 def label_file(picture: Path) -> Path:
-    """Where the boxes of a picture are written."""
+    """Return the file that holds the boxes of a picture."""
     parts = picture.parts
     for i in range(len(parts) - 2, -1, -1):
         if parts[i] == "images":
@@ -135,57 +133,57 @@ def label_file(picture: Path) -> Path:
     return picture.with_suffix(".txt")
 
 
-def _notes(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
+def _notes(paths: Sequence[Path], places: Sequence[Path]) -> list[str]:
     labels = {label_file(path) for path in paths}
-    empty = sorted(path.name for path in paths if not os.path.isfile(label_file(path)))
-    label_folders = {label_file(folder / "x.jpg").parent for folder in folders if folder.is_dir()}
+    unlabelled = sorted(path.name for path in paths if not os.path.isfile(label_file(path)))
+    label_folders = {label_file(place / "x.jpg").parent for place in places if place.is_dir()}
     orphans = sorted(
         path.name
-        for folder in label_folders
-        for path in folder.rglob("*.txt")
+        for place in label_folders
+        for path in place.rglob("*.txt")
         if path not in labels and path.name not in ("classes.txt", "train.txt", "val.txt", "test.txt")
     )
     return [
         f"{len(names)} {what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
         for names, what in (
-            (empty, "pictures without a label file (taken as empty)"),
+            (unlabelled, "pictures without a label file (taken as empty)"),
             (orphans, "label files without a picture"),
         )
         if names
     ]
 
 
-def _read_all(paths: Sequence[Path], folders: Sequence[Path], *, class_count: int) -> list[Picture]:
-    wrong: list[str] = []
+def _read_all(paths: Sequence[Path], places: Sequence[Path], *, class_count: int) -> list[Picture]:
+    problems: list[str] = []
     pictures: list[Picture] = []
-    ids = [_picture_id(path, folders) for path in paths]
-    need_unique(ids, where=", ".join(map(str, folders)), what="picture names without suffix (they share a label file)")
+    ids = [_picture_id(path, places) for path in paths]
+    need_unique(ids, where=", ".join(map(str, places)), what="picture names without suffix (they share a label file)")
     for path, picture_id in zip(paths, ids, strict=True):
-        rows = _read_labels(label_file(path), class_count, wrong)
+        rows = _read_labels(label_file(path), class_count, problems)
         try:
             pictures.append(_picture(path, picture_id, rows))
         except DataError as error:
-            wrong.append(str(error))
-    if wrong:
-        raise DataError(f"{len(wrong)} wrong label lines or pictures; correct or remove them:\n{listed(wrong)}")
+            problems.append(str(error))
+    if problems:
+        raise DataError(f"{len(problems)} wrong label lines or pictures; correct or remove them:\n{listed(problems)}")
     return pictures
 
 
-def _picture_id(path: Path, folders: Sequence[Path]) -> str:
-    for folder in folders:
-        if path.is_relative_to(folder):
-            return path.relative_to(folder).with_suffix("").as_posix()
+def _picture_id(path: Path, places: Sequence[Path]) -> str:
+    for place in places:
+        if path.is_relative_to(place):
+            return path.relative_to(place).with_suffix("").as_posix()
     return path.with_suffix("").as_posix()
 
 
-def _read_labels(file: Path, class_count: int, wrong: list[str]) -> list[tuple[float, ...]]:
-    """(class, x centre, y centre, width, height) of every line; mistakes go to ``wrong``."""
+def _read_labels(file: Path, class_count: int, problems: list[str]) -> list[tuple[float, ...]]:
+    """Return (class, x centre, y centre, width, height) of every line; mistakes are added to ``problems``."""
     if not os.path.isfile(file):
         return []
     try:
         text = read_bytes(file, limit=MAX_LABEL_BYTES).decode("utf-8-sig", errors="replace")
     except OSError as error:
-        wrong.append(f"{file}: {error.strerror}")
+        problems.append(f"{file}: {error.strerror}")
         return []
     rows: list[tuple[float, ...]] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -194,7 +192,7 @@ def _read_labels(file: Path, class_count: int, wrong: list[str]) -> list[tuple[f
         try:
             rows.append(_parse(line.split(), class_count))
         except ValueError as error:
-            wrong.append(f"{file}:{number}: {error}")
+            problems.append(f"{file}:{number}: {error}")
     return rows
 
 
@@ -205,17 +203,17 @@ def _parse(fields: Sequence[str], class_count: int) -> tuple[float, ...]:
         values = []
     polygon = len(values) >= 7 and len(values) % 2 == 1
     if len(values) != 5 and not polygon:
-        given = " ".join(fields[:8])[:60]
-        raise ValueError(f"{given!r}{', ...' if len(fields) > 8 else ''}; expected a class and 4 numbers")
-    label, rest = values[0], values[1:]
+        line_start = " ".join(fields[:8])[:60]
+        raise ValueError(f"{line_start!r}{', ...' if len(fields) > 8 else ''}; expected a class and 4 numbers")
+    label, numbers = values[0], values[1:]
     if not label.is_integer() or not 0 <= label < class_count:
         raise ValueError(f"class {fields[0][:20]}; there are {class_count} names: expected 0 to {class_count - 1}")
-    if not all(abs(value) <= _LARGEST for value in rest):
+    if not all(abs(value) <= _LARGEST for value in numbers):
         raise ValueError(f"{' '.join(fields[1:5])[:100]} is not normalised; divide by the picture's width and height")
     if polygon:
-        x, y = rest[0::2], rest[1::2]
+        x, y = numbers[0::2], numbers[1::2]
         return label, (min(x) + max(x)) / 2, (min(y) + max(y)) / 2, max(x) - min(x), max(y) - min(y)
-    return label, *rest
+    return label, *numbers
 
 
 def _picture(path: Path, picture_id: str, rows: Sequence[tuple[float, ...]]) -> Picture:
