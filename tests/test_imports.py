@@ -1,6 +1,7 @@
 """Who may import whom: directions between folders, outside packages of each, and no framework where none is needed."""
 
 import ast
+import itertools
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -153,6 +154,24 @@ def test_models_import_only_the_neutral_modules_of_core():
         outside = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names)
         guilty += [f"{file.name}: {name}" for name in outside - {"mtrain", "numpy", "pydantic"}]
     assert guilty == []
+
+
+def test_modules_that_are_named_in_strings_exist():
+    """``part("engine")`` of a backend is loaded by name, and ``("-m", "mtrain.x")`` is started: nobody imports them."""
+    folders = [PACKAGE / "backends" / f"_{framework}" for framework in ("torch", "paddle")]
+    parts, programs = set(), set()
+    for file in (file for file in FILES if file.suffix == ".py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "part":
+                parts |= {word.value for word in node.args if isinstance(word, ast.Constant)}
+            if isinstance(node, ast.Tuple | ast.List):
+                words = [word.value if isinstance(word, ast.Constant) else "" for word in node.elts]
+                programs |= {after for word, after in itertools.pairwise(words) if word == "-m"}
+    assert {"engine", "rank_environment"} <= parts
+    assert {"mtrain.cluster.agent", "mtrain.rank.worker"} <= programs
+    assert [part for part in parts if not any((folder / f"{part}.py").exists() for folder in folders)] == []
+    ours = [program for program in programs if str(program).startswith("mtrain.")]
+    assert [name for name in ours if not (PACKAGE.parent / f"{name.replace('.', '/')}.py").exists()] == []
 
 
 def test_core_names_no_backend():
