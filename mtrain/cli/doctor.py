@@ -160,14 +160,14 @@ class Doctor:
     def _look_at_hosts(self) -> int:
         """Preflight. Returns the exit code: on a host that another one leads, that one's."""
         from mtrain.cluster import many_hosts
-        from mtrain.cluster.leader import LOOK
+        from mtrain.cluster.leader import PREFLIGHT_ONLY
         from mtrain.cluster.preflight.findings import worst
         from mtrain.errors import UsageError
 
         loaded = self._loaded if self._params["config"] is not None else self._job(self._loaded.spec.backend.name)
         try:
             with contextlib.redirect_stdout(sys.stderr):  # notes: who is waited for
-                result = many_hosts.run(self._brief(loaded, LOOK, "preflight"), tell=self._tell_of_hosts)
+                result = many_hosts.run(self._brief(loaded, PREFLIGHT_ONLY, "preflight"), tell=self._tell_of_hosts)
         except UsageError:
             if worst(self._found) != "bad":
                 raise

@@ -1,37 +1,38 @@
-"""The process of a job on one of its hosts: starts that host's command, watches it, tells the leader, and dies with it.
+"""The agent of a host: the process that starts a job's command on that host, watches it, and reports to the leader.
 
-``python -m mtrain.cluster.agent`` talks over its standard input and output, as ssh or the leader itself starts it; on hosts where
-the job is started by hand, ``meeting.py`` hands it a socket. What it prints itself goes to standard error.
+``python -m mtrain.cluster.agent`` communicates over its standard input and output when ssh or the leader itself starts
+it. On hosts where the job is started by hand, ``rendezvous.py`` gives it a socket. Its own output goes to standard
+error.
 
-What the leader sends (``channel.ask``; every verb is answered, those of an attempt at once):
+Messages from the leader. Those with an answer are sent with ``channel.ask``:
 
-=========  ==========================================================  =====================================================
+=========  ==========================================================  =================================================
 do         fields                                                      answer
-=========  ==========================================================  =====================================================
-names      base, name                                                  names: folders ``name``, ``name-2`` ... that are there
-port       address, port (0: any)                                      port, free at ``address`` just now
-check      spec, size, training, resumed, cwd                          notes; what ``preflight.check`` says of this host
-prepare    run_dir, log_dir, node, files {name: text}, cwd, wait_s     nothing; the folder is made, written and taken
+=========  ==========================================================  =================================================
+names      base, name                                                  names: existing folders ``name``, ``name-2`` ...
+port       address, port (0: any)                                      port: one that is free at ``address`` just now
+check      spec, size, training, resumed, cwd                          notes: those of ``preflight.check`` on this host
+prepare    run_dir, log_dir, node, files {name: text}, cwd, wait_s     empty; the folder was made, locked and written
 resume     given, base, name, cwd                                      run, checkpoint; see ``runfolder.find_resume``
-newest     nothing                                                     checkpoint: path of the newest intact one, or null
-start      ``Orders``                                                  nothing; events follow, "ended" is the last of them
-stop       signal                                                      nothing; the ranks are asked to save and end
-end        nothing                                                     nothing; all processes of the attempt are killed
-bye        code, text, discard                                         nothing; the agent ends; discard: without its run folder
-facts ...  see ``facts.py``                                            what ``Witness.answer`` says
-=========  ==========================================================  =====================================================
+newest     none                                                        checkpoint: path of the newest intact one or null
+start      ``Orders``                                                  none; events follow, "ended" is the last of them
+stop       signal                                                      none; the ranks are asked to save and end
+end        none                                                        none; all processes of the attempt are killed
+bye        ``Farewell``                                                none; the agent ends
+facts ...  see ``facts.py``                                            what ``FactCollector.answer`` returns
+=========  ==========================================================  =================================================
 
-What it tells (``{"event": ...}``):
+Events that the agent sends (``{"event": ...}``):
 
-=======  =====================================================================================================================
-hello    the first message: version, host (its name), addresses [[interface, address]], cores, devices, hidden, cwd, pid;
-         by hand also what the leader compares, see ``meeting.py``
+=======  ===============================================================================================================
+hello    the first message: version, host (its name), addresses [[interface, address]], cores, devices, hidden, cwd,
+         pid; where the job is started by hand also the description that the first host compares, see ``rendezvous.py``
 record   record: a line of ``metrics.jsonl`` (host of rank 0)
-failure  failure: what a rank left (``failures/rank-N.json``), age_s: seconds since it was written
-ended    status, log (of the command), logs {rank: last lines}, ended_here (the agent has killed it), full (the disk of its
-         run folder), summary, error
-asked    signal: this process was asked to end the job; times: how often by now
-=======  =====================================================================================================================
+failure  failure: the file that a failed rank wrote (``failures/rank-N.json``), age_s: seconds since it was written
+ended    status, log (of the command), logs {rank: last lines}, ended_here (the agent has killed it), full (the disk of
+         its run folder is full), summary, error
+asked    signal: this process received a signal to end the job; times: how many by now
+=======  ===============================================================================================================
 
 A leader that closes the channel or is silent for too long is lost: the agent kills what it started, and ends.
 """
@@ -50,6 +51,7 @@ from typing import Any
 
 import mtrain
 from mtrain.cluster.channel import Channel, Lost, Message
+from mtrain.cluster.farewell import Farewell
 from mtrain.core.interfaces import Command
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.attempt import Attempt, Patience
@@ -60,38 +62,46 @@ from mtrain.system.processes import Requests
 from mtrain.system.runfolder import RunFolder
 
 LOG_CHARACTERS = 256 * 1024
-"""Of the command's own output: its end says who failed."""
-FIRST_WORD_S = 60.0
-"""Silence that is allowed before the leader says how long it may be."""
+"""How many characters of the command's output are sent, counted from its end, where it names the rank that failed."""
+FIRST_MESSAGE_S = 60.0
+"""Seconds of silence after which a peer is lost, until the leader sets another limit with its orders."""
 IDLE_S = 0.5
+"""Seconds between two looks at signals while no attempt runs, and between two tries to lock the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orders:
-    """One start of a host's command, as a message says it."""
+    """How to run a host's command once: the fields of a "start" message."""
 
     host: str
     """This host's address in the list of hosts."""
     argv: list[str]
+    """The command."""
     env: dict[str, str]
+    """Variables that the plan sets for the command."""
     forwarded: dict[str, str]
-    """Variables of the leader's environment; beneath those of ``env``, over this host's own."""
+    """Variables of the leader's environment. They override this host's own, and ``env`` overrides them."""
     starts_ranks: bool
+    """Whether the command starts the ranks itself, as torchrun does."""
     first_rank: int
+    """The first rank on this host."""
     ranks: int
+    """How many ranks run on this host."""
     silence_s: float
-    """Without a word of the leader, after which it is lost."""
+    """Seconds of silence after which the leader is lost."""
     failure_s: float
+    """Seconds that the other ranks have to end after one has failed."""
     poll_s: float = 0.1
+    """Seconds between two looks at the command."""
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> "Orders":
-        """From a message that may hold more."""
+        """Read the orders from a message that may have other fields as well."""
         return cls(**{field.name: message[field.name] for field in fields(cls) if field.name in message})
 
 
 def hello(**more: Any) -> Message:
-    """The first message: what the leader needs to know of this host to make a plan."""
+    """Return the first message: the facts about this host that the leader needs for the plan, and ``more`` fields."""
     environ = environment.cleaned(environment.caller())
     return {
         "event": "hello",
@@ -108,19 +118,19 @@ def hello(**more: Any) -> Message:
 
 
 class Agent:
-    """Serves a leader until it says goodbye or is lost. Lives in the main thread of its process."""
+    """Serves a leader until the leader sends its farewell or is lost. Runs in the main thread of its process."""
 
     def __init__(self, channel: Channel, requests: Requests) -> None:
         self._channel = channel
         self._requests = requests
-        self._asked = _Asked()
+        self._remote_requests = _RemoteRequests()
         self._run: RunFolder | None = None
         self._node = 0
-        self._held = ExitStack()
-        self._told = 0
-        self._farewell: tuple[int, str] | None = None
-        self._discards = False
-        self._witness: Any = None
+        self._resources = ExitStack()
+        self._sent = 0
+        """How many of ``requests`` the leader has been told about."""
+        self._farewell: Farewell | None = None
+        self._fact_collector: Any = None
         self._verbs: dict[str, Callable[[Message], dict[str, Any]]] = {
             "names": self._names,
             "port": self._port,
@@ -130,17 +140,17 @@ class Agent:
             "newest": self._newest,
         }
 
-    def serve(self) -> tuple[int, str]:
-        """Do what the leader says; returns exit code and closing words.
+    def serve(self) -> Farewell:
+        """Carry out the leader's messages until its farewell, which is returned.
 
         Raises:
-            Lost: the leader has gone; nothing that was started is left.
+            Lost: the connection to the leader has ended; every process that was started has been ended.
         """
-        with self._held:
+        with self._resources:
             while self._farewell is None:
                 self.pass_on_requests()
                 if self._requests.count > 1 and self._run is None:
-                    return EXIT_CODES[self._requests.first or signal.SIGTERM], NOTHING
+                    return Farewell(code=EXIT_CODES[self._requests.first or signal.SIGTERM], text=NOTHING)
                 message = self._channel.wait(IDLE_S)
                 if message is None:
                     continue
@@ -148,49 +158,51 @@ class Agent:
                     self._attempt(message)
                 else:
                     self.take(message)
-        if self._discards and self._run is not None:
+        if self._farewell.discard and self._run is not None:
             shutil.rmtree(self._run.path, ignore_errors=True)
         return self._farewell
 
     def take(self, message: Message) -> None:
-        """Answer one message; those of an attempt change what it is asked."""
+        """Handle one message, also while an attempt runs; "stop", "end" and "bye" end that attempt."""
         verb = message.get("do")
         if verb == "bye":
-            self._farewell = int(message.get("code", 0)), str(message.get("text", ""))
-            self._discards = bool(message.get("discard"))
-            self._asked.at_once()
+            self._farewell = Farewell.of(message)
+            self._remote_requests.end_at_once()
         elif verb == "stop":
-            self._asked.politely(signal.Signals(int(message.get("signal", signal.SIGTERM))))
+            self._remote_requests.ask_to_end(signal.Signals(int(message.get("signal", signal.SIGTERM))))
         elif verb == "end":
-            self._asked.at_once()
+            self._remote_requests.end_at_once()
         elif "ask" in message:
             self._channel.send({"answer": message["ask"], **self._answer(str(verb), message)})
 
     def pass_on_requests(self) -> None:
-        """A signal to this process asks the leader to end the whole job; a second one ends what is here, whatever the leader does."""
-        if self._requests.count > self._told:
-            self._told = self._requests.count
+        """Report signals that this process has received: the leader then ends the whole job.
+
+        From the second signal on, the attempt on this host is ended at once, without waiting for the leader.
+        """
+        if self._requests.count > self._sent:
+            self._sent = self._requests.count
             number = int(self._requests.first or signal.SIGTERM)
             self._channel.send({"event": "asked", "signal": number, "times": self._requests.count})
             if self._requests.count > 1:
-                self._asked.at_once()
+                self._remote_requests.end_at_once()
 
     # ---------------------------------------------------------------------------------------------------------- answers
     def _answer(self, verb: str, message: Message) -> dict[str, Any]:
         try:
             if verb in self._verbs:
                 return self._verbs[verb](message)
-            return self._testimony(message)
+            return self._collect_facts(message)
         except MtrainError as error:
             return {"error": str(error), "code": error.exit_code}
-        except Exception as error:  # the leader tells it; this process serves on
+        except Exception as error:  # The leader reports it to the user; the agent must keep running.
             return {"error": f"{type(error).__name__}: {error}", "code": 1}
 
-    def _testimony(self, message: Message) -> dict[str, Any]:
-        from mtrain.cluster.preflight.facts import Witness
+    def _collect_facts(self, message: Message) -> dict[str, Any]:
+        from mtrain.cluster.preflight.facts import FactCollector
 
-        self._witness = self._witness or self._held.enter_context(_closing(Witness()))
-        return dict(self._witness.answer(message))
+        self._fact_collector = self._fact_collector or self._resources.enter_context(_closing(FactCollector()))
+        return dict(self._fact_collector.answer(message))
 
     def _names(self, message: Message) -> dict[str, Any]:
         return {"names": runfolder.names_like(Path(message["base"]), message["name"])}
@@ -222,18 +234,18 @@ class Agent:
             self._hold(run, message["node"], wait_s=float(message.get("wait_s", 0.0)))
         for name, text in message["files"].items():
             path = run.path / Path(name).name
-            if ".next." not in name:  # one that waits, of a job that was refused, would be read instead
+            if ".next." not in name:  # A pending file that a refused job has left would be read in place of this one.
                 runfolder.pending(path).unlink(missing_ok=True)
             runfolder.write_once(path, text, writer=message["node"])
         self._run, self._node = run, message["node"]
         return {}
 
     def _hold(self, run: RunFolder, node: int, *, wait_s: float) -> None:
-        """Take the folder; an agent of before, which its leader had lost, may need ``wait_s`` to end."""
+        """Lock the folder, waiting up to ``wait_s`` for an agent of an earlier attempt that is still ending."""
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                self._held.enter_context(runfolder.taken(run, node=node))
+                self._resources.enter_context(runfolder.taken(run, node=node))
                 return
             except UsageError:
                 if time.monotonic() > deadline:
@@ -242,21 +254,21 @@ class Agent:
 
     def _resume(self, message: Message) -> dict[str, Any]:
         _enter(message.get("cwd"))
-        found = runfolder.find_resume(message["given"], base=Path(message["base"]), name=message["name"])
-        return {"run": str(found.run.absolute()), "checkpoint": str(found.checkpoint.absolute())}
+        resume = runfolder.find_resume(message["given"], base=Path(message["base"]), name=message["name"])
+        return {"run": str(resume.run.absolute()), "checkpoint": str(resume.checkpoint.absolute())}
 
     def _newest(self, message: Message) -> dict[str, Any]:
         from mtrain.core.checkpoint import store
 
-        found = store.newest(self._run.checkpoints) if self._run is not None else None
-        return {"checkpoint": None if found is None else str(found)}
+        checkpoint = store.newest(self._run.checkpoints) if self._run is not None else None
+        return {"checkpoint": None if checkpoint is None else str(checkpoint)}
 
     # --------------------------------------------------------------------------------------------------------- attempts
     def _attempt(self, message: Message) -> None:
         assert self._run is not None, "the leader prepares before it starts"
         orders = Orders.of(message)
         self._channel.silence_s = orders.silence_s
-        self._asked.reset()
+        self._remote_requests.reset()
         listener = _Reporter(self, self._channel)
         attempt = Attempt(
             command=Command(host=orders.host, argv=orders.argv, env=orders.env),
@@ -264,7 +276,7 @@ class Agent:
             environ=self._environ(orders),
             starts_ranks=orders.starts_ranks,
             listener=listener,
-            asked=self._asked,
+            asked=self._remote_requests,
             patience=Patience(poll_s=orders.poll_s, failure_s=orders.failure_s, leftover_s=1.0),
             ranks=range(orders.first_rank, orders.first_rank + orders.ranks),
             reads_records=orders.first_rank == 0,
@@ -275,7 +287,7 @@ class Agent:
         except MtrainError as error:
             self._channel.send({"event": "ended", "status": 1, "log": "", "error": str(error)})
             return
-        listener.tell_failures()
+        listener.report_failures()
         self._channel.send(
             {
                 "event": "ended",
@@ -289,7 +301,7 @@ class Agent:
         )
 
     def _environ(self, orders: Orders) -> dict[str, str]:
-        """This host's cleaned environment, the leader's forwarded one, and the interface that owns this host's address."""
+        """Return the environment of the command: this host's, the forwarded one, and its network interface."""
         environ = {**environment.cleaned(environment.caller()), **orders.forwarded}
         addresses = placement.own_addresses()
         interface = placement.interface_of(addresses, [orders.host, *placement.resolve(orders.host)])
@@ -299,93 +311,99 @@ class Agent:
         return environ | dict.fromkeys(pinned, str(interface))
 
 
-class _Asked:
-    """What the leader has asked of an attempt, as ``Attempt`` looks at it."""
+class _RemoteRequests:
+    """The leader's requests to end an attempt, in the form in which ``Attempt`` reads signals of its own process."""
 
     first_at: float | None = None
-    """The leader knows; it tells why the job ended."""
+    """Always None: the time of the first request is known to the leader, which words the reason of the end."""
 
     def __init__(self) -> None:
         self.count = 0
         self.first: signal.Signals | None = None
 
     def reset(self) -> None:
+        """Forget all requests, before another attempt."""
         self.count, self.first = 0, None
 
-    def politely(self, number: signal.Signals) -> None:
+    def ask_to_end(self, number: signal.Signals) -> None:
+        """Ask the ranks to save and end, as a first signal does."""
         self.first = self.first or number
         self.count = max(self.count, 1)
 
-    def at_once(self) -> None:
+    def end_at_once(self) -> None:
+        """End the attempt without saving, as a second signal does."""
         self.first = self.first or signal.SIGTERM
         self.count = max(self.count, 2)
 
 
 class _Reporter:
-    """Passes what happens on to the leader, and hears it."""
+    """Listener of an attempt that sends its events to the leader, and handles the leader's messages meanwhile."""
 
     def __init__(self, agent: Agent, channel: Channel) -> None:
         self.attempt: Attempt | None = None
         self._agent = agent
         self._channel = channel
-        self._told: set[tuple[Any, Any]] = set()
+        self._sent: set[tuple[Any, Any]] = set()
 
     def record(self, record: Record) -> None:
-        """To the leader, which shows it."""
+        """Send a record to the leader, which shows it."""
         self._channel.send({"event": "record", "record": record})
 
     def note(self, text: str) -> None:
-        """Nothing: the leader knows what it has asked."""
+        """Do nothing: a note of the attempt only repeats what the leader has asked for."""
 
     def tick(self) -> None:
-        """Hear the leader; without it, end."""
+        """Handle the leader's messages; end the attempt where the leader is lost."""
         self._agent.pass_on_requests()
         for message in self._channel.receive():
             self._agent.take(message)
         if self._channel.lost is not None:
             self._agent.take({"do": "end"})
-        self.tell_failures()
+        self.report_failures()
 
-    def tell_failures(self) -> None:
-        """Each once."""
+    def report_failures(self) -> None:
+        """Send the failures of ranks, each one once."""
         for failure in self.attempt.failures() if self.attempt is not None else ():
             key = failure.get("rank"), failure.get("time")
-            if key not in self._told:
-                self._told.add(key)
+            if key not in self._sent:
+                self._sent.add(key)
                 age = time.time() - float(failure.get("time") or time.time())
                 self._channel.send({"event": "failure", "failure": failure, "age_s": age})
 
 
 class _closing:
-    """Closes what it holds, which has ``close`` and no more."""
+    """Context manager that closes an object with a ``close`` method on exit."""
 
-    def __init__(self, held: Any) -> None:
-        self._held = held
+    def __init__(self, resource: Any) -> None:
+        self._resource = resource
 
     def __enter__(self) -> Any:
-        return self._held
+        return self._resource
 
     def __exit__(self, *error: object) -> None:
-        self._held.close()
+        self._resource.close()
 
 
 def _own_address(host: str) -> str:
-    """``host`` as an address of this machine.
+    """Return the address of this machine that ``host`` means.
 
     Raises:
-        UsageError: it is none.
+        UsageError: ``host`` is no address of this machine.
     """
-    found = next((address for address in (host, *placement.resolve(host)) if placement.is_own(address)), None)
-    if found is None:
+    own_address = next((address for address in (host, *placement.resolve(host)) if placement.is_own(address)), None)
+    if own_address is None:
         raise UsageError(
             f"{host} is no address of {os.uname().nodename}, whose addresses are "
             f"{', '.join(address for _, address in placement.own_addresses())}; correct --ips"
         )
-    return found
+    return own_address
 
 
 def _enter(folder: str | None) -> None:
-    """Work in ``folder``; where it is missing it is made, as the run folder below it would be."""
+    """Make ``folder`` the working directory.
+
+    A missing one is created, because the run folder is created below it anyway.
+    """
     if folder is None:
         return
     try:
@@ -399,6 +417,7 @@ def _enter(folder: str | None) -> None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None where there is none."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -407,23 +426,24 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def main() -> int:
-    """Serve the leader at the other end of standard input and output."""
+    """Serve the leader at the other end of standard input and output; return the exit code."""
     incoming, outgoing = os.dup(0), os.dup(1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)  # whatever prints must not end up between messages
-    channel = Channel(incoming, outgoing, peer="leader", silence_s=FIRST_WORD_S)
+    os.dup2(2, 1)  # Output of libraries must not get between the messages on standard output.
+    channel = Channel(incoming, outgoing, peer="leader", silence_s=FIRST_MESSAGE_S)
     channel.send(hello())
     try:
         with Requests() as requests, processes.adopting_orphans():
-            code, text = Agent(channel, requests).serve()
+            farewell = Agent(channel, requests).serve()
     except Lost as lost:
-        code, text = 1, f"the leader of the job is lost: {lost}; everything of it was ended on this host"
+        text = f"the leader of the job is lost: {lost}; everything of it was ended on this host"
+        farewell = Farewell(code=1, text=text)
     finally:
         channel.close()
-    if text:
-        print(text, file=sys.stderr, flush=True)
-    return code
+    if farewell.text:
+        print(farewell.text, file=sys.stderr, flush=True)
+    return farewell.code
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a scheduler, or a starter of processes, says of the job in whose allocation this process runs.
 
-Everything is read from variables that these programs document; nothing is asked of them. ``recognised`` is a pure function of an
-environment, so that it can be tested with environments that were recorded.
+Everything is read from variables that these programs document; nothing is asked of them. ``recognised`` is a pure
+function of an environment, so that it can be tested with environments that were recorded.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,9 @@ class Allocation:
 
 
 def recognised(environ: Environ) -> Allocation | None:
-    """The allocation of more than one process or host that this process is part of; None: it is alone, or nothing is known.
+    """The allocation of more than one process or host that this process is part of.
+
+    None: it is alone, or nothing is known.
 
     Where several programs have left their word, the one that started this process last is asked first.
     """
@@ -60,7 +62,8 @@ def contradiction(allocation: Allocation) -> str:
     )
     start = f"start mtrain once on each host{f' ({allocation.one_each})' if allocation.one_each else ''} with {ips}"
     return (
-        f"{problem}, but no host is named with --ips: {result}. For one job on all hosts, {start}; mtrain itself starts the "
+        f"{problem}, but no host is named with --ips: {result}. For one job on all hosts, {start}; mtrain itself "
+        "starts the "
         "ranks of a host (--nproc-per-node). For a job of this process alone, add --nnodes 1"
     )
 
@@ -77,7 +80,10 @@ def _evidence(environ: Environ, *names: str) -> str:
 def _started_by(
     environ: Environ, scheduler: str, *, size: str, rank: str, one_each: str = "", also: str = ""
 ) -> Allocation | None:
-    """A starter that tells each process how many there are, and which one it is; ``also``: without which it is not this one."""
+    """A starter that tells each process how many there are, and which one it is.
+
+    ``also``: without which it is not this one.
+    """
     processes, place = _number(environ, size), _number(environ, rank)
     if processes is None or place is None or processes < 2 or (also and also not in environ):
         return None
@@ -88,7 +94,10 @@ def _started_by(
 
 
 def _torchrun(environ: Environ) -> Allocation | None:
-    """torchrun gives its run a name; what else sets ``RANK`` also says where ranks meet, and is Kubeflow or a person."""
+    """torchrun gives its run a name.
+
+    What else sets ``RANK`` also says where ranks meet, and is Kubeflow or a person.
+    """
     if "TORCHELASTIC_RUN_ID" in environ:
         return _started_by(environ, "torchrun", size="WORLD_SIZE", rank="RANK", one_each="without torchrun")
     return _started_by(environ, "a starter of torch jobs", size="WORLD_SIZE", rank="RANK", also="MASTER_ADDR")
@@ -144,7 +153,10 @@ def _slurm(environ: Environ) -> Allocation | None:
 
 
 def _lsf(environ: Environ) -> Allocation | None:
-    """``LSB_MCPU_HOSTS`` lists hosts and their slots in turn: "hostA 4 hostB 4"; the command runs on the first host alone."""
+    """``LSB_MCPU_HOSTS`` lists hosts and their slots in turn: "hostA 4 hostB 4".
+
+    The command runs on the first host alone.
+    """
     words = environ.get("LSB_MCPU_HOSTS", "").split()
     hosts = words[::2]
     if "LSB_JOBID" not in environ or len(hosts) < 2 or len(words) % 2:
@@ -189,4 +201,5 @@ _LOOKS: tuple[Callable[[Environ], Allocation | None], ...] = (
     *(_open_mpi, _pmi, _slurm, _lsf),
     *(_pet, _indexed_job),
 )
-"""The starters that run closest to the process come first: mpirun may have been started by Slurm, and torchrun by mpirun."""
+"""The starters that run closest to the process come first: mpirun may have been started by Slurm, and torchrun by
+mpirun."""

@@ -1,16 +1,19 @@
-"""Messages between the leader of a job and the agent of a host: JSON objects, one per line, both ways, over pipes or a socket.
+"""Messages between the leader of a job and the agent of a host: one JSON object per line, over pipes or a socket.
 
-Each side beats once a second, so that a peer that says nothing is one that cannot. A channel ends when the peer closes it, when
-the peer has been silent for ``silence_s``, or when what comes is no message; it then says why (``lost``) and never recovers.
+Each side sends a heartbeat once a second, so a peer from which nothing arrives has stopped or cannot be reached. A
+channel ends when the peer closes it, when the peer has been silent for ``silence_s``, or when a line arrives that is no
+message. ``lost`` then says why, and the channel never recovers.
 
-Closing waits for the other end of a socket to close as well: one that is closed on bytes which nobody has read is reset, and takes
-along what was said last.
+Closing a socket waits until the peer has closed its end, too. TCP resets a connection that is closed while received
+bytes are unread, and a reset discards data that is still on its way to the peer, such as the last message.
 
-Nothing here blocks on the peer: a thread of its own reads and writes. Only JSON is read, and no line longer than
-``LIMIT_BYTES``.
+No call here blocks on the peer: each channel has a thread that reads and writes. Only JSON is read, and no line longer
+than
+``MAX_MESSAGE_BYTES``.
 
-Three kinds of messages: ``{"do": verb, "ask": number, ...}`` asks for something, ``{"answer": number, ...}`` answers it (with
-``"error"`` where it could not be done), and ``{"event": name, ...}`` tells. ``agent.py`` lists the verbs and the events.
+There are three kinds of messages: ``{"do": verb, "ask": number, ...}`` is a request, ``{"answer": number, ...}``
+answers it (with ``"error"`` where it failed), and ``{"event": name, ...}`` is a notification. ``agent.py`` lists the
+verbs and the events.
 """
 
 import json
@@ -25,32 +28,38 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from mtrain.cluster.disconnection import Cause, Disconnection
+
 Message = dict[str, Any]
 
 BEAT_S = 1.0
-STOP_S = 0.2
-"""Between two looks at whether an answer is still wanted."""
-LIMIT_BYTES = 8 * 1024 * 1024
-"""Of one message."""
-WAITING_BYTES = 64 * 1024 * 1024
-"""Of messages that the peer has not taken yet."""
+"""Seconds between two heartbeats."""
+STOP_POLL_S = 0.2
+"""Seconds between two calls of ``stop`` while an answer is awaited."""
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+"""Largest message."""
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+"""Most bytes that may be queued for a peer that reads nothing; beyond that it is lost."""
 NOISE_LINES = 20
-"""Kept of what a login shell prints in front of the first message."""
+"""How many lines are kept of what a login shell prints before the first message."""
 NOISE_BYTES = 500
-"""Kept of each of these lines."""
+"""How many bytes are kept of each of these lines."""
 HELLO = b'{"event": "hello"'
-"""How the first message of an agent begins. What a login shell prints may look like JSON, too, and need not end with a newline."""
-CLOSED = "closed here"
-"""The reason of a channel that was closed at this end."""
+"""How the first message of an agent begins. What a login shell prints may look like JSON, too, and need not end with a
+newline."""
 _CHUNK_BYTES = 1 << 16
 
 
 class Lost(Exception):
-    """The peer has gone, is silent, or does not speak our language; the text says which."""
+    """The connection to the peer has ended; the text says why."""
+
+    def __init__(self, disconnection: Disconnection) -> None:
+        self.disconnection = disconnection
+        super().__init__(str(disconnection))
 
 
 class Refused(Exception):
-    """The peer could not do what it was asked; the text is its own, and the exit code, where it gave one."""
+    """The peer answered a request with an error: its text, and its exit code where the answer has one."""
 
     def __init__(self, text: str, *, code: int | None = None) -> None:
         self.code = code
@@ -58,7 +67,10 @@ class Refused(Exception):
 
 
 class Channel:
-    """One end of a connection. Owns the file descriptors that it is given, which may be one and the same."""
+    """One end of a connection.
+
+    It owns the file descriptors that it is given and closes them; they may be the same one.
+    """
 
     def __init__(
         self,
@@ -68,25 +80,25 @@ class Channel:
         peer: str,
         silence_s: float = float("inf"),
         beat_s: float = BEAT_S,
-        behind_noise: bool = False,
+        skips_noise: bool = False,
     ) -> None:
-        """``behind_noise``: whether a login shell may print something in front of the peer's first message, a hello."""
-        self._behind_noise = behind_noise
+        """``skips_noise``: whether a login shell may print something before the peer's first message, a hello."""
+        self._skips_noise = skips_noise
         self.peer = peer
-        """For people."""
+        """Name of the peer in messages to people."""
         self.silence_s = silence_s
-        """Seconds without a byte from the peer after which it is lost; may be changed."""
+        """Seconds without a byte from the peer after which it is lost; may be changed at any time."""
         self.noise: deque[str] = deque(maxlen=NOISE_LINES)
-        """Lines that came in front of the first message and are none."""
+        """The last lines that came before the first message and are no messages."""
         self._incoming, self._outgoing = incoming, outgoing if outgoing != incoming else os.dup(incoming)
         self._beat_s = beat_s
-        self._heard = time.monotonic()
-        self._lost: str | None = None
+        self._last_read = time.monotonic()
+        self._lost: Disconnection | None = None
         self._spoken = False
         self._changed = threading.Condition()
         self._inbox: deque[Message] = deque()
         self._answers: dict[int, Message] = {}
-        self._asked = 0
+        self._requests = 0
         self._partial = b""
         self._unsent = bytearray()
         self._closing = False
@@ -97,20 +109,23 @@ class Channel:
         self._thread = threading.Thread(target=self._work, name=f"channel {peer}", daemon=True)
         self._thread.start()
 
-    # ---------------------------------------------------------------------------------------------------------- talking
+    # --------------------------------------------------------------------------------------------------------- messages
     @property
-    def lost(self) -> str | None:
-        """Why the channel has ended; None: it has not."""
+    def lost(self) -> Disconnection | None:
+        """Return why the channel has ended, or None while it is open."""
         return self._lost
 
     @property
     def spoken(self) -> bool:
-        """Whether the peer has said anything yet."""
+        """Return whether a message or heartbeat has arrived from the peer yet."""
         return self._spoken
 
     @property
     def printed(self) -> list[str]:
-        """What came instead of a first message, a line that has not ended included; empty once there is one."""
+        """Return the lines that came before a first message, an unfinished one included.
+
+        Empty once a message has come.
+        """
         if self._spoken:
             return []
         rest = self._partial[:NOISE_BYTES].decode(errors="replace").strip()
@@ -118,44 +133,44 @@ class Channel:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since anything was heard."""
-        return time.monotonic() - self._heard
+        """Return the seconds since the last byte from the peer."""
+        return time.monotonic() - self._last_read
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queue a message; one to a lost peer is dropped.
+        """Queue a message for the peer. Once the channel has ended, messages are dropped.
 
         Raises:
-            ValueError: it is longer than ``LIMIT_BYTES``.
+            ValueError: the message is longer than ``MAX_MESSAGE_BYTES``.
         """
         line = json.dumps(message, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
-        if len(line) > LIMIT_BYTES:
-            raise ValueError(f"a message of {len(line)} bytes; at most {LIMIT_BYTES} are sent")
+        if len(line) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(line)} bytes; at most {MAX_MESSAGE_BYTES} are sent")
         with self._changed:
             if self._lost is not None:
                 return
-            if len(self._unsent) > WAITING_BYTES:
-                self._lose("takes nothing of what is sent")
+            if len(self._unsent) > MAX_UNSENT_BYTES:
+                self._lose(Disconnection(cause=Cause.NOT_READING))
                 return
             self._unsent += line
         self._wake()
 
     def receive(self) -> list[Message]:
-        """What has come meanwhile, answers apart."""
+        """Take all messages that have arrived, except answers, out of the inbox. Never blocks."""
         with self._changed:
-            found = list(self._inbox)
+            messages = list(self._inbox)
             self._inbox.clear()
-        return found
+        return messages
 
     def holds(self, event: str) -> bool:
-        """Whether such an event has come that nobody has taken yet."""
+        """Return whether an event of this name is in the inbox."""
         with self._changed:
             return any(message.get("event") == event for message in self._inbox)
 
     def wait(self, timeout_s: float) -> Message | None:
-        """The next message; None: none came in time.
+        """Return the next message, or None where none arrives within ``timeout_s``.
 
         Raises:
-            Lost: nothing is left, and nothing will come.
+            Lost: the channel has ended, and every message that had arrived has been taken.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._inbox or self._lost is not None, timeout_s)
@@ -166,40 +181,42 @@ class Channel:
             return None
 
     def ask(self, verb: str, **fields: Any) -> int:
-        """Ask the peer to do something; returns the number of the question, for ``answer``."""
+        """Send a request to the peer; return its number, to be given to ``answer``."""
         with self._changed:
-            self._asked += 1
-            number = self._asked
+            self._requests += 1
+            number = self._requests
         self.send({"do": verb, "ask": number, **fields})
         return number
 
     def answer(self, number: int, *, timeout_s: float, stop: Callable[[], bool] = lambda: False) -> Message:
-        """Wait for the answer to a question; ``stop``: whether it is not wanted any more.
+        """Wait for the answer to request ``number``.
+
+        ``stop`` is called repeatedly and ends the waiting by returning True.
 
         Raises:
-            Refused: the peer says why it could not.
-            Lost: the peer has gone.
-            TimeoutError: nothing came in time, or before ``stop`` said so.
+            Refused: the peer answered with an error.
+            Lost: the channel has ended.
+            TimeoutError: no answer arrived within ``timeout_s``, or before ``stop`` returned True.
         """
-        left, deadline = timeout_s, time.monotonic() + timeout_s
+        remaining_s, deadline = timeout_s, time.monotonic() + timeout_s
         with self._changed:
             while not self._changed.wait_for(
-                lambda: number in self._answers or self._lost is not None, min(left, STOP_S)
+                lambda: number in self._answers or self._lost is not None, min(remaining_s, STOP_POLL_S)
             ):
-                left = deadline - time.monotonic()
-                if left <= 0 or stop():
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0 or stop():
                     break
-            found = self._answers.pop(number, None)
-        if found is None:
+            answer = self._answers.pop(number, None)
+        if answer is None:
             if self._lost is not None:
                 raise Lost(self._lost)
             raise TimeoutError(f"{self.peer} did not answer within {timeout_s:g} s")
-        if "error" in found:
-            raise Refused(str(found["error"]), code=found.get("code"))
-        return found
+        if "error" in answer:
+            raise Refused(str(answer["error"]), code=answer.get("code"))
+        return answer
 
     def close(self, *, flush_s: float = 1.0) -> None:
-        """Send what is queued and let the peer read it, for ``flush_s`` at most, and end. Can be called twice."""
+        """End the channel after queued messages were sent and read, or after ``flush_s``. Can be called twice."""
         with self._changed:
             self._deadline = time.monotonic() + flush_s
             self._closing = True
@@ -209,42 +226,48 @@ class Channel:
 
     # ------------------------------------------------------------------------------------------------------- the thread
     def _wake(self) -> None:
-        with self._changed, suppress(OSError):  # full, so it will wake; or closed
+        with self._changed, suppress(OSError):  # the pipe is full, so the thread will wake anyway; or it is closed
             os.write(self._wake_write, b".")
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, disconnection: Disconnection) -> None:
+        """End the channel; of several causes the first one stands."""
         with self._changed:
             if self._lost is None:
-                self._lost = reason
+                self._lost = disconnection
             self._changed.notify_all()
 
     def _work(self) -> None:
+        """Read and write until the channel ends."""
         next_beat = time.monotonic() + self._beat_s
         try:
             while self._lost is None:
                 now = time.monotonic()
-                if self._closing and (now > self._deadline or not (self._unsent or self._lingers())):
-                    self._lose(CLOSED)
+                if self._closing and (now > self._deadline or not (self._unsent or self._awaits_peer_close())):
+                    self._lose(Disconnection(cause=Cause.CLOSED_HERE))
                     return
                 if self.silent_s > self.silence_s:
-                    self._lose(f"silent for {self.silent_s:.0f} s")
+                    self._lose(Disconnection(cause=Cause.SILENT, silent_s=self.silent_s))
                     return
                 if now >= next_beat and not self._closing:
                     next_beat = now + self._beat_s
                     with self._changed:
                         self._unsent += b"" if self._unsent else b"{}\n"
                 self._turn(0.05 if self._closing else next_beat - now)
-        except Exception as error:  # a thread that dies in silence would look like a peer that does
-            self._lose(f"failed: {error}")
+        except Exception as error:  # if this thread just died, its peer would be blamed for the silence
+            self._lose(Disconnection(cause=Cause.FAILED_HERE, detail=str(error)))
         finally:
             with self._changed:
                 descriptors = {self._incoming, self._outgoing, self._wake_read, self._wake_write}
                 self._wake_write = self._wake_read = -1
-                for descriptor in descriptors:  # not outside: their numbers may be others' by then
+                # Under the lock: `_wake` could otherwise write to a number that another open file has by then.
+                for descriptor in descriptors:
                     os.close(descriptor)
 
-    def _lingers(self) -> bool:
-        """Whether the end of the peer is waited for: where it is behind a socket; it is told that nothing more comes."""
+    def _awaits_peer_close(self) -> bool:
+        """Return whether the peer must close first, which holds for sockets.
+
+        Also signals it that nothing more is sent.
+        """
         if not stat.S_ISSOCK(os.fstat(self._outgoing).st_mode):
             return False
         with suppress(OSError), socket.socket(fileno=os.dup(self._outgoing)) as connection:
@@ -252,6 +275,7 @@ class Channel:
         return True
 
     def _turn(self, timeout_s: float) -> None:
+        """Wait until something can be read or written, for ``timeout_s`` at most, and do it."""
         poll = select.poll()
         poll.register(self._incoming, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
@@ -270,33 +294,33 @@ class Channel:
             content = os.read(self._incoming, _CHUNK_BYTES)
         except BlockingIOError:
             return
-        except ConnectionResetError:  # closed by a peer that had not read everything
+        except ConnectionResetError:  # the peer closed its end while it had unread bytes
             content = b""
         except OSError as error:
-            self._lose(f"the connection failed: {error.strerror or error}")
+            self._lose(Disconnection(cause=Cause.CONNECTION_FAILED, detail=str(error.strerror or error)))
             return
         if not content:
             if self._partial and not self._spoken:
                 self._note_noise(self._partial)
-            self._lose("the connection was closed")
+            self._lose(Disconnection(cause=Cause.CLOSED_THERE))
             return
-        self._heard = time.monotonic()
+        self._last_read = time.monotonic()
         *lines, self._partial = (self._partial + content).split(b"\n")
         for line in lines:
             self._take(line)
-        if len(self._partial) > LIMIT_BYTES:
-            self._lose(f"sent a line of more than {LIMIT_BYTES} bytes")
+        if len(self._partial) > MAX_MESSAGE_BYTES:
+            self._lose(Disconnection(cause=Cause.LINE_TOO_LONG, limit_bytes=MAX_MESSAGE_BYTES))
 
     def _take(self, line: bytes) -> None:
-        message = _first_message(line) if self._behind_noise and not self._spoken else _read(line)
+        message = _first_message(line) if self._skips_noise and not self._spoken else _parse(line)
         if message is None:
             if self._spoken:
-                self._lose(f"sent what is no message: {line[:80].decode(errors='replace')!r}")
+                self._lose(Disconnection(cause=Cause.NO_MESSAGE, detail=line[:80].decode(errors="replace")))
             else:
                 self._note_noise(line)
             return
         self._spoken = True
-        if not message:
+        if not message:  # a heartbeat
             return
         with self._changed:
             if isinstance(message.get("answer"), int):
@@ -316,12 +340,14 @@ class Channel:
                 del self._unsent[:sent]
         except BlockingIOError:
             return
-        except OSError:  # what the peer said last may still be there to read; reading finds its end
+        except (
+            OSError
+        ):  # The peer has closed. Its last messages may still be unread, so `_read` is what ends the channel.
             self._unsent.clear()
 
 
-def _read(line: bytes) -> Message | None:
-    """A line as a message; None: it is none."""
+def _parse(line: bytes) -> Message | None:
+    """Parse a line as a message; return None where it is none."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
@@ -330,9 +356,12 @@ def _read(line: bytes) -> Message | None:
 
 
 def _first_message(line: bytes) -> Message | None:
-    """The hello that ends a line, whatever stands in front of it; None: it holds none."""
+    """Return the hello at the end of a line, without what a login shell printed before it.
+
+    None where there is no hello.
+    """
     begin = line.find(HELLO)
-    return None if begin < 0 else _read(line[begin:])
+    return None if begin < 0 else _parse(line[begin:])
 
 
 def ask_all(
@@ -344,10 +373,11 @@ def ask_all(
     stop: Callable[[], bool] = lambda: False,
     **fields: Any,
 ) -> list[Message]:
-    """Ask every peer at once; one answer for each, in the same order.
+    """Send one request to all peers at once; return their answers in the order of ``channels``.
 
-    ``each``: fields for one peer each; ``stop``: whether to wait no longer. Where a peer could not, is gone or is late, its
-    answer is ``{"error": text}``, with the ``code`` that it gave.
+    ``each`` holds additional fields for each peer; ``stop`` ends the waiting by returning True. For a peer that
+    refuses, is lost or does not answer in time, the answer is ``{"error": text}``, with the exit ``code`` that a
+    refusal had.
     """
     deadline = time.monotonic() + timeout_s
     own = each or [{}] * len(channels)

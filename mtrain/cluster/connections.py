@@ -1,4 +1,4 @@
-"""Who connects to the port at which the hosts of a job meet, before it is known whether it is one of them."""
+"""Connections to the port where the hosts of a job meet, before it is known whether a host of the job called."""
 
 import threading
 import time
@@ -10,84 +10,92 @@ from mtrain.cluster.channel import Channel
 from mtrain.system import placement
 
 HELLO_S = 5.0
-"""For a caller to say hello."""
+"""Seconds within which a caller must send its hello."""
 RESOLVE_S = 5.0
-"""Between two questions for the addresses of a name: those of containers may become known late."""
-MOST_LABEL = 64
-"""Characters shown of what a caller says of itself."""
+"""Seconds between two name lookups of a host. They are repeated because names of containers may become known late."""
+MAX_LABEL = 64
+"""How many characters are shown of what a caller says about itself."""
 
 
-def printable(said: object, most: int = MOST_LABEL) -> str:
-    """What a caller says, for a terminal: no control characters, no more than ``most``."""
-    return "".join(letter for letter in str(said) if letter.isprintable())[:most]
+def printable(value: object, limit: int = MAX_LABEL) -> str:
+    """Return a caller's value as text that is safe to print: no control characters, at most ``limit`` characters."""
+    return "".join(letter for letter in str(value) if letter.isprintable())[:limit]
 
 
 def address_of(peer: Sequence[Any]) -> str:
-    """The address of the other end of a connection, as people write it: without the scope that IPv6 adds."""
+    """Return the address of the other end of a connection, as people write it: without the scope that IPv6 adds."""
     return str(peer[0]).partition("%")[0]
 
 
 def source_for(own: str, target: str) -> tuple[str, int] | None:
-    """From which address to call ``target``, so that it knows this machine as ``own``; None: the system chooses.
+    """Return the (address, port) to call ``target`` from, so that it sees this host's address in the list of hosts.
 
-    A machine may have several addresses on its way out. One that a name has only on this machine, 127.0.1.1, is no use.
+    ``own`` is that address. None: the system chooses, because no address of ``own`` is usable. A machine may have
+    several addresses in the network of ``target``. An address that the name means on this machine alone, such as
+    127.0.1.1, is of no use.
     """
-    there = placement.resolve(target)
+    targets = placement.resolve(target)
     for address in placement.resolve(own):
-        reaches = any((":" in address) == (":" in each) for each in there)
-        near = placement.is_loopback(address) and not any(placement.is_loopback(each) for each in there)
-        if reaches and not near and placement.is_own(address):
+        same_family = any((":" in address) == (":" in each) for each in targets)
+        only_local = placement.is_loopback(address) and not any(placement.is_loopback(each) for each in targets)
+        if same_family and not only_local and placement.is_own(address):
             return address, 0
     return None
 
 
 class Addresses:
-    """The addresses of the hosts of a job; those of names are asked for again from time to time."""
+    """The addresses of the hosts of a job. Names are looked up again from time to time."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = list(hosts)
-        self._found: dict[str, tuple[float, frozenset[str]]] = {}
+        self._lookups: dict[str, tuple[float, frozenset[str]]] = {}
+        """Host -> monotonic time of the last lookup, and the addresses that it returned."""
 
     def of(self, host: str, address: str) -> bool:
-        """Whether ``host`` has ``address``."""
-        asked, found = self._found.get(host, (float("-inf"), frozenset()))
-        if address not in found and time.monotonic() - asked > RESOLVE_S:
-            found = frozenset(placement.resolve(host))
-            self._found[host] = time.monotonic(), found
-        return address in found
+        """Return whether ``host`` has ``address``."""
+        looked_up_at, addresses = self._lookups.get(host, (float("-inf"), frozenset()))
+        if address not in addresses and time.monotonic() - looked_up_at > RESOLVE_S:
+            addresses = frozenset(placement.resolve(host))
+            self._lookups[host] = time.monotonic(), addresses
+        return address in addresses
 
     def holds(self, address: str) -> bool:
-        """Whether any of the hosts has ``address``."""
+        """Return whether any of the hosts has ``address``."""
         return any(self.of(host, address) for host in self._hosts)
 
 
 @dataclass(kw_only=True, eq=False)
 class Caller:
-    """The other end of a connection that has not said hello yet."""
+    """A connection whose other end has not sent its hello yet."""
 
     channel: Channel
     address: str
+    """Address of the other end."""
     expected: bool
-    """Whether it may be a host of the job: it calls from the address of one, has proved itself, or was called."""
+    """Whether it may be a host of the job: its address is that of one, it has proved itself, or this end has called
+    it."""
     called: bool = False
-    """Whether this end has made the connection, because others may be waiting for hosts, too."""
+    """Whether this end opened the connection, to find out whether the host there leads the same job, too."""
     until: float = field(default_factory=lambda: time.monotonic() + HELLO_S)
-    """When its hello has to be there, in monotonic time."""
+    """When the hello must have arrived, in monotonic time."""
 
 
 class Waiting:
-    """Threads that each wait for something that another end of a connection says."""
+    """Threads that each run the handshake of one connection."""
 
     def __init__(self) -> None:
         self._threads: list[tuple[threading.Thread, bool]] = []
 
     def start(self, wait: Callable[..., None], *arguments: Any, expected: bool) -> None:
-        """Let a thread wait; ``expected``: whether for a host of the job."""
+        """Call ``wait`` with ``arguments`` in a thread.
+
+        ``expected``: whether the connection may be that of a host of the job.
+        """
         thread = threading.Thread(target=wait, args=arguments, daemon=True)
         self._threads.append((thread, expected))
         thread.start()
 
     def count(self, *, expected: bool) -> int:
-        """How many wait for a host of the job, or for others."""
+        """Return how many handshakes are running with possible hosts of the job, or with other callers."""
         self._threads = [pair for pair in self._threads if pair[0].is_alive()]
-        return sum(kind == expected for _, kind in self._threads)
+        return sum(is_expected == expected for _, is_expected in self._threads)

@@ -1,4 +1,4 @@
-"""The hosts of a job as its leader knows them, and who brings them together."""
+"""The hosts of a job as its leader sees them, and the interface of what connects the leader with them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,34 +10,38 @@ from mtrain.cluster.preflight.findings import Finding
 
 @dataclass(kw_only=True)
 class Member:
-    """A host whose agent has said hello."""
+    """A host whose agent has connected and sent its hello."""
 
     node: int
+    """Index of the host in the list of hosts."""
     host: str
-    """Its address in the list of hosts."""
+    """The host's address in the list of hosts."""
     channel: Channel
+    """The connection to the agent."""
     hello: Message
+    """The agent's first message, see ``agent.py``."""
 
     @property
     def label(self) -> str:
-        """For people: its address, and the name it gives itself."""
+        """Return the host's name for messages: its address, and the name that it reports where that differs."""
         name = str(self.hello.get("host", ""))
         return f"{self.host} ({name})" if name and name != self.host else self.host
 
 
 class Gathering(Protocol):
-    """How agents come to a leader: it starts them over ssh, or people start the job on every host."""
+    """Connects a leader with the agents of its hosts: started over ssh, or started by hand on every host."""
 
     forwards: bool
-    """Whether the leader's environment is passed on; else each host has the one of the shell it was started in."""
+    """Whether the leader's environment variables are sent to the hosts; else each host keeps those of the shell it was
+    started in."""
 
     def gather(
         self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]
     ) -> tuple[dict[int, Member], list[Finding]]:
-        """The members of ``nodes``, once all are there, or those that came within ``timeout_s`` or before ``stop`` said so, and
-        why others did not.
+        """Wait until the agents of all ``nodes`` have connected.
 
-        Can be called again for hosts that were lost.
+        Returns the members that have, and one finding for each host that has not when ``timeout_s`` has passed or
+        ``stop`` returns True. Can be called again for hosts that were lost.
 
         Raises:
             UsageError: a host refuses this job, or is refused.
@@ -45,13 +49,13 @@ class Gathering(Protocol):
         ...
 
     def last_words(self, node: int) -> str:
-        """What is known of the end of a host's connection, besides the channel's own reason; "" for nothing."""
+        """Return how the process that connected a host ended, or "" where that is unknown."""
         ...
 
     def let_go(self, node: int) -> None:
-        """Close what connects a host, and wait for it."""
+        """Close the connection to a host, and wait until its process has ended."""
         ...
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close the connections to all hosts."""
         ...

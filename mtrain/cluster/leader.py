@@ -1,7 +1,8 @@
-"""The process that leads a job on several hosts: brings the agents together, makes one plan for all, starts, watches, starts again.
+"""The process that leads a job on several hosts: it connects the agents, makes one plan for all, and runs the attempts.
 
-It is started once: on a host that reaches the others by ssh, or on the first of hosts that are each started by hand. Which of the
-two is a ``Gathering``; all else is the same.
+There is one leader per job: on the host that starts the others by ssh, or on the first host where each is started by
+hand. The
+``Gathering`` is the only difference between the two.
 """
 
 import shutil
@@ -14,10 +15,11 @@ from typing import IO, Any, Protocol
 
 from mtrain.cluster.attempt import Limits
 from mtrain.cluster.channel import Message, ask_all
+from mtrain.cluster.farewell import Farewell
 from mtrain.cluster.hosts import Gathering, Member
 from mtrain.cluster.preflight import checks, findings
 from mtrain.cluster.preflight.findings import Finding
-from mtrain.cluster.restarts import ASK_S, Attempts, Result, ask, asked, interrupted
+from mtrain.cluster.restarts import ASK_S, Attempts, Result, ask, end_requested, interrupted
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.plan import Plan
 from mtrain.report.console import Display
@@ -25,26 +27,30 @@ from mtrain.spec.model import Spec
 from mtrain.system import processes
 
 CHECK_S = 600.0
-"""For looking at all of the data on the first host."""
+"""Seconds that checking the data on the first host may take."""
 CHECKED = ("train", "evaluate")
-"""The modes in which ranks read data and build a model."""
-LOOK = "look"
-"""The mode of a job that ends behind its preflight."""
+"""Modes in which ranks read data and build a model."""
+PREFLIGHT_ONLY = "look"
+"""Mode of a job that ends after its preflight."""
 TRIAL = "allreduce"
-"""The mode of a job whose run folder is of no use once it has gone well."""
+"""Mode of a job whose run folder is deleted once the job has succeeded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """What the hosts of a job are like, before there is a plan."""
+    """The facts about the hosts of a job from which its plan is made."""
 
     hellos: Sequence[Message]
+    """The hello of each host, in the order of the list of hosts."""
     port: int
-    """Free on the first of them."""
+    """A port that is free on the first host, where the ranks can meet."""
 
 
 class NotStarted(UsageError):
-    """Findings, shown here already, are in the way; ``whole`` names them for hosts that have not seen them."""
+    """The job was not started because of findings that are shown here already.
+
+    ``whole`` lists them, for the other hosts.
+    """
 
     def __init__(self, bad: Sequence[Finding]) -> None:
         head = f"the job was not started: {len(bad)} thing{'s' if len(bad) > 1 else ''} to mend"
@@ -53,7 +59,7 @@ class NotStarted(UsageError):
 
 
 class Brief(Protocol):
-    """What is to be done, as the command line has it."""
+    """The job that the user asked for, as the command line describes it."""
 
     @property
     def spec(self) -> Spec: ...  # noqa: D102
@@ -65,79 +71,82 @@ class Brief(Protocol):
 
     @property
     def mode(self) -> str:
-        """What the ranks do: "train", "evaluate", "allreduce"; ``LOOK``: there are none, the hosts are looked at alone."""
+        """Return what the ranks do: "train", "evaluate" or "allreduce"; with ``PREFLIGHT_ONLY``, no rank is started."""
         ...
 
     @property
     def base(self) -> Path:
-        """Where run folders are, on every host; absolute."""
+        """Return the absolute path of the folder that contains run folders, the same on every host."""
         ...
 
     @property
     def name(self) -> str:
-        """Of a new run folder."""
+        """Return the name of a new run folder."""
         ...
 
     @property
     def cwd(self) -> Path | None:
-        """Of the ranks on every host; None: the folder in which each was started by hand."""
+        """Return the ranks' working directory on every host; None: each host's own, in which it was started by hand."""
         ...
 
     def resumed(self) -> str | None:
-        """``--resume``: a path, or "auto"; None: a new run."""
+        """Return the value of ``--resume``: a path, or "auto"; None: a new run."""
         ...
 
     def checkpoint(self) -> Path | None:
-        """A checkpoint to start a new run folder from."""
+        """Return the checkpoint from which a new run starts, or None."""
         ...
 
     def plan(self, survey: Survey, run_dir: Path, checkpoint: Path | None) -> Plan:
-        """The plan of an attempt."""
+        """Return the plan of an attempt."""
         ...
 
     def folder(self, plan: Plan) -> Mapping[str, str]:
-        """Make the run folder on this host, and return what is to be written into it on all of them: name -> text."""
+        """Make the run folder on this host, and return the files to write into it on all hosts: name -> text."""
         ...
 
 
 @dataclass(kw_only=True)
 class Leader:
-    """Leads one job; lives in the main thread."""
+    """Leads one job from the main thread of its process."""
 
     brief: Brief
     gathering: Gathering
     display: Display
     forwarded: Mapping[str, str]
-    """Variables for all hosts, where the gathering forwards any."""
+    """Environment variables for all hosts; they are sent only where ``gathering.forwards``."""
     stream: IO[str] = field(default_factory=lambda: sys.stderr)
     """Where the reason of a failure is printed."""
     notes: Sequence[str] = ()
+    """Notes to show at the beginning."""
     tell: Callable[[Sequence[Finding]], None] | None = None
-    """Given everything that preflight finds; None: it is printed where something is to be mended."""
+    """Receives all findings of the preflight; None: they are printed unless all are ok."""
     _members: dict[int, Member] = field(default_factory=dict)
 
     def run(self) -> Result:
         """Lead the job to its end.
 
         Raises:
-            UsageError: it cannot be started; nothing was.
-            LaunchError: hosts that it was to be started on again did not come back.
+            UsageError: the job cannot be started, and nothing was.
+            LaunchError: lost hosts did not come back for another attempt.
         """
-        code, text = 1, "error: the leader of the job failed; see its own messages"
+        farewell = Farewell.failed("the leader of the job failed; see its own messages", code=1)
         try:
             with processes.Requests() as requests, processes.adopting_orphans():
                 result = self._lead(requests)
-            code, text = result.code, result.text
+            farewell = Farewell(
+                code=result.code, text=result.text, discard=result.code == 0 and self.brief.mode == TRIAL
+            )
         except MtrainError as error:
-            code, text = error.exit_code, f"error: {error.whole if isinstance(error, NotStarted) else error}"
+            reason = error.whole if isinstance(error, NotStarted) else str(error)
+            farewell = Farewell.failed(reason, code=error.exit_code)
             raise
         finally:
-            discard = code == 0 and self.brief.mode == TRIAL
             for member in self._members.values():
-                member.channel.send({"do": "bye", "code": code, "text": text, "discard": discard})
+                member.channel.send(farewell.message())
             self.gathering.close()
             self.display.close()
-        if discard and result.run_dir is not None:
+        if farewell.discard and result.run_dir is not None:
             shutil.rmtree(result.run_dir, ignore_errors=True)
         if result.text:
             print(result.text, file=self.stream, flush=True)
@@ -151,7 +160,7 @@ class Leader:
         self._members, missing = self.gathering.gather(
             nodes, timeout_s=self.brief.spec.cluster.failure_timeout_s, stop=requests.any
         )
-        if self._asked(requests):
+        if self._end_requested(requests):
             return interrupted(requests)
         if len(self._members) < len(nodes) and 0 not in self._members:
             self._show(missing)
@@ -159,11 +168,11 @@ class Leader:
         run_dir, checkpoint = self._place()
         plan = self.brief.plan(self._survey(), run_dir, checkpoint)
         self._preflight(plan, missing)
-        if self.brief.mode == LOOK:
+        if self.brief.mode == PREFLIGHT_ONLY:
             return Result(code=0, text="")
         if self.brief.mode in CHECKED:
             self._check(plan, requests)
-        if self._asked(requests):
+        if self._end_requested(requests):
             return interrupted(requests)
         return Attempts(
             members=self._members,
@@ -178,18 +187,19 @@ class Leader:
         ).run(plan)
 
     def folder(self, plan: Plan) -> Mapping[str, str]:
-        """See ``Replan``."""
+        """Make the run folder here, see ``Replan``."""
         return self.brief.folder(plan)
 
     def again(self, members: dict[int, Member], plan: Plan, checkpoint: Path | None) -> Plan:
-        """See ``Replan``."""
+        """Return the plan of the next attempt, see ``Replan``."""
         self._members = members
         return self.brief.plan(self._survey(), plan.run_dir, checkpoint or self.brief.checkpoint())
 
     def _survey(self) -> Survey:
+        """Collect the facts for a plan; a host that is missing is assumed to be like the first one."""
         members = [self._members[node] for node in sorted(self._members)]
         port = self.brief.spec.cluster.master_port
-        if port == "auto":  # one that is given is looked at in preflight, with everything else
+        if port == "auto":  # A port that the spec fixes is checked by the preflight.
             address = self.brief.spec.cluster.master_addr or members[0].host
             port = ask(self._members, 0, "port", address=address, port=0)["port"]
         hellos = [self._members[node].hello if node in self._members else members[0].hello for node in self._nodes()]
@@ -199,42 +209,49 @@ class Leader:
         return range(len(self.brief.hosts))
 
     def _place(self) -> tuple[Path, Path | None]:
-        """The run folder, and the checkpoint to start from."""
+        """Return the run folder, a new one with a name that is free on all hosts, and the checkpoint to start from."""
         resumed = self.brief.resumed()
         base, name = str(self.brief.base), self.brief.name
         if resumed is not None:
-            given = None if resumed == "auto" else resumed
-            found = ask(self._members, 0, "resume", given=given, base=base, name=name, cwd=self._cwd())
-            return Path(found["run"]), Path(found["checkpoint"])
+            path = None if resumed == "auto" else resumed
+            answer = ask(self._members, 0, "resume", given=path, base=base, name=name, cwd=self._cwd())
+            return Path(answer["run"]), Path(answer["checkpoint"])
         answers = ask_all(self._channels(), "names", timeout_s=ASK_S, base=base, name=name)
-        taken = {each for answer in answers for each in answer.get("names", ())}
+        names_there = {each for answer in answers for each in answer.get("names", ())}
         from mtrain.system import runfolder
 
-        here = runfolder.names_like(self.brief.base, name)
-        return self.brief.base / runfolder.free_name(name, {*taken, *here}), self.brief.checkpoint()
+        names_here = runfolder.names_like(self.brief.base, name)
+        return self.brief.base / runfolder.free_name(name, {*names_there, *names_here}), self.brief.checkpoint()
 
     def _preflight(self, plan: Plan, missing: Sequence[Finding]) -> None:
-        """Refuse what cannot go well; nothing was started yet."""
-        channels = [self._members[node].channel if node in self._members else None for node in self._nodes()]
-        wanted = checks.wanted(self.brief.spec, plan, cwd=self.brief.cwd)
-        began = time.monotonic()
-        found = checks.preflight(channels, wanted, known=missing)
-        took = f"preflight of {len(channels)} hosts in {time.monotonic() - began:.1f} s"
-        bad = findings.bad(found)
-        self._show(found)
-        if bad:
-            self.display.note(f"{took}: {len(bad)} of {len(found)} findings are in the way")
-            raise NotStarted(bad)
-        self.display.note(f"{took}: {len(found)} findings, none in the way")
+        """Compare the hosts before anything is started.
 
-    def _show(self, found: Sequence[Finding]) -> None:
+        Raises:
+            NotStarted: the job cannot succeed on them.
+        """
+        channels = [self._members[node].channel if node in self._members else None for node in self._nodes()]
+        required = checks.requirements(self.brief.spec, plan, cwd=self.brief.cwd)
+        began = time.monotonic()
+        results = checks.preflight(channels, required, earlier=missing)
+        took = f"preflight of {len(channels)} hosts in {time.monotonic() - began:.1f} s"
+        bad = findings.bad(results)
+        self._show(results)
+        if bad:
+            self.display.note(f"{took}: {len(bad)} of {len(results)} findings are in the way")
+            raise NotStarted(bad)
+        self.display.note(f"{took}: {len(results)} findings, none in the way")
+
+    def _show(self, results: Sequence[Finding]) -> None:
         if self.tell is not None:
-            self.tell(found)
-        elif findings.worst(found) != "ok":
-            findings.show(found, every="all hosts", stream=self.stream)
+            self.tell(results)
+        elif findings.worst(results) != "ok":
+            findings.show(results, every="all hosts", stream=self.stream)
 
     def _check(self, plan: Plan, requests: processes.Requests) -> None:
-        """The checks that any job gets, on the first host, where rank 0 will be; until somebody asks for the end."""
+        """Run the checks of a job on one host (``jobs.preflight``) on the first host, where rank 0 will run.
+
+        A request to end the job ends the waiting.
+        """
         from mtrain.spec import config
 
         try:
@@ -243,7 +260,7 @@ class Leader:
                 0,
                 "check",
                 timeout_s=CHECK_S,
-                stop=lambda: self._asked(requests),
+                stop=lambda: self._end_requested(requests),
                 spec=config.resolved_json(self.brief.spec),
                 size=plan.size,
                 training=self.brief.mode == "train",
@@ -257,8 +274,8 @@ class Leader:
         for note in answer["notes"]:
             self.display.note(note)
 
-    def _asked(self, requests: processes.Requests) -> bool:
-        return asked(self._members, requests, self.display)
+    def _end_requested(self, requests: processes.Requests) -> bool:
+        return end_requested(self._members, requests, self.display)
 
     def _cwd(self) -> str | None:
         return None if self.brief.cwd is None else str(self.brief.cwd)

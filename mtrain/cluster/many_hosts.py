@@ -127,7 +127,9 @@ class Brief:
 def run(
     brief: Brief, *, notes: Sequence[str] = (), tell: "Callable[[Sequence[Finding]], None] | None" = None
 ) -> "Result | int":
-    """Lead the job, or serve the host that does; what a leader knows of the result, or an exit code. ``tell``: see ``Leader``.
+    """Lead the job, or serve the host that does; what a leader knows of the result, or an exit code.
+
+    ``tell``: see ``Leader``.
 
     Raises:
         UsageError: the job cannot be started.

@@ -1,12 +1,14 @@
-"""The same command on every host, by hand: the first host's process leads, the others find it and serve as agents.
+"""Rendezvous of hosts on which the same command is started by hand: the first leads, the others serve as agents.
 
-They meet at ``cluster.control_port`` of the first host's address, and nowhere else. Every hello holds the whole spec, the hosts in
-order and the version: a host that would train something else is refused at once, here and there, by the first difference. Two
-hosts that both take themselves for the first one (another order of ``--ips``) find each other, because one who waits also
-looks whether the others are waiting.
+They meet at ``cluster.control_port`` of the first host's address, and nowhere else. Every hello contains the whole
+spec, the hosts in order and the version of mtrain. A host that would train something else is refused at once, and both
+hosts print the first difference. Two hosts may both take themselves for the first one, if ``--ips`` has another order
+on one of them. They find each other because a first host that waits also connects to the others, to see whether they
+are waiting as well.
 
-Anybody can connect to that port. Only what comes from the address of a host of the job, or knows the secret of the cluster, is
-believed to be that host; everything else is refused, told nothing of the job, and neither ends nor delays it (``callers.py``).
+Anybody can connect to that port. A caller is taken for a host of the job only if it calls from that host's address or
+knows the secret of the cluster. Every other caller is refused, learns nothing about the job, and neither ends nor
+delays it (``connections.py``).
 """
 
 import signal
@@ -20,11 +22,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeGuard
 
 import mtrain
-from mtrain.cluster.agent import FIRST_WORD_S, Agent, hello
+from mtrain.cluster.agent import FIRST_MESSAGE_S, Agent, hello
 from mtrain.cluster.channel import Channel, Lost, Message
 from mtrain.cluster.connections import Addresses, Caller, Waiting, address_of, printable, source_for
-from mtrain.cluster.handshake import EVENT as PROOF
-from mtrain.cluster.handshake import SAME, Unproven, prove, refuse
+from mtrain.cluster.farewell import Farewell
+from mtrain.cluster.handshake import HANDSHAKE_EVENT, REMEDY, Unproven, prove, refuse
 from mtrain.cluster.hosts import Member
 from mtrain.cluster.preflight.findings import Finding
 from mtrain.cluster.ssh import CLOSING_S, Line, hear, open_line
@@ -34,63 +36,72 @@ from mtrain.system import placement, processes
 from mtrain.system.job_secret import CLUSTER_VARIABLE
 
 CONNECT_S = 2.0
+"""Seconds that an attempt to connect may take."""
 AGAIN_S = 0.3
-PATIENT_S = 3.0
-"""Waited in silence; then it is told who is missing."""
+"""Seconds between two attempts to connect to the first host."""
+SILENT_WAIT_S = 3.0
+"""Seconds of waiting before the user is told which hosts are missing."""
 TELLING_S = 5.0
-"""For hosts that are still to come to a job that was refused: they are told why, too."""
-ROOM = {True: 64, False: 16}
-"""Connections at once whose first word is waited for: from addresses of the job's hosts, and from others. More are closed."""
-MOST_NOTES = 20
-"""Notes on callers that were refused."""
-MOST_REASON = 2000
-"""Characters of the reason for which another first host refuses this one."""
+"""Seconds during which a refused job still listens, so that hosts that come late are told the reason, too."""
+MAX_UNIDENTIFIED = {True: 64, False: 16}
+"""Connections that may be open before their hello: from addresses of the job's hosts (True), from others (False). More
+are closed."""
+MAX_NOTES = 20
+"""Most notes that are shown about refused callers."""
+MAX_REASON = 2000
+"""Most characters shown of the reason for which another first host refuses this one."""
 OWN_KEYS = ("cluster.node_rank", "report.display")
-"""Of the spec, that each host may have otherwise."""
+"""Keys of the spec whose values may differ between hosts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Party:
-    """One host's view of the job; equal on all but for ``node``."""
+    """One host's view of the job; only ``node`` differs between hosts."""
 
     hosts: Sequence[str]
+    """Addresses, the first host's first."""
     node: int
+    """Index of this host in ``hosts``."""
     port: int
     """``cluster.control_port``."""
     mode: str
+    """The command: "train", "evaluate" ..."""
     values: Mapping[str, Any]
     """The whole spec as plain values."""
     line: Callable[[int], str]
-    """What is to be typed on a host."""
+    """Returns the command to type on a host, for its index."""
     secret: str = ""
-    """By which hosts know each other; empty: they take each other's word."""
+    """The secret that hosts prove to each other; empty: a caller's address is enough."""
 
     def job(self) -> dict[str, Any]:
-        """For the hello."""
+        """Return the description of the job that goes into the hello, where the first host compares it with its own."""
         return {"node": self.node, "hosts": list(self.hosts), "mode": self.mode, "spec": _flat(self.values)}
 
     @property
     def first(self) -> str:
-        """Where the hosts meet."""
+        """Return the address of the first host, where the hosts meet."""
         return self.hosts[0]
 
 
 def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], *, version: str) -> str | None:
-    """The first thing in which two views of a job differ; None: they are of one job."""
+    """Return the first difference between two descriptions of a job, in words; None: there is none.
+
+    ``mine`` is that of the first host, ``theirs`` and ``version`` are those of the host that calls.
+    """
     if version != mtrain.__version__:
         return f"it has mtrain {version}, the first host {mtrain.__version__}"
     for key, flag in (("hosts", "--ips"), ("mode", "the command")):
         if mine[key] != theirs.get(key):
-            return f"{flag}: it has {_shown(theirs.get(key))}, the first host {_shown(mine[key])}"
+            return f"{flag}: it has {_displayed(theirs.get(key))}, the first host {_displayed(mine[key])}"
     here, there = mine["spec"], theirs.get("spec") or {}
     for key in [*here, *(key for key in there if key not in here)]:
         if key not in OWN_KEYS and here.get(key, _ABSENT) != there.get(key, _ABSENT):
-            return f"{key}: it has {_shown(there.get(key))}, the first host {_shown(here.get(key))}"
+            return f"{key}: it has {_displayed(there.get(key))}, the first host {_displayed(here.get(key))}"
     return None
 
 
 def _is_job(job: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether a stranger's words are such as ``Party.job`` makes."""
+    """Return whether an untrusted value has the form that ``Party.job`` returns."""
     return (
         isinstance(job, dict)
         and type(job.get("node")) is int
@@ -103,29 +114,31 @@ def _is_job(job: Any) -> TypeGuard[dict[str, Any]]:
 _ABSENT = object()
 
 
-def _shown(value: Any) -> str:
+def _displayed(value: Any) -> str:
     text = ",".join(map(str, value)) if isinstance(value, list) else repr(value)
-    return printable(text, MOST_REASON)
+    return printable(text, MAX_REASON)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted path -> value."""
-    found: dict[str, Any] = {}
+    """Return nested ``values`` as one mapping: dotted path -> value."""
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{prefix}{key}"
-        found |= _flat(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
-    return found
+        flat |= _flat(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
+    return flat
 
 
-# ---------------------------------------------------------------------------------------------------- on the other hosts
+# --------------------------------------------------------------------------------------------------- on the other hosts
 def join(party: Party, *, timeout_s: float, note: Callable[[str], None], again: bool) -> tuple[int, str]:
-    """Serve the first host as agent until it says goodbye; returns the exit code of the job, and its last words.
+    """Serve the first host as agent until it sends its farewell.
 
-    ``again``: come back when the first host is lost, as a job that may be started again wants.
+    Return the exit code of the job, and the text to print.
+
+    ``again``: reconnect when the first host is lost, because the job may be restarted there.
 
     Raises:
         LaunchError: the first host does not answer for ``timeout_s``, or is lost.
-        UsageError: it refuses this host, or does not know the secret.
+        UsageError: the first host refuses this one, did not start the job, or does not know the secret.
     """
     with processes.Requests() as requests, processes.adopting_orphans():
         deadline = time.monotonic() + timeout_s
@@ -135,10 +148,11 @@ def join(party: Party, *, timeout_s: float, note: Callable[[str], None], again: 
                 return EXIT_CODES[requests.first or signal.SIGTERM], NOTHING
             channel.send(hello(job=party.job()))
             try:
-                code, text = Agent(channel, requests).serve()
+                farewell = Agent(channel, requests).serve()
             except Lost as lost:
+                # A connection that closes before any message was accepted by an earlier job that has just ended there.
                 if not channel.spoken and time.monotonic() < deadline:
-                    time.sleep(AGAIN_S)  # it was just closing the door behind another job
+                    time.sleep(AGAIN_S)
                     continue
                 reason = f"the first host, {party.first}, is lost: {lost}; everything of the job was ended here"
                 if not again or requests.count:
@@ -148,15 +162,19 @@ def join(party: Party, *, timeout_s: float, note: Callable[[str], None], again: 
                 continue
             finally:
                 channel.close()
-            if code == UsageError.exit_code and text.startswith("error: "):  # refused, or nothing was started
-                raise UsageError(text.removeprefix("error: "))
-            return code, text
+            if farewell.refusal is not None:
+                raise UsageError(farewell.refusal)
+            return farewell.code, farewell.text
 
 
 def _reach_first(
     party: Party, *, deadline: float, timeout_s: float, note: Callable[[str], None], requests: processes.Requests
 ) -> Channel | None:
-    told = time.monotonic() + PATIENT_S
+    """Connect to the first host, trying again until ``deadline``.
+
+    Return None where a signal asks this process to end.
+    """
+    note_at = time.monotonic() + SILENT_WAIT_S
     while not requests.count:
         try:
             source = source_for(party.hosts[party.node], party.first)
@@ -175,15 +193,15 @@ def _reach_first(
                     f"the first host, {party.first}, has not answered at port {party.port} for {timeout_s:.0f} s "
                     f"({error.strerror or error}); start the job there too: {party.line(0)}"
                 ) from error
-            if now > told:
-                told = float("inf")
+            if now > note_at:
+                note_at = float("inf")
                 note(f"waiting for the first host, {party.first}; start the job there too: {party.line(0)}")
             time.sleep(AGAIN_S)
     return None
 
 
 def _prove(connection: socket.socket, secret: str) -> None:
-    """See ``prove``; closes the connection where it fails."""
+    """Run the handshake as the host that joins, see ``prove``; close the connection where it fails."""
     try:
         prove(connection, secret, joins=True)
     except BaseException:
@@ -192,44 +210,52 @@ def _prove(connection: socket.socket, secret: str) -> None:
 
 
 def _channel(connection: socket.socket, *, peer: str) -> Channel:
+    """Return a channel that takes over the connection."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.settimeout(None)
     descriptor = connection.detach()
-    return Channel(descriptor, descriptor, peer=peer, silence_s=FIRST_WORD_S)
+    return Channel(descriptor, descriptor, peer=peer, silence_s=FIRST_MESSAGE_S)
 
 
-# ------------------------------------------------------------------------------------------------------ on the first host
+# ---------------------------------------------------------------------------------------------------- on the first host
 @dataclass(kw_only=True)
 class Meeting:
-    """The first host waits for the others; its own ranks have an agent as well."""
+    """The rendezvous on the first host, which waits for the others.
+
+    The first host has an agent as well, in a child process.
+    """
 
     party: Party
     python: str
-    """Interpreter of the agent of this host."""
+    """Interpreter of this host's own agent."""
     environ: Mapping[str, str]
+    """Environment of this host's own agent."""
     note: Callable[[str], None]
+    """Shows the user a line."""
     forwards: bool = False
     _own: Line | None = None
+    """The connection to this host's own agent."""
     _members: dict[int, Member] = field(default_factory=dict)
     _complete: bool = False
-    """Whether all have been here: of those that come later, none ends the job."""
-    _strangers: list[Caller] = field(default_factory=list)
-    """Connected; have not said hello yet."""
-    _examined: Waiting = field(default_factory=Waiting)
+    """Whether all hosts have been here. From then on, no host that comes can end the job."""
+    _unidentified: list[Caller] = field(default_factory=list)
+    """Callers that have not sent their hello yet."""
+    _handshakes: Waiting = field(default_factory=Waiting)
     """Connections whose knowledge of the secret is being tested, each by a thread."""
-    _met: "SimpleQueue[Caller | str]" = field(default_factory=SimpleQueue)
-    """Callers that may say hello, from threads; or a note on one that was refused."""
-    _looked_at: "set[str]" = field(default_factory=set)
+    _identified: "SimpleQueue[Caller | str]" = field(default_factory=SimpleQueue)
+    """From those threads: callers that may send their hello, or a note about one that was refused."""
+    _probed: "set[str]" = field(default_factory=set)
     """Hosts to which a thread is connecting, because they may take themselves for the first one."""
-    _noted: "set[str]" = field(default_factory=set)
-    """What was told of refused callers: each thing once."""
+    _past_notes: "set[str]" = field(default_factory=set)
+    """Notes about refused callers that were shown: each is shown once."""
 
     def __post_init__(self) -> None:
         self._addresses = Addresses(self.party.hosts)
         address = next((each for each in placement.resolve(self.party.first) if placement.is_own(each)), None)
         if address is None:
             raise UsageError(
-                f"--ips {','.join(self.party.hosts)}: {self.party.first} is no address of this machine, on which the first host "
+                f"--ips {','.join(self.party.hosts)}: {self.party.first} is no address of this machine, on which the "
+                "first host "
                 "of the job was started; correct --ips, or --node-rank"
             )
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -252,33 +278,36 @@ class Meeting:
         """Wait for the hosts of ``nodes``; see ``Gathering``.
 
         Raises:
-            UsageError: one of them is of another job, or a second one of the same place, and not all have been here before.
+            UsageError: a host disagrees with this job, or has the index of another, and not all hosts have been here
+                before.
         """
         try:
             return self._gather(nodes, timeout_s=timeout_s, stop=stop)
         except UsageError as refusal:
-            self._tell_why(f"error: {refusal}", stop=stop)
+            self._send_refusals(str(refusal), stop=stop)
             raise
 
     def _gather(
         self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]
     ) -> tuple[dict[int, Member], list[Finding]]:
-        deadline, told = time.monotonic() + timeout_s, time.monotonic() + PATIENT_S
+        deadline, note_at = time.monotonic() + timeout_s, time.monotonic() + SILENT_WAIT_S
         findings = self._start_own() if 0 in nodes else []
-        look = 0.0
-        while (missing := self._missing(nodes)) and time.monotonic() < deadline and not (stop() or self._asked()):
+        next_probe = 0.0
+        while (
+            (missing := self._missing(nodes)) and time.monotonic() < deadline and not (stop() or self._end_requested())
+        ):
             self._accept()
-            while (said := self._next_hello()) is not None:
-                self._admit(*said, nodes)
+            while (greeting := self._next_hello()) is not None:
+                self._admit(*greeting, nodes)
             now = time.monotonic()
-            if now > look:
-                look = now + CONNECT_S
-                for host in {self.party.hosts[node] for node in missing} - self._looked_at:
-                    self._looked_at.add(host)
-                    threading.Thread(target=self._look_at, args=(host,), daemon=True).start()
-            if now > told and missing:
-                told = float("inf")
-                self._tell(missing)
+            if now > next_probe:
+                next_probe = now + CONNECT_S
+                for host in {self.party.hosts[node] for node in missing} - self._probed:
+                    self._probed.add(host)
+                    threading.Thread(target=self._probe, args=(host,), daemon=True).start()
+            if now > note_at and missing:
+                note_at = float("inf")
+                self._note_missing(missing)
             time.sleep(0.02)
         missing = self._missing(nodes)
         self._complete = self._complete or not self._missing(range(len(self.party.hosts)))
@@ -286,11 +315,11 @@ class Meeting:
         return {node: self._members[node] for node in nodes if node in self._members and node not in missing}, findings
 
     def last_words(self, node: int) -> str:
-        """Only the own agent is a process that is seen from here."""
+        """Return how this host's own agent ended; the agents of other hosts are no children of this process."""
         return self._own.last_words() if node == 0 and self._own is not None else ""
 
     def let_go(self, node: int) -> None:
-        """Close the connection."""
+        """Close the connection to a host; this host's own agent is ended."""
         member = self._members.pop(node, None)
         if node == 0 and self._own is not None:
             self._own.end(wait_s=CLOSING_S)
@@ -299,23 +328,23 @@ class Meeting:
             member.channel.close()
 
     def close(self) -> None:
-        """Close all connections, and listen no more."""
+        """Close the listening socket and all connections."""
         self._listener.close()
-        for stranger in self._strangers:
-            stranger.channel.close(flush_s=0.0)
+        for caller in self._unidentified:
+            caller.channel.close(flush_s=0.0)
         for node in list(self._members):
             self.let_go(node)
 
     def _missing(self, nodes: Sequence[int]) -> list[int]:
-        """Those that have not come, or have gone again."""
-        there = [node for node, member in self._members.items() if member.channel.lost is None]
-        return [node for node in nodes if node not in there and node != 0]
+        """Return which of ``nodes`` have not connected, or have been lost since."""
+        connected = [node for node, member in self._members.items() if member.channel.lost is None]
+        return [node for node in nodes if node not in connected and node != 0]
 
-    def _asked(self) -> bool:
-        """Whether one that has come was asked to end the job."""
+    def _end_requested(self) -> bool:
+        """Return whether a connected host was asked to end the job, for example with Ctrl-C."""
         return any(member.channel.holds("asked") for member in self._members.values())
 
-    def _tell(self, missing: Sequence[int]) -> None:
+    def _note_missing(self, missing: Sequence[int]) -> None:
         hosts = ", ".join(self.party.hosts[node] for node in missing)
         self.note(f"waiting for {hosts}; start the job there too, with the same command: {self.party.line(missing[0])}")
 
@@ -329,92 +358,107 @@ class Meeting:
         )
 
     def _start_own(self) -> list[Finding]:
+        """Start the agent of this host; return a finding where it does not come up."""
         line = open_line(self.party.first, 0, brought=(), python=self.python, environ=self.environ, local=True)
-        said = hear(line, timeout_s=FIRST_WORD_S)
-        if isinstance(said, Finding):
+        greeting = hear(line, timeout_s=FIRST_MESSAGE_S)
+        if isinstance(greeting, Finding):
             line.end(wait_s=CLOSING_S)
-            return [said]
+            return [greeting]
         self._own = line
-        self._members[0] = Member(node=0, host=self.party.first, channel=line.channel, hello=said)
+        self._members[0] = Member(node=0, host=self.party.first, channel=line.channel, hello=greeting)
         return []
 
     def _accept(self) -> None:
-        """Take what has connected. Connections from other addresses than the hosts' never take the room of a host's."""
+        """Accept the connections that are waiting.
+
+        Connections from the hosts' addresses and from others are counted separately, so strangers cannot keep a host
+        out.
+        """
         while True:
             try:
                 connection, peer = self._listener.accept()
-            except OSError:  # nobody waits, or who did has gone
+            except OSError:  # no connection is waiting, or the caller has closed it already
                 break
             address = address_of(peer)
             expected = self._addresses.holds(address)
-            waiting = self._examined.count(expected=expected)
-            if waiting + sum(stranger.expected == expected for stranger in self._strangers) >= ROOM[expected]:
+            count = self._handshakes.count(expected=expected)
+            count += sum(caller.expected == expected for caller in self._unidentified)
+            if count >= MAX_UNIDENTIFIED[expected]:
                 connection.close()
             elif self.party.secret:
-                self._examined.start(self._examine, connection, address, expected=expected)
+                self._handshakes.start(self._authenticate, connection, address, expected=expected)
             else:
-                self._greet(Caller(channel=_channel(connection, peer=address), address=address, expected=expected))
+                self._await_hello(
+                    Caller(channel=_channel(connection, peer=address), address=address, expected=expected)
+                )
         with suppress(Empty):
             while True:
-                met = self._met.get_nowait()
-                if isinstance(met, str):
-                    self._note_once(met)
+                caller_or_note = self._identified.get_nowait()
+                if isinstance(caller_or_note, str):
+                    self._note_once(caller_or_note)
                 else:
-                    self._greet(met)
+                    self._await_hello(caller_or_note)
 
     def _note_once(self, text: str) -> None:
-        """Tell of a refused caller; one who calls again and again is told of once, and many are not told of at all."""
-        if text not in self._noted and len(self._noted) < MOST_NOTES:
-            self._noted.add(text)
+        """Show a note about a refused caller: each text once, and ``MAX_NOTES`` in all."""
+        if text not in self._past_notes and len(self._past_notes) < MAX_NOTES:
+            self._past_notes.add(text)
             self.note(text)
 
-    def _examine(self, connection: socket.socket, address: str, *, called: bool = False) -> None:
-        """Let who is at the other end prove itself, where there is a secret. ``called``: this end has connected."""
+    def _authenticate(self, connection: socket.socket, address: str, *, called: bool = False) -> None:
+        """Run the handshake where there is a secret, and queue the result.
+
+        ``called``: whether this end opened the connection.
+        """
         try:
             if self.party.secret:
                 prove(connection, self.party.secret, joins=called)
         except Unproven as error:
             refuse(connection, f"this host was refused: {error}")
-            self._met.put(f"{address} asked to take part, and was refused: {error}")
+            self._identified.put(f"{address} asked to take part, and was refused: {error}")
         except OSError:
             connection.close()
         else:
             channel = _channel(connection, peer=address)
-            self._met.put(Caller(channel=channel, address=address, expected=True, called=called))
+            self._identified.put(Caller(channel=channel, address=address, expected=True, called=called))
 
-    def _greet(self, caller: Caller) -> None:
-        self._strangers.append(caller)
+    def _await_hello(self, caller: Caller) -> None:
+        """Wait for the hello of a caller; one that this host has called receives this host's own hello first."""
+        self._unidentified.append(caller)
         if caller.called:
             caller.channel.send(hello(job=self.party.job()))
 
-    def _look_at(self, host: str) -> None:
-        """Whether somebody waits for hosts over there as well."""
+    def _probe(self, host: str) -> None:
+        """Connect to a host, to find out whether it takes itself for the first host as well and waits for others."""
         try:
             connection = socket.create_connection((host, self.party.port), timeout=CONNECT_S)
-            self._examine(connection, host, called=True)
+            self._authenticate(connection, host, called=True)
         except OSError:
             return
         finally:
-            self._looked_at.discard(host)
+            self._probed.discard(host)
 
     def _next_hello(self) -> tuple[Caller, Message] | None:
-        """The first message of a caller, which is no stranger from then on; those that are late are let go."""
-        for stranger in list(self._strangers):
-            late = time.monotonic() > stranger.until
+        """Return a caller that has sent its first message, and that message.
+
+        Close callers that are late or have gone.
+        """
+        for caller in list(self._unidentified):
+            late = time.monotonic() > caller.until
             try:
-                message = stranger.channel.wait(0.0)
+                message = caller.channel.wait(0.0)
             except Lost:
                 message, late = None, True
             if message is not None or late:
-                self._strangers.remove(stranger)
+                self._unidentified.remove(caller)
             if message is not None:
-                return stranger, message
+                return caller, message
             if late:
-                stranger.channel.close(flush_s=0.0)
+                caller.channel.close(flush_s=0.0)
         return None
 
     def _is_host(self, caller: Caller, host: str) -> bool:
-        """Whether a caller is believed to be ``host``: one of the job, which proves itself or calls from its own address."""
+        """Return whether a caller is taken for ``host``: it knows the secret, or calls from that host's address."""
         if host not in self.party.hosts:
             return False
         return bool(self.party.secret) or self._addresses.of(host, caller.address)
@@ -430,9 +474,9 @@ class Meeting:
         channel = caller.channel
         if message.get("do") == "bye" and caller.called:  # another first host, which refuses this one
             channel.close(flush_s=0.0)
-            raise UsageError(printable(message.get("text", ""), MOST_REASON).removeprefix("error: "))
-        if message.get("event") == PROOF:
-            self._note_once(f"a host with a {CLUSTER_VARIABLE} asked to take part; this one has none: {SAME}")
+            raise UsageError(printable(message.get("refusal", message.get("text", "")), MAX_REASON))
+        if message.get("event") == HANDSHAKE_EVENT:
+            self._note_once(f"a host with a {CLUSTER_VARIABLE} asked to take part; this one has none: {REMEDY}")
         job = message.get("job")
         if message.get("event") != "hello" or not _is_job(job):
             channel.close(flush_s=0.0)
@@ -440,13 +484,13 @@ class Meeting:
         hosts, node = list(job["hosts"]), job["node"]
         own = str(hosts[node]) if 0 <= node < len(hosts) else "?"
         if not self._is_host(caller, own):
-            self._turn_away(caller, printable(own))
+            self._reject_impostor(caller, printable(own))
             return
         label = f"{own} ({printable(message.get('host'))})"
         problem = self._problem(message, job)
         if problem is not None:
             text = f"host {label} does not fit this job: {problem}; give the same command on every host"
-            channel.send(_refusal(f"error: {text}"))
+            channel.send(Farewell.refused(text).message())
             channel.close()
             of_this_job = node != 0 or sorted(hosts) == sorted(self.party.hosts)
             if of_this_job and not self._complete:
@@ -459,10 +503,10 @@ class Meeting:
         self._members[node] = Member(node=node, host=own, channel=channel, hello=message)
 
     def _problem(self, message: Message, job: Mapping[str, Any]) -> str | None:
-        """Why a host of this job cannot take the place that it asks for."""
-        found = difference(self.party.job(), job, version=str(message.get("version")))
-        if found is not None:
-            return found
+        """Return why a host of this job cannot have the index that it asks for, or None."""
+        mismatch = difference(self.party.job(), job, version=str(message.get("version")))
+        if mismatch is not None:
+            return mismatch
         node = job["node"]
         if node == 0:
             return "--node-rank: it has 0, which this host has, too"
@@ -470,36 +514,39 @@ class Meeting:
             return f"--node-rank: it has {node}, which {self._members[node].label} has, too"
         return None
 
-    def _turn_away(self, caller: Caller, own: str) -> None:
-        """Refuse a caller that is not believed to be the host it says it is; it is told nothing of the job."""
-        same = f"give the same --ips on every host, or set the same {CLUSTER_VARIABLE} on all of them"
-        caller.channel.send(
-            _refusal(
-                f"error: the first host does not take {caller.address}, where this call comes from, for host {own} of its job; {same}"
-            )
+    def _reject_impostor(self, caller: Caller, own: str) -> None:
+        """Refuse a caller that is not taken for host ``own``, which it says it is; it learns nothing about the job."""
+        remedy = f"give the same --ips on every host, or set the same {CLUSTER_VARIABLE} on all of them"
+        reason = (
+            f"the first host does not take {caller.address}, where this call comes from, for host {own} of its job; "
+            f"{remedy}"
         )
+        caller.channel.send(Farewell.refused(reason).message())
         caller.channel.close()
         self._note_once(
             f"{caller.address} asked to take part as host {own}, and was refused: "
-            + (f"it is not the address of that host; {same}" if own in self.party.hosts else "no such host is in --ips")
+            + (
+                f"it is not the address of that host; {remedy}"
+                if own in self.party.hosts
+                else "no such host is in --ips"
+            )
         )
 
-    def _tell_why(self, text: str, *, stop: Callable[[], bool]) -> None:
-        """Say why the job ends here: to all hosts that have come, and to those that come within ``TELLING_S``."""
+    def _send_refusals(self, reason: str, *, stop: Callable[[], bool]) -> None:
+        """Send why the job ends to all hosts that have connected, and to those that connect within ``TELLING_S``."""
+        refusal = Farewell.refused(reason).message()
         for member in self._members.values():
-            member.channel.send(_refusal(text))
-        left = len(self.party.hosts) - 1 - len({0, *self._members})  # but for the one that was refused
+            member.channel.send(refusal)
+        absent = (
+            len(self.party.hosts) - 1 - len({0, *self._members})
+        )  # one less: the host that was refused has its answer
         until = time.monotonic() + TELLING_S
-        while left > 0 and time.monotonic() < until and not stop():
+        while absent > 0 and time.monotonic() < until and not stop():
             self._accept()
-            while (said := self._next_hello()) is not None:
-                caller, _ = said
+            while (greeting := self._next_hello()) is not None:
+                caller, _ = greeting
                 if self.party.secret or caller.expected:
-                    caller.channel.send(_refusal(text))
-                    left -= 1
+                    caller.channel.send(refusal)
+                    absent -= 1
                 caller.channel.close()
             time.sleep(0.02)
-
-
-def _refusal(text: str) -> Message:
-    return {"do": "bye", "code": UsageError.exit_code, "text": text}

@@ -1,4 +1,4 @@
-"""The attempts of a job on several hosts: one, and after a failure as many more as are allowed, from the newest checkpoint."""
+"""The restart loop of a job on several hosts: after a failed attempt, start the next one from the newest checkpoint."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,20 +18,20 @@ from mtrain.system import job_secret, processes
 from mtrain.system.diagnosis import Verdict
 
 ASK_S = 30.0
-"""For questions that an agent answers by itself."""
+"""Seconds that an agent may take to answer a request that it handles without help of other processes."""
 AGAIN_S = 1.0
-"""Between two tries to reach a host that was lost."""
+"""Seconds between two tries to reach a host that was lost."""
 
 
 class Replan(Protocol):
-    """What changes from one attempt to the next."""
+    """Supplies the run folder's files and the plan of each attempt."""
 
     def folder(self, plan: Plan) -> Mapping[str, str]:
-        """What is to be written into the run folder on every host: name -> text."""
+        """Return the files to write into the run folder on every host: name -> text."""
         ...
 
     def again(self, members: dict[int, Member], plan: Plan, checkpoint: Path | None) -> Plan:
-        """The plan of the next attempt on ``members``, from ``checkpoint``, None: from the beginning."""
+        """Return the plan of the next attempt on ``members``, from ``checkpoint``; None: from the beginning."""
         ...
 
 
@@ -40,35 +40,39 @@ class Result:
     """How the job ended."""
 
     code: int
+    """Exit code."""
     text: str
+    """The reason, for people; "" for success."""
     run_dir: Path | None = None
     summary: Mapping[str, Any] | None = None
-    """The run's own, where it came to an end."""
+    """The run's summary, where the run was completed."""
     first_host: str = ""
-    """Where results lie, for people."""
+    """Label of the host on which the results are."""
 
 
 @dataclass(kw_only=True)
 class Attempts:
-    """Runs them. Which hosts take part is an argument of each plan: ``Replan.again`` is given those that are there."""
+    """Runs the attempts of a job. Each plan is made for the hosts that are connected then, see ``Replan.again``."""
 
     members: dict[int, Member]
     gathering: Gathering
     display: Display
     requests: processes.Requests
+    """Signals that ask this process to end the job."""
     replan: Replan
     forwarded: Mapping[str, str]
+    """Environment variables that are sent to every host."""
     limits: Limits
     back_s: float
-    """For lost hosts to be back."""
+    """Seconds within which lost hosts must be back."""
     cwd: str | None = None
-    """Of the ranks."""
+    """Working directory of the ranks; None: that of each agent."""
 
     def run(self, plan: Plan) -> Result:
-        """Prepare the hosts, and run ``plan`` and its followers to the end.
+        """Prepare the hosts, run ``plan``, and restart after failures as often as the plan allows.
 
         Raises:
-            UsageError: another job runs in the folder.
+            UsageError: another job runs in the run folder.
             LaunchError: lost hosts did not come back.
         """
         prepare(self.members, plan, self.replan.folder(plan), cwd=self.cwd)
@@ -85,24 +89,27 @@ class Attempts:
                 forwarded={**self.forwarded, **job_secret.drawn()},
                 last_words=self.gathering.last_words,
             ).run()
-            told = self._explain(plan, outcome)
-            left = plan.max_restarts - attempts
-            if told.code != 1 or self._asked() or left < 0:
+            verdict = self._explain(plan, outcome)
+            restarts_left = plan.max_restarts - attempts
+            if verdict.code != 1 or self._end_requested() or restarts_left < 0:
                 break
-            plan = self._restarted(plan, outcome, told, left=left)
-            if self._asked():
+            plan = self._restarted(plan, outcome, verdict, restarts_left=restarts_left)
+            if self._end_requested():
                 return interrupted(self.requests)
         return Result(
-            code=told.code,
-            text=told.text,
+            code=verdict.code,
+            text=verdict.text,
             run_dir=plan.run_dir,
             summary=outcome.summary,
             first_host=self.members[0].label,
         )
 
     def _explain(self, plan: Plan, outcome: Outcome) -> Verdict:
+        """Return the verdict on an attempt, and note hosts on which processes may still run."""
         failures = outcome.real_failures()
-        broken = outcome.lost and not self.requests.any()  # its ranks may have been asked to end by that
+        # The loss of a host ends the ranks elsewhere as a request would, so the reason that they record is not the
+        # user's.
+        broken = outcome.lost and not self.requests.any()
         traces = Traces(
             ok=outcome.ok,
             reason=None if broken else (outcome.last or {}).get("reason"),
@@ -111,82 +118,91 @@ class Attempts:
             run_dir=plan.run_dir,
             starter_killed=bool(outcome.killed_starters()),
         )
-        told = supervisor.explain(traces, self.requests, newest=self._newest_name, judge=outcome.judge)
+        verdict = supervisor.explain(traces, self.requests, newest=self._newest_name, judge=outcome.judge)
         unheard = outcome.unheard()
         if unheard:
             self.display.note(
-                f"{', '.join(unheard)} could not be told to end; the agent there ends everything of this job when it has heard "
+                f"{', '.join(unheard)} could not be told to end; the agent there ends everything of this job when it "
+                "has heard "
                 f"nothing for {self.limits.silence_s:.0f} s"
             )
-        return told
+        return verdict
 
     def _newest(self) -> str | None:
-        """The newest intact checkpoint on the first host.
+        """Return the path of the newest intact checkpoint on the first host, or None.
 
         Raises:
-            LaunchError: that host does not say.
+            LaunchError: that host does not answer, or cannot tell.
         """
         try:
-            found = ask(self.members, 0, "newest").get("checkpoint")
-        except UsageError as error:  # the job has run, whatever the exit code of the question
+            checkpoint = ask(self.members, 0, "newest").get("checkpoint")
+        except UsageError as error:  # The job has run, so this is no wrong use: its exit code must be 1, not 2.
             raise LaunchError(str(error)) from error
-        return None if found is None else str(found)
+        return None if checkpoint is None else str(checkpoint)
 
     def _newest_name(self) -> str | None:
         try:
-            found = None if self.members[0].channel.lost is not None else self._newest()
+            checkpoint = None if self.members[0].channel.lost is not None else self._newest()
         except LaunchError:
             return None
-        return None if found is None else Path(found).name
+        return None if checkpoint is None else Path(checkpoint).name
 
-    def _restarted(self, plan: Plan, outcome: Outcome, told: Verdict, *, left: int) -> Plan:
-        """The plan of the next attempt, with every host there again.
+    def _restarted(self, plan: Plan, outcome: Outcome, verdict: Verdict, *, restarts_left: int) -> Plan:
+        """Wait until every host is connected again; return the plan of the next attempt.
 
         Raises:
-            LaunchError: some are not, for as long as a failure may take.
+            LaunchError: hosts are still missing after ``back_s``.
         """
-        self.display.note(told.headline)
+        self.display.note(verdict.headline)
         gone = [
             node
             for node, member in self.members.items()
             if node not in outcome.ended or member.channel.lost is not None
         ]
         self._bring_back(gone)
-        if self._asked():
+        if self._end_requested():
             return plan
         if gone:
             back = {node: self.members[node] for node in gone}
             prepare(back, plan, self.replan.folder(plan), cwd=self.cwd, wait_s=self.limits.silence_s)
         newest = self._newest()
         source = f"from {Path(newest).name}" if newest else "from the beginning: there is no checkpoint yet"
-        self.display.note(f"starting again {source} ({left} more restarts allowed)")
+        self.display.note(f"starting again {source} ({restarts_left} more restarts allowed)")
         return self.replan.again(self.members, plan, Path(newest) if newest else None)
 
     def _bring_back(self, gone: Sequence[int]) -> None:
+        """Reconnect the hosts ``gone``, until all are back, or until somebody asks for the end of the job.
+
+        Raises:
+            LaunchError: hosts are still missing after ``back_s``.
+        """
         deadline = time.monotonic() + self.back_s
-        left = list(gone)
-        for node in left:
+        missing = list(gone)
+        for node in missing:
             self.gathering.let_go(node)
-        while left and not self._asked():
-            back, missing = self.gathering.gather(
-                left, timeout_s=max(1.0, deadline - time.monotonic()), stop=self.requests.any
+        while missing and not self._end_requested():
+            back, findings = self.gathering.gather(
+                missing, timeout_s=max(1.0, deadline - time.monotonic()), stop=self.requests.any
             )
             self.members |= back
-            left = [node for node in left if node not in back]
-            if left and time.monotonic() > deadline:
-                lines = "\n".join(f"  {finding.line()}" for finding in missing)
+            missing = [node for node in missing if node not in back]
+            if missing and time.monotonic() > deadline:
+                lines = "\n".join(f"  {finding.line()}" for finding in findings)
                 raise LaunchError(
                     f"the job cannot be started again: after {self.back_s:.0f} s these are not back\n{lines}"
                 )
-            if left:
+            if missing:
                 time.sleep(AGAIN_S)
 
-    def _asked(self) -> bool:
-        return asked(self.members, self.requests, self.display)
+    def _end_requested(self) -> bool:
+        return end_requested(self.members, self.requests, self.display)
 
 
-def asked(members: Mapping[int, Member], requests: processes.Requests, display: Display) -> bool:
-    """Whether somebody has asked for the end, here or, while nothing runs there, at another host."""
+def end_requested(members: Mapping[int, Member], requests: processes.Requests, display: Display) -> bool:
+    """Return whether somebody has asked for the end of the job, here or at another host.
+
+    Call it only while no attempt runs: it takes all messages out of the channels.
+    """
     for member in members.values():
         for message in member.channel.receive():
             if message.get("event") == "asked":
@@ -195,7 +211,7 @@ def asked(members: Mapping[int, Member], requests: processes.Requests, display: 
 
 
 def interrupted(requests: processes.Requests) -> Result:
-    """A request to end came while nothing ran."""
+    """Return the result of a job that was asked to end while nothing was running."""
     assert requests.first is not None
     return Result(code=supervisor.EXIT_CODES[requests.first], text=supervisor.NOTHING)
 
@@ -209,10 +225,11 @@ def ask(
     stop: Callable[[], bool] = lambda: False,
     **fields: Any,
 ) -> Message:
-    """Ask one host; ``stop``: whether its answer is not wanted any more.
+    """Send a request to one host and return its answer; ``stop`` ends the waiting by returning True.
 
     Raises:
-        UsageError: it cannot, or does not answer; where its error has another exit code, ``LaunchError``.
+        UsageError: the host does not answer, or answers with an error whose exit code is 2 or missing.
+        LaunchError: it answers with an error that has another exit code.
     """
     (answer,) = ask_all([members[node].channel], verb, timeout_s=timeout_s, stop=stop, **fields)
     if "error" in answer:
@@ -224,10 +241,12 @@ def ask(
 def prepare(
     members: Mapping[int, Member], plan: Plan, files: Mapping[str, str], *, cwd: str | None, wait_s: float = 0.0
 ) -> None:
-    """Make and take the run folder on ``members``; ``wait_s``: for an agent of before to let go of it.
+    """Make and lock the run folder on all ``members``.
+
+    A host may wait ``wait_s`` for an agent of an earlier attempt to release the lock.
 
     Raises:
-        UsageError: some cannot; all are named.
+        UsageError: hosts that could not, all of them named.
     """
     answers = ask_all(
         [member.channel for member in members.values()],

@@ -1,4 +1,4 @@
-"""An agent on every host, started from one: over the user's own ssh, and as a plain child process where the host is this machine."""
+"""Agents that one process starts on all hosts: over the user's ssh, or as a child process on this machine."""
 
 import os
 import shlex
@@ -19,45 +19,50 @@ from mtrain.errors import LaunchError
 from mtrain.system import placement, processes
 
 AGENT = ("-m", "mtrain.cluster.agent")
-KEPT_LINES = 40
-MOST_SHOWN = 300
-"""Characters of what a login shell has printed."""
+MAX_STDERR_LINES = 40
+"""How many lines are kept of what ssh, or an agent, writes to its standard error."""
+MAX_SHOWN = 300
+"""How many characters are shown of what a login shell has printed."""
 CLOSING_S = 5.0
-"""For ssh to end after its agent has."""
+"""Seconds that ssh may take to end after its agent has."""
 
 
 @dataclass(kw_only=True)
 class Line:
-    """The process that connects an agent, and the channel to it."""
+    """The process that connects an agent (ssh, or the agent itself on this machine), and the channel to that agent."""
 
     host: str
+    """The host's address in the list of hosts."""
     node: int
+    """Index of the host in that list."""
     channel: Channel
     process: "subprocess.Popen[bytes]"
-    said: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
-    """Last lines of its standard error."""
+    stderr_lines: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_STDERR_LINES))
+    """Last lines of the standard error of ``process``."""
     local: bool = False
     """Whether the agent is a child of this process."""
     _reader: threading.Thread | None = None
 
-    def listen(self) -> None:
-        """Keep what comes over standard error."""
-        self._reader = threading.Thread(target=self._keep, name=f"stderr of {self.host}", daemon=True)
+    def start_reading(self) -> None:
+        """Start the thread that keeps the last lines of standard error."""
+        self._reader = threading.Thread(target=self._read_stderr, name=f"stderr of {self.host}", daemon=True)
         self._reader.start()
 
-    def _keep(self) -> None:
+    def _read_stderr(self) -> None:
         assert self.process.stderr is not None
         with self.process.stderr as stream:
             for line in stream:
-                self.said.append(line.decode(errors="replace").rstrip()[:500])
+                self.stderr_lines.append(line.decode(errors="replace").rstrip()[:500])
 
     def end(self, *, wait_s: float) -> None:
-        """Close the connection; the agent behind it, if any is left, ends what it has started.
+        """Close the connection, upon which an agent that still runs ends what it has started.
 
-        What is left of the process then, and of its children, is killed: of an agent on this machine that is stuck.
+        The process may take ``wait_s`` to end; then it and its children are killed, such as an agent on this machine
+        that hangs.
         """
-        # An agent that was told to end may close its end before this one does: that is no reason to kill it.
-        silent = (self.channel.lost or "").startswith("silent")
+        # Only silence shortens the wait. An agent that was told to end may have closed its end first and needs its time
+        # to exit.
+        silent = self.channel.lost is not None and self.channel.lost.is_silence
         self.channel.close()
         try:
             self.process.wait(0.2 if silent else wait_s)
@@ -68,7 +73,7 @@ class Line:
             self._reader.join(1.0)
 
     def last_words(self) -> str:
-        """Why the connection ended, as far as the process behind it says."""
+        """Return how the process ended and the last line that it wrote, or "" where it still runs."""
         try:
             status = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -77,29 +82,31 @@ class Line:
             self._reader.join(1.0)
         name = "its agent" if self.local else "ssh"
         how = f"{name} ended with " + (f"signal {-status}" if status < 0 else f"exit code {status}")
-        return f"{how}: {self.said[-1]}" if self.said else how
+        return f"{how}: {self.stderr_lines[-1]}" if self.stderr_lines else how
 
 
 def is_here(host: str) -> bool:
-    """Whether a host of the list is this machine."""
+    """Return whether a host of the list is this machine."""
     return any(placement.is_own(address) for address in (host, *placement.resolve(host)))
 
 
 def open_line(
     host: str, node: int, *, brought: Sequence[str], python: str, environ: Mapping[str, str], local: bool | None = None
 ) -> Line:
-    """Start the process that connects the agent of ``host``. Call it from the main thread: the process ends with it.
+    """Start the process that connects the agent of ``host``.
+
+    Call it from the main thread: the process ends with that thread.
 
     Args:
-        host: its address.
-        node: its place among the hosts.
-        brought: the command that gets there.
-        python: interpreter for an agent on this machine.
-        environ: of the process.
-        local: whether ``host`` is this machine; None: found from its addresses.
+        host: the host's address.
+        node: the host's index in the list of hosts.
+        brought: the ssh command that starts the agent on the host.
+        python: interpreter of the agent, where it is started on this machine.
+        environ: environment of the process.
+        local: whether ``host`` is this machine; None: its addresses decide.
 
     Raises:
-        LaunchError: it cannot be started.
+        LaunchError: the ssh client is not installed.
     """
     local = is_here(host) if local is None else local
     argv = [python, *AGENT] if local else list(brought)
@@ -111,37 +118,43 @@ def open_line(
     assert process.stdin is not None
     assert process.stdout is not None
     with process.stdin as stdin, process.stdout as stdout:
-        channel = Channel(os.dup(stdout.fileno()), os.dup(stdin.fileno()), peer=host, behind_noise=True)
+        channel = Channel(os.dup(stdout.fileno()), os.dup(stdin.fileno()), peer=host, skips_noise=True)
     line = Line(host=host, node=node, channel=channel, process=process, local=local)
-    line.listen()
+    line.start_reading()
     return line
 
 
 def hear(line: Line, *, timeout_s: float, stop: Callable[[], bool] = lambda: False) -> Message | Finding:
-    """The first message of the agent, or why there is none; ``stop``: whether to wait no longer."""
+    """Wait for the hello of the agent; return it, or a finding that says why there is none.
+
+    ``stop`` ends the waiting by returning True.
+    """
     deadline = time.monotonic() + timeout_s
     try:
-        while (left := deadline - time.monotonic()) > 0 and not stop():
-            message = line.channel.wait(min(left, 0.2))
+        while (remaining_s := deadline - time.monotonic()) > 0 and not stop():
+            message = line.channel.wait(min(remaining_s, 0.2))
             if message is not None and message.get("event") == "hello":
-                return _judged(line, message)
+                return _check_version(line, message)
     except Lost:
-        return _unreached(line)
+        return _failure_finding(line)
     printed = line.channel.printed
     if printed:
         return _finding(
             line,
-            f"no agent has come up for {timeout_s:.0f} s; its login shell printed: {' / '.join(printed)[:MOST_SHOWN]!r}",
-            "log in there: what its shell reads at the start (~/.bashrc, ~/.profile) must end by itself and start nothing that waits",
+            f"no agent has come up for {timeout_s:.0f} s; its login shell printed: {' / '.join(printed)[:MAX_SHOWN]!r}",
+            "log in there: what its shell reads at the start (~/.bashrc, ~/.profile) must end by itself and start "
+            "nothing that waits",
         )
     return _finding(
         line,
-        f"has said nothing for {timeout_s:.0f} s: {'' if line.local else 'ssh is still connecting, or '}its agent does not start",
+        f"has said nothing for {timeout_s:.0f} s: {'' if line.local else 'ssh is still connecting, or '}its agent "
+        "does not start",
         "log in there, and see what keeps Python from starting, or give it longer with --failure-timeout-s",
     )
 
 
-def _judged(line: Line, hello: Message) -> Message | Finding:
+def _check_version(line: Line, hello: Message) -> Message | Finding:
+    """Return the hello, or a finding where the host has another version of mtrain."""
     if hello.get("version") != mtrain.__version__:
         return _finding(
             line, f"has mtrain {hello.get('version')}, expected {mtrain.__version__} as here", "install the same there"
@@ -149,16 +162,16 @@ def _judged(line: Line, hello: Message) -> Message | Finding:
     return hello
 
 
-def _unreached(line: Line) -> Finding:
-    """Why the process ended before its agent said anything."""
-    line.last_words()
+def _failure_finding(line: Line) -> Finding:
+    """Return a finding that says why the process ended before its agent sent its hello."""
+    line.last_words()  # waits until the process has ended and its standard error was read
     argv = line.process.args
     words = [str(word) for word in argv] if isinstance(argv, list) else []
     there = words if line.local else shlex.split(" ".join(words[-1:]))
-    return start_failures.why(
+    return start_failures.explain(
         line.host,
         status=line.process.poll(),
-        said=[*line.channel.noise, *line.said],
+        printed=[*line.channel.noise, *line.stderr_lines],
         python=there[there.index(AGENT[0]) - 1] if AGENT[0] in there else "its command",
         local=line.local,
     )
@@ -169,14 +182,14 @@ def _finding(line: Line, text: str, remedy: str) -> Finding:
 
 
 class SshGathering:
-    """Agents that this process starts."""
+    """Starts the agents of all hosts from this process, see ``Gathering``."""
 
     forwards = True
 
     def __init__(
         self, hosts: Sequence[str], *, brought: Sequence[Sequence[str]], python: str, environ: Mapping[str, str]
     ) -> None:
-        """``brought``: the command that gets to each of ``hosts``; ``python``: for an agent on this machine."""
+        """``brought``: the ssh command for each of ``hosts``; ``python``: interpreter of an agent on this machine."""
         self._hosts = hosts
         self._brought = brought
         self._python = python
@@ -186,7 +199,7 @@ class SshGathering:
     def gather(
         self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]
     ) -> tuple[dict[int, Member], list[Finding]]:
-        """Start all of them at once. Called by the main thread: see ``open_line``."""
+        """Start the agents of ``nodes``, all at once. Call it from the main thread, see ``open_line``."""
         for node in nodes:
             self.let_go(node)
             self._lines[node] = open_line(
@@ -196,20 +209,20 @@ class SshGathering:
         members, findings = {}, []
         for node in nodes:
             line = self._lines[node]
-            said = hear(line, timeout_s=max(0.5, deadline - time.monotonic()), stop=stop)
-            if isinstance(said, Finding):
-                findings.append(said)
+            greeting = hear(line, timeout_s=max(0.5, deadline - time.monotonic()), stop=stop)
+            if isinstance(greeting, Finding):
+                findings.append(greeting)
                 self.let_go(node)
             else:
-                members[node] = Member(node=node, host=line.host, channel=line.channel, hello=said)
+                members[node] = Member(node=node, host=line.host, channel=line.channel, hello=greeting)
         return members, findings
 
     def last_words(self, node: int) -> str:
-        """What ssh says of its end."""
+        """Return how the host's ssh ended, see ``Line.last_words``."""
         return self._lines[node].last_words() if node in self._lines else ""
 
     def let_go(self, node: int) -> None:
-        """End the connection."""
+        """End the connection to a host."""
         line = self._lines.pop(node, None)
         if line is not None:
             line.end(wait_s=CLOSING_S)

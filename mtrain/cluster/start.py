@@ -132,10 +132,12 @@ def own_node(loaded: "Loaded") -> int:
 
 
 def write_folder(loaded: "Loaded", plan: Plan) -> dict[str, str]:
-    """Write what was asked for into the run folder: spec, plan, environment. Returns what ranks read of it, name -> text.
+    """Write what was asked for into the run folder: spec, plan, environment.
 
-    A resumed job writes beside what is there (``spec.next.yml`` ...): rank 0 puts it in its place once the checkpoint is
-    restored, so a job that is refused changes nothing.
+    Returns what ranks read of it, name -> text.
+
+    A resumed job writes beside what is there (``spec.next.yml`` ...): rank 0 puts it in its place once the checkpoint
+    is restored, so a job that is refused changes nothing.
 
     Raises:
         UsageError: the folder cannot be written to.

@@ -1,4 +1,4 @@
-"""Why no agent came up on a host, as a finding: from the exit status of what was to bring it there, and from what that printed."""
+"""Explain why no agent came up on a host, from the exit status and output of the process that should start it."""
 
 import re
 import shlex
@@ -8,13 +8,14 @@ import mtrain
 from mtrain.cluster.preflight.findings import Finding
 
 SSH_FAILED = 255
-"""Exit status of ssh itself; another one is that of the command on the host."""
+"""Exit status of an error of ssh itself; every other status is that of the command on the host."""
 NO_SUCH_COMMAND = (126, 127)
-"""Exit statuses of a shell that cannot run what it was given."""
+"""Exit statuses of a shell that cannot run a command."""
 CAUSES: Sequence[tuple[str, str]] = (
     (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "its key is not the one that is known here: find out why; if it was set up anew, ssh-keygen -R {host}, then log in once",
+        "its key is not the one that is known here: find out why; if it was set up anew, ssh-keygen -R {host}, then "
+        "log in once",
     ),
     (
         "Host key verification failed|No .* host key is known",
@@ -34,7 +35,8 @@ CAUSES: Sequence[tuple[str, str]] = (
     ),
     (
         "Too many authentication failures",
-        "it was offered too many keys: give the right one with --ssh-identity-file, and IdentitiesOnly in ~/.ssh/config",
+        "it was offered too many keys: give the right one with --ssh-identity-file, and IdentitiesOnly in "
+        "~/.ssh/config",
     ),
     (
         "Permission denied|No more authentication methods",
@@ -53,20 +55,21 @@ CAUSES: Sequence[tuple[str, str]] = (
         "it hung up: see the log of its ssh server, which may have too many connections (MaxStartups)",
     ),
 )
-"""(pattern in what ssh printed, what to do), the more telling first."""
+"""(regular expression for the output of ssh, remedy); the first match counts, so specific causes stand before general
+ones."""
 
 
-def why(host: str, *, status: int | None, said: Sequence[str], python: str, local: bool) -> Finding:
-    """The finding for a host whose agent ended before it said anything.
+def explain(host: str, *, status: int | None, printed: Sequence[str], python: str, local: bool) -> Finding:
+    """Return the finding for a host whose agent ended before it sent its hello.
 
     Args:
-        host: its address, as the spec has it.
+        host: the host's address, as the spec has it.
         status: exit status of ssh, or of the agent where it is a child of this process.
-        said: lines that were printed.
-        python: the interpreter that was to run the agent.
-        local: whether it was to run on this machine, without ssh.
+        printed: lines of output of that process, or of the login shell on the host.
+        python: the interpreter that should have run the agent.
+        local: whether the agent should have run on this machine, without ssh.
     """
-    lines = [line.strip() for line in said if line.strip()]
+    lines = [line.strip() for line in printed if line.strip()]
     text = "\n".join(lines)
     last = lines[-1].removeprefix("ssh: ") if lines else f"exit code {status}"
     if status == SSH_FAILED and not local:
@@ -74,10 +77,16 @@ def why(host: str, *, status: int | None, said: Sequence[str], python: str, loca
         remedy = remedy or "try by hand: ssh -v {host} true"
         return _finding(host, f"cannot be reached by ssh: {last}", remedy.format(host=shlex.quote(host)))
     if status in NO_SUCH_COMMAND:
-        remedy = "install Python and mtrain there at the same path, or name the interpreter that has them: -o cluster.ssh.python=PATH"
+        remedy = (
+            "install Python and mtrain there at the same path, or name the interpreter that has them: -o "
+            "cluster.ssh.python=PATH"
+        )
         return _finding(host, f"cannot run {python}: {last}", remedy)
     if "No module named" in text:
-        remedy = f"install mtrain {mtrain.__version__} there, or name the interpreter that has it: -o cluster.ssh.python=PATH"
+        remedy = (
+            f"install mtrain {mtrain.__version__} there, or name the interpreter that has it: -o "
+            "cluster.ssh.python=PATH"
+        )
         return _finding(host, f"{python} has no mtrain there: {last}", remedy)
     return _finding(host, f"its agent did not start: {last}", f"try there: {shlex.quote(python)} -m mtrain --version")
 

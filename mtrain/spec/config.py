@@ -18,7 +18,7 @@ from mtrain.spec import plugins
 from mtrain.spec.model import Spec, both_lengths
 from mtrain.spec.provenance import Layers, Origin
 from mtrain.spec.schema import Problem, dotted, field_at, problems_of
-from mtrain.spec.sources import Given, Sources, display, find_config, shipped_names, shortened
+from mtrain.spec.sources import Given, Sources, display, find_config, is_shipped, shipped_names, shortened
 from mtrain.spec.suggest import hint
 from mtrain.spec.yaml_reader import Path
 
@@ -133,8 +133,7 @@ def _locate(path: str | None) -> tuple[FilePath, str]:
         return _shipped(DEMO), f"the embedded demo {DEMO!r} (no -c was given and there is no {HERE} here)"
     file = find_config(path)
     if file is not None:
-        shipped = display(file).startswith("mtrain/configs/")
-        return file, f"the shipped config {display(file)}" if shipped else display(file)
+        return file, f"the shipped config {display(file)}" if is_shipped(file) else display(file)
     if os.path.isdir(path):
         raise SpecError(f"{path}: is a folder; give a YAML file in it, or the name of a shipped config")
     parent = FilePath(path).parent
@@ -158,7 +157,7 @@ def _policy(sources: Sources, file: FilePath) -> plugins.Policy:
     try:
         if isinstance(given, str):
             return plugins.read_policy(given)
-        if found is not None and not display(file).startswith("mtrain/configs/"):
+        if found is not None and not is_shipped(file):
             chosen = str((found / plugins.POLICY_FILE).resolve())
             sources.layers.assign(("plugins",), chosen, Origin("plugins", file=chosen), sources.defaults)
             return plugins.read_policy(chosen)

@@ -237,11 +237,15 @@ def find_config(name: str, *, beside: FilePath | None = None) -> FilePath | None
     return None
 
 
+def is_shipped(file: FilePath) -> bool:
+    """Return whether a file, given as a resolved path, is one of the configs that are installed with mtrain."""
+    return file.is_relative_to(shipped_folder().resolve())
+
+
 def display(file: FilePath) -> str:
     """A file as messages name it: relative where it lies below the current folder, shipped ones by package."""
-    shipped = shipped_folder().resolve()
-    if file.is_relative_to(shipped):
-        return f"mtrain/configs/{file.relative_to(shipped).as_posix()}"
+    if is_shipped(file):
+        return f"mtrain/configs/{file.relative_to(shipped_folder().resolve()).as_posix()}"
     here = FilePath.cwd()
     return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
 

@@ -12,6 +12,7 @@ import pytest
 
 from mtrain.cluster import channel as channels
 from mtrain.cluster.channel import Channel, Lost, Refused, ask_all
+from mtrain.cluster.disconnection import Cause, Disconnection
 from mtrain.cluster.ssh import hear, open_line
 
 
@@ -124,9 +125,35 @@ def test_silence_is_noticed(raw):
     _, channel = raw
     channel.silence_s = 0.2
     until(lambda: channel.lost is not None)
-    assert channel.lost.startswith("silent for")
+    assert channel.lost.cause is Cause.SILENT
+    assert channel.lost.silent_s > 0.2
     with pytest.raises(Lost):
         channel.wait(0)
+
+
+WORDED = {
+    "closed here": Disconnection(cause=Cause.CLOSED_HERE),
+    "the connection was closed": Disconnection(cause=Cause.CLOSED_THERE),
+    "silent for 12 s": Disconnection(cause=Cause.SILENT, silent_s=12.4),
+    "takes nothing of what is sent": Disconnection(cause=Cause.NOT_READING),
+    "sent what is no message: 'silent for 3 s'": Disconnection(cause=Cause.NO_MESSAGE, detail="silent for 3 s"),
+    "sent a line of more than 100 bytes": Disconnection(cause=Cause.LINE_TOO_LONG, limit_bytes=100),
+    "the connection failed: Input/output error": Disconnection(
+        cause=Cause.CONNECTION_FAILED, detail="Input/output error"
+    ),
+    "failed: silent": Disconnection(cause=Cause.FAILED_HERE, detail="silent"),
+}
+
+
+@pytest.mark.parametrize("text", WORDED)
+def test_each_way_to_lose_a_peer_has_its_words(text):
+    assert str(WORDED[text]) == text
+    assert str(Lost(WORDED[text])) == text
+
+
+def test_only_silence_is_silence_whatever_the_words_are():
+    assert [text for text in WORDED if WORDED[text].is_silence] == ["silent for 12 s"]
+    assert {disconnection.cause for disconnection in WORDED.values()} == set(Cause)
 
 
 def test_the_last_words_of_a_peer_are_heard_before_its_end(pair):
@@ -169,7 +196,7 @@ def talk(peer: socket.socket) -> None:
 def test_a_peer_that_never_closes_its_end_is_waited_for_so_long_and_no_longer(raw):
     _, channel = raw
     channel.close(flush_s=0.2)
-    assert channel.lost == channels.CLOSED
+    assert channel.lost == Disconnection(cause=Cause.CLOSED_HERE)
 
 
 def test_a_peer_that_closes_on_words_it_has_not_read_has_closed(raw):
@@ -178,7 +205,7 @@ def test_a_peer_that_closes_on_words_it_has_not_read_has_closed(raw):
     until(lambda: select.select([stranger], [], [], 0)[0])
     stranger.close()
     until(lambda: channel.lost is not None)
-    assert channel.lost == "the connection was closed"
+    assert channel.lost == Disconnection(cause=Cause.CLOSED_THERE)
 
 
 def test_what_nobody_waits_for_any_more_is_not_waited_for(pair):
@@ -200,11 +227,11 @@ def test_a_peer_that_stops_speaking_our_language_is_lost(raw, rubbish):
     stranger.sendall(b'{"event": "hello"}\n' + rubbish)
     channel.wait(60)
     until(lambda: channel.lost is not None)
-    assert "no message" in channel.lost
+    assert channel.lost.cause is Cause.NO_MESSAGE
 
 
 def test_a_line_without_end_does_not_fill_the_memory(raw, monkeypatch):
-    monkeypatch.setattr(channels, "LIMIT_BYTES", 100_000)
+    monkeypatch.setattr(channels, "MAX_MESSAGE_BYTES", 100_000)
     stranger, channel = raw
     stranger.settimeout(10)
     try:
@@ -213,17 +240,17 @@ def test_a_line_without_end_does_not_fill_the_memory(raw, monkeypatch):
     except OSError:
         pass
     until(lambda: channel.lost is not None)
-    assert "more than 100000 bytes" in channel.lost
+    assert channel.lost == Disconnection(cause=Cause.LINE_TOO_LONG, limit_bytes=100_000)
     with pytest.raises(ValueError, match="at most 100000"):
         channel.send({"text": "x" * 100_000})
 
 
 def test_a_peer_that_takes_nothing_does_not_hold_up_the_sender(raw, monkeypatch):
-    monkeypatch.setattr(channels, "WAITING_BYTES", 2_000_000)
+    monkeypatch.setattr(channels, "MAX_UNSENT_BYTES", 2_000_000)
     _, channel = raw
     for _ in range(100):
         channel.send({"text": "x" * 100_000})
-    assert channel.lost == "takes nothing of what is sent"
+    assert channel.lost == Disconnection(cause=Cause.NOT_READING)
 
 
 def test_a_closed_channel_leaves_no_thread_and_no_open_file(pair):
@@ -248,7 +275,7 @@ NOISE = {
 
 
 @pytest.mark.parametrize("name", NOISE)
-def test_an_agent_is_heard_behind_whatever_its_login_shell_prints(name):
+def test_an_agent_is_heard_whatever_its_login_shell_prints_first(name):
     brought = ["sh", "-c", f'{NOISE[name]}; exec "$@"', "sh", sys.executable, "-m", "mtrain.cluster.agent"]
     line = open_line("node2", 1, brought=brought, python=sys.executable, environ=os.environ, local=False)
     said = hear(line, timeout_s=120.0)

@@ -12,9 +12,9 @@ import pytest
 from mtrain.cluster import start_failures
 from mtrain.cluster.channel import Channel
 from mtrain.cluster.preflight.checks import preflight
-from mtrain.cluster.preflight.comparison import Seen, judged
+from mtrain.cluster.preflight.comparison import HostFacts, compare
 from mtrain.cluster.preflight.findings import Finding, bad, show, table, worst
-from mtrain.cluster.preflight.requirements import wanted as hosts_wanted
+from mtrain.cluster.preflight.requirements import requirements
 from mtrain.jobs.plan import Machine, make_plan
 from mtrain.spec import config
 
@@ -63,7 +63,7 @@ def asked(tmp_path, *overrides, backend="fleet"):
     flags = {"cluster.ips": ["10.0.0.1", "10.0.0.2"], "backend.name": backend, "train.batch_size": 16}
     loaded = config.load("digits", overrides=overrides, flags=flags)
     plan = make_plan(loaded, run_dir=tmp_path, resume=None, machine=Machine(cores=2, devices=0))
-    return hosts_wanted(loaded.spec, plan)
+    return requirements(loaded.spec, plan)
 
 
 def test_a_spec_asks_for_its_ports_modules_files_and_data(tmp_path):
@@ -98,7 +98,7 @@ def hosts(**change):
         facts["host"] = f"node{index + 1}"
         facts["identity"] = f"machine {index + 1}"
         facts["addresses"] += [["eth0", address]]
-        seen.append(Seen(index=index, wanted=wanted(address), facts=facts))
+        seen.append(HostFacts(index=index, required=wanted(address), facts=facts))
     for path, value in change.items():
         *parents, last = path.split("__")
         place = seen[1].facts
@@ -110,12 +110,12 @@ def hosts(**change):
 
 def only(seen):
     """The one finding that is not ok."""
-    (found,) = [finding for finding in judged(seen) if finding.state != "ok"]
+    (found,) = [finding for finding in compare(seen) if finding.state != "ok"]
     return found
 
 
 def test_hosts_that_agree_have_one_good_finding_for_each_check():
-    found = judged(hosts())
+    found = compare(hosts())
     assert [(finding.check, finding.state) for finding in found] == [
         (check, "ok")
         for check in ("address", "clock", "python", "mtrain", "packages", "data", "ports", "disk", "devices")
@@ -180,10 +180,10 @@ def test_what_may_go_well_is_a_warning(change, check):
 
 def test_several_things_wrong_at_once_are_all_told():
     seen = hosts(python__python="3.12.1", data__digests=["y"], disk__free=0)
-    seen[0].wanted = wanted("10.0.0.1", ports=[[29500, "cluster.master_port"]])
+    seen[0].required = wanted("10.0.0.1", ports=[[29500, "cluster.master_port"]])
     seen[0].facts["ports"] = {"29500": "process 7 (sshd) listens there"}
     seen[2].skew_s = (30.0, 30.4)
-    found = [finding for finding in judged(seen) if finding.state != "ok"]
+    found = [finding for finding in compare(seen) if finding.state != "ok"]
     assert [finding.check for finding in found] == ["clock", "python", "data", "ports", "disk"]
     assert "29500 is taken on 10.0.0.1: process 7 (sshd) listens there" in found[3].text
 
@@ -192,9 +192,9 @@ def test_a_name_that_is_loopback_on_its_own_host_is_found():
     """Debian and Ubuntu write 127.0.1.1 beside a host's own name."""
     seen = hosts()
     for index, host in enumerate(seen):
-        host.wanted = wanted(f"node{index + 1}", names=["node1", "node2", "node3"])
+        host.required = wanted(f"node{index + 1}", names=["node1", "node2", "node3"])
         host.facts["names"] = {f"node{number}": [f"10.0.0.{number}"] for number in (1, 2, 3)}
-    assert judged(seen)[0].state == "ok"
+    assert compare(seen)[0].state == "ok"
     seen[1].facts["names"]["node2"] = ["127.0.1.1"]
     found = only(seen)
     assert found.text.startswith(
@@ -205,13 +205,13 @@ def test_a_name_that_is_loopback_on_its_own_host_is_found():
 def test_an_own_name_that_is_loopback_does_no_harm_where_addresses_are_given():
     seen = hosts()
     seen[1].facts["names"]["node2"] = ["127.0.1.1"]
-    assert "node2 eth0 (not 127.0.1.1, as its own name says)" in judged(seen)[0].text
+    assert "node2 eth0 (not 127.0.1.1, as its own name says)" in compare(seen)[0].text
 
 
 def test_a_name_that_means_another_machine_elsewhere_is_found():
     seen = hosts()
     for index, host in enumerate(seen):
-        host.wanted = wanted(f"node{index + 1}")
+        host.required = wanted(f"node{index + 1}")
         host.facts["names"] = {f"node{number}": [f"10.0.0.{number}"] for number in (1, 2, 3)}
     seen[0].facts["names"]["node3"] = ["10.9.9.9"]
     assert only(seen).text == "takes node3 for 10.9.9.9, which is no address of that host"
@@ -227,7 +227,7 @@ def test_a_name_that_means_another_machine_elsewhere_is_found():
 def test_clocks_count_as_far_as_their_difference_is_certain(bounds, told):
     seen = hosts()
     seen[2].skew_s = bounds
-    found = judged(seen)[1]
+    found = compare(seen)[1]
     assert found.check == "clock"
     assert (found.state == "ok") if told is None else (found.state == "warning" and told in found.text)
 
@@ -236,9 +236,9 @@ def test_clocks_are_compared_with_that_of_the_first_host_not_with_this_machine()
     seen = hosts()
     for host in seen:
         host.skew_s = (60.0, 60.4)
-    assert judged(seen)[1].state == "ok"
+    assert compare(seen)[1].state == "ok"
     seen[1].skew_s = (0.0, 0.4)
-    (found,) = [finding for finding in judged(seen) if finding.check == "clock"]
+    (found,) = [finding for finding in compare(seen) if finding.check == "clock"]
     assert (found.hosts, found.state) == ((seen[1].label,), "warning")
     assert "59.6 s behind that of 10.0.0.1 (node1)" in found.text
 
@@ -257,9 +257,9 @@ def test_clocks_are_compared_with_that_of_the_first_host_not_with_this_machine()
 def test_gpus_that_are_asked_for_must_be_there(more, present, text):
     seen = hosts()
     for host, count in zip(seen, present, strict=True):
-        host.wanted = wanted(host.address, **more)
+        host.required = wanted(host.address, **more)
         host.facts["devices"]["present"] = count
-    found = [finding for finding in judged(seen) if finding.check == "devices"]
+    found = [finding for finding in compare(seen) if finding.check == "devices"]
     assert [finding.text for finding in found if finding.state == "bad"] == ([text] if text else [])
 
 
@@ -343,7 +343,7 @@ def test_an_agent_that_has_gone_is_a_finding_among_the_others(agents, tmp_path):
     first, second, third = agents(3)
     second.close()
     known = Finding(check="ssh", state="bad", text="no way", hosts=("10.0.0.9",))
-    found = preflight([None, first, second, third], [trial(tmp_path)] * 4, known=[known])
+    found = preflight([None, first, second, third], [trial(tmp_path)] * 4, earlier=[known])
     assert found[0] is known
     assert [finding.check for finding in bad(found)] == ["ssh", "agent"]
     assert found[-1].text == "all 2 ways between 2 hosts, over TCP"
@@ -368,7 +368,7 @@ SAID = {
 
 @pytest.mark.parametrize(("said", "remedy"), SAID.values(), ids=SAID)
 def test_what_ssh_says_becomes_a_remedy(said, remedy):
-    found = start_failures.why("b", status=255, said=said.splitlines(), python="/py", local=False)
+    found = start_failures.explain("b", status=255, printed=said.splitlines(), python="/py", local=False)
     assert (found.check, found.state, found.hosts) == ("ssh", "bad", ("b",))
     assert remedy in found.remedy
     assert said.splitlines()[-1].removeprefix("ssh: ") in found.text
@@ -385,7 +385,7 @@ def test_what_ssh_says_becomes_a_remedy(said, remedy):
     ids=["no interpreter", "no mtrain", "broken", "the agent's own status"],
 )
 def test_an_agent_that_does_not_start_says_why(status, said, text):
-    found = start_failures.why("b", status=status, said=[said], python="/py", local=status == 255)
+    found = start_failures.explain("b", status=status, printed=[said], python="/py", local=status == 255)
     assert found.text.startswith(text)
 
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from mtrain.cluster.preflight import facts
-from mtrain.cluster.preflight.facts import Listeners, Witness, collect, reach
-from mtrain.cluster.preflight.folder_listing import MOST_SIZES, bucket_of, first_difference, list_folder
+from mtrain.cluster.preflight.facts import FactCollector, Listeners, collect, reach
+from mtrain.cluster.preflight.folder_listing import MAX_SIZES, bucket_of, first_difference, list_folder
 
 HERE = "127.0.0.1"
 
@@ -139,11 +139,11 @@ def test_a_file_that_ranks_read_is_told_by_size_and_content(tmp_path):
 
 
 def test_a_question_that_fails_is_answered_with_the_reason():
-    witness = Witness(clock=lambda: 5.0)
-    answer = witness.answer({"do": "dance"})
+    collector = FactCollector(clock=lambda: 5.0)
+    answer = collector.answer({"do": "dance"})
     assert answer == {"error": "'dance' is none of facts, listen, connect, files", "clock": 5.0}
-    assert "KeyError" in witness.answer({"do": "facts"})["error"]
-    witness.close()
+    assert "KeyError" in collector.answer({"do": "facts"})["error"]
+    collector.close()
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
@@ -191,10 +191,10 @@ def test_links_are_followed_once(tmp_path):
 
 
 def test_of_a_large_folder_all_names_and_some_sizes_are_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr("mtrain.cluster.preflight.folder_listing.MOST_SIZES", 100)
+    monkeypatch.setattr("mtrain.cluster.preflight.folder_listing.MAX_SIZES", 100)
     listing = list_folder(fill(tmp_path, [f"{number:04}" for number in range(1000)]))
     assert (len(listing.files), listing.sized, listing.complete) == (1000, 100, True)
-    assert MOST_SIZES > 1000
+    assert MAX_SIZES > 1000
 
 
 def test_a_folder_that_takes_too_long_is_given_up(tmp_path):

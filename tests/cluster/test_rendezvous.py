@@ -15,6 +15,7 @@ import pytest
 import mtrain.cluster.rendezvous
 from mtrain.cluster.agent import Orders, hello
 from mtrain.cluster.channel import ask_all
+from mtrain.cluster.farewell import Farewell
 from mtrain.cluster.handshake import Unproven, prove
 from mtrain.cluster.rendezvous import Meeting, Party, difference, join
 from mtrain.errors import LaunchError, UsageError
@@ -120,10 +121,28 @@ def test_hosts_find_the_first_one_whichever_comes_first_and_all_hear_how_the_job
     assert joining.answers() == [(1, "error: rank 0 failed")] * 2
 
 
+def test_a_host_is_refused_only_by_a_refusal_whatever_the_text_of_the_farewell_is(meeting, joining):
+    joining(1)
+    joining(2)
+    members, _ = gather(meeting, [1, 2])
+    members[1].channel.send(Farewell(code=2, text="error: a rank refused its data").message())
+    members[2].channel.send(Farewell(code=2, text="as printed", refusal="as refused").message())
+    assert joining.answers() == [(2, "error: a rank refused its data"), (2, "as refused")]
+
+
+def test_a_farewell_survives_its_message_and_prints_the_same_under_other_versions():
+    farewells = [Farewell(code=0, discard=True), Farewell.failed("no", code=1), Farewell.refused("no")]
+    assert [Farewell.of(json.loads(json.dumps(each.message()))) for each in farewells] == farewells
+    assert [(each.code, each.text, each.refusal) for each in farewells[1:]] == [
+        (1, "error: no", None),
+        (2, "error: no", "no"),
+    ]
+
+
 def test_a_host_that_never_comes_is_named_with_the_line_to_type_there(meeting, joining, monkeypatch):
     joining(1)
     first, _ = gather(meeting, [0, 1])
-    monkeypatch.setattr(mtrain.cluster.rendezvous, "PATIENT_S", 0.0)
+    monkeypatch.setattr(mtrain.cluster.rendezvous, "SILENT_WAIT_S", 0.0)
     members, missing = gather(meeting, [1, 2], timeout_s=1.0)
     goodbye(first)
     assert sorted(members) == [1]
@@ -271,7 +290,7 @@ def test_a_job_that_was_refused_for_one_host_tells_the_others_why(meeting, port,
             gathering.result()
     meeting.close()
     said = [json.loads(line) for line in closed(right).splitlines()]
-    assert {"do": "bye", "code": 2, "text": f"error: {refused.value}"} in said
+    assert Farewell.refused(str(refused.value)).message() in said
 
 
 def closed(connection: socket.socket) -> bytes:

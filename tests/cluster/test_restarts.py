@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from mtrain.cluster.attempt import Limits, Loss, Outcome, Round
+from mtrain.cluster.disconnection import Cause, Disconnection
 from mtrain.cluster.hosts import Member
 from mtrain.cluster.restarts import Attempts
 from mtrain.cluster.ssh import SshGathering
@@ -379,14 +380,17 @@ def test_a_leader_that_is_lost_takes_everything_along(tmp_path, number):
 
 
 # ------------------------------------------------------------------------------------------------------------- verdicts
-def outcome_of(tmp_path, *, failed_at: float, lost_at: float) -> Outcome:
+CLOSED = Disconnection(cause=Cause.CLOSED_THERE)
+
+
+def outcome_of(tmp_path, *, failed_at: float, lost_at: float, why: Disconnection = CLOSED) -> Outcome:
     """Rank 1 on the second host failed, and that host was lost."""
     members = {node: Member(node=node, host=host, channel=None, hello={}) for node, host in enumerate(HOSTS)}
     return Outcome(
         plan=make_plan(tmp_path, *["succeed"] * 3),
         members=members,
         failures=[{"rank": 1, "when": failed_at, "error": "ValueError: why", "traceback": "ValueError: why"}],
-        lost={1: Loss(at=lost_at, reason="the connection was closed", last_heard=0.0)},
+        lost={1: Loss(at=lost_at, why=why, last_heard=0.0)},
     )
 
 
@@ -398,6 +402,24 @@ def test_a_host_that_is_lost_after_its_rank_has_failed_is_not_the_cause(tmp_path
 def test_a_host_that_is_lost_before_its_rank_fails_is_the_cause(tmp_path):
     told = outcome_of(tmp_path, failed_at=11.0, lost_at=10.0).judge()
     assert told.headline == "host 127.0.0.2 is lost: the connection was closed"
+
+
+def test_a_silent_host_is_named_with_its_silence_and_may_still_run_ranks(tmp_path):
+    silent = Disconnection(cause=Cause.SILENT, silent_s=12.4)
+    outcome = outcome_of(tmp_path, failed_at=11.0, lost_at=10.0, why=silent)
+    assert outcome.judge().headline.startswith(
+        "host 127.0.0.2 has been silent for 12 s: network or power; last heard at "
+    )
+    assert "127.0.0.2" in outcome.unheard()
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.SILENT])
+def test_no_other_loss_is_taken_for_silence_whatever_the_words_are(tmp_path, cause, monkeypatch):
+    """Even if the texts all began with the same words, the causes would be told apart."""
+    monkeypatch.setattr(Disconnection, "__str__", lambda self: "silent for 99 s")
+    outcome = outcome_of(tmp_path, failed_at=11.0, lost_at=10.0, why=Disconnection(cause=cause))
+    assert outcome.judge().headline == "host 127.0.0.2 is lost: silent for 99 s"
+    assert "127.0.0.2" not in outcome.unheard()
 
 
 @pytest.mark.parametrize(("told", "here", "blamed"), [(False, False, [2]), (True, False, []), (False, True, [])])

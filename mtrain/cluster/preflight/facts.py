@@ -1,14 +1,15 @@
-"""What is the case on one host: the answers of its agent to the questions of ``checks``. JSON in, JSON out.
+"""Facts about one host, which its agent collects to answer the questions of ``checks``. JSON in, JSON out.
 
-An agent keeps one ``Witness`` and hands every such question to ``Witness.answer``::
+An agent keeps one ``FactCollector`` and passes every such question to ``FactCollector.answer``::
 
     {"do": "facts", "wanted": {...}}                           -> {"facts": collect(wanted)}
     {"do": "listen", "address": A}                             -> {"port": P, "word": W}
     {"do": "connect", "targets": [{address, port, word}...], "source": A}   -> {"reached": ["" or what is wrong, ...]}
     {"do": "files", "bucket": N}                               -> {"files": [[name, bytes], ...]}
 
-Each answer holds ``clock`` too, the wall clock in seconds; one that could not be given holds ``error`` instead. ``QUESTIONS``
-are the values of ``do``. ``wanted`` is what ``checks.wanted`` makes for this host.
+Each answer also contains ``clock``, the wall clock in seconds since 1970. If collecting fails, ``error`` stands in
+place of the result. ``QUESTIONS`` are the values of ``do``. ``wanted`` holds the requirements for this host, see
+``requirements.py``.
 """
 
 import glob
@@ -31,24 +32,29 @@ from mtrain.cluster.preflight.folder_listing import Listing, list_folder
 from mtrain.cluster.preflight.reachability import Listeners, reach
 from mtrain.system import environment, placement
 
-__all__ = ["QUESTIONS", "Listeners", "Witness", "collect", "interpreter", "reach"]
+__all__ = ["QUESTIONS", "FactCollector", "Listeners", "collect", "interpreter", "reach"]
 
 QUESTIONS = ("facts", "listen", "connect", "files")
 PACKAGES = (
     *("numpy", "pydantic", "pyyaml", "opencv-python-headless", "pillow", "simplejpeg", "safetensors", "scikit-learn"),
     "faster-coco-eval",
 )
-"""Distributions that have a say in what is computed, besides the modules that the backend needs."""
-PYTHON_S = 12.0
-"""For an interpreter to answer."""
+"""Distributions that influence the computed values, besides the modules that the backend needs."""
+INTERPRETER_TIMEOUT_S = 12.0
+"""Seconds within which an interpreter must answer."""
 HASHED_BYTES = 64 << 20
-"""Of a larger file only the beginning is read."""
+"""How many bytes of a file are hashed, from its beginning."""
 RESOLVE_S = 3.0
+"""Seconds that looking up names may take."""
 DRIVER = "/proc/driver/nvidia/gpus/*/information"
+"""Files in which NVIDIA's driver describes each GPU."""
 
 
-class Witness:
-    """Answers questions about this host, and keeps what later ones build on. Close it when no more are asked."""
+class FactCollector:
+    """Answers questions about this host, and keeps the listeners and the file list that later questions use.
+
+    Close it at the end.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -56,14 +62,16 @@ class Witness:
         self._listing: Listing | None = None
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one question, see above; what goes wrong becomes its ``error``."""
+        """Answer one question, see the head of this file; an exception becomes the answer's ``error``."""
         try:
-            found = self._look(question)
-        except Exception as error:  # whatever a host cannot tell is told of it, and is no end of its agent
-            found = {"error": f"{type(error).__name__}: {error}"}
-        return {**found, "clock": self._clock()}
+            facts = self._collect(question)
+        except (
+            Exception
+        ) as error:  # A fact that cannot be collected is reported as missing; the agent must keep running.
+            facts = {"error": f"{type(error).__name__}: {error}"}
+        return {**facts, "clock": self._clock()}
 
-    def _look(self, question: Mapping[str, Any]) -> dict[str, Any]:
+    def _collect(self, question: Mapping[str, Any]) -> dict[str, Any]:
         do = question["do"]
         if do == "facts":
             facts, self._listing = _collect(question["wanted"])
@@ -83,11 +91,12 @@ class Witness:
 
 
 def collect(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """All facts of this host that ``wanted`` asks for."""
+    """Return all facts about this host that the requirements ``wanted`` are compared with."""
     return _collect(wanted)[0]
 
 
 def _collect(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], Listing | None]:
+    """Return the facts, and the list of files from which the data's digests were made."""
     folder = Path(wanted.get("cwd") or ".")
     environ = environment.cleaned(environment.caller())
     data, listing = _data(wanted.get("data"), folder)
@@ -98,7 +107,7 @@ def _collect(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], Listing | None]
         "python": interpreter(wanted.get("python"), wanted.get("modules", ()), folder),
         "ports": {str(port): _taken_by(wanted["address"], port) for port, _ in wanted.get("ports", ())},
         "disk": _disk(folder / wanted.get("run_dir", ".")),
-        "shm": _free(Path("/dev/shm")),  # noqa: S108 - looked at only
+        "shm": _free(Path("/dev/shm")),  # noqa: S108 - only its size is read
         "devices": {"present": placement.count_devices(environ), "models": _device_models()},
         "identity": _identity(),
         "cores": placement.usable_cores(),
@@ -109,67 +118,74 @@ def _collect(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], Listing | None]
 
 
 def resolved(names: Sequence[str], *, limit_s: float = RESOLVE_S) -> dict[str, list[str]]:
-    """Addresses of each name as this host has them; none for one that is not known, or not within ``limit_s``.
+    """Return the addresses of each name on this host; an empty list if it was not resolved within ``limit_s``.
 
-    Where no name server answers, the system's own look-up takes up to half a minute and cannot be stopped.
+    The look-ups run in threads because, where no name server answers, each takes up to half a minute and cannot be
+    stopped.
     """
-    found = {name: placement.resolve(name) for name in names if placement.is_address(name)}
+    addresses = {name: placement.resolve(name) for name in names if placement.is_address(name)}
 
     def look_up(name: str) -> None:
-        found[name] = placement.resolve(name)
+        addresses[name] = placement.resolve(name)
 
-    asked = [name for name in dict.fromkeys(names) if name not in found]
-    threads = [threading.Thread(target=look_up, args=(name,), daemon=True) for name in asked]
+    unresolved = [name for name in dict.fromkeys(names) if name not in addresses]
+    threads = [threading.Thread(target=look_up, args=(name,), daemon=True) for name in unresolved]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    return {name: found.get(name, []) for name in names}
+    return {name: addresses.get(name, []) for name in names}
 
 
 # ------------------------------------------------------------------------------------------------------------- Python
 def interpreter(python: str | None, modules: Sequence[str], folder: Path) -> dict[str, Any]:
-    """What an interpreter has, as a program that is started in ``folder`` sees it, see `interpreter_probe.look`; or ``error``.
+    """Return the versions and modules of an interpreter, see ``interpreter_probe.probe``.
 
-    ``python``: None, the one that runs this.
+    Or a mapping with ``error`` alone.
+
+    ``python``: path of the interpreter, which is started in ``folder``; None: the one that runs this code.
     """
-    asked: dict[str, Any] = {"packages": list(PACKAGES), "modules": list(modules), "code": "mtrain"}
+    question: dict[str, Any] = {"packages": list(PACKAGES), "modules": list(modules), "code": "mtrain"}
     if python is None or os.path.abspath(python) == os.path.abspath(sys.executable):
-        return interpreter_probe.look(**asked)
+        return interpreter_probe.probe(**question)
     text = Path(interpreter_probe.__file__).read_text(encoding="utf-8")
     try:
-        done = subprocess.run(  # noqa: S603 - the interpreter that the spec names
-            [python, "-c", text, json.dumps(asked)],
+        process = subprocess.run(  # noqa: S603 - the interpreter that the spec names
+            [python, "-c", text, json.dumps(question)],
             capture_output=True,
             text=True,
-            timeout=PYTHON_S,
+            timeout=INTERPRETER_TIMEOUT_S,
             check=True,
             cwd=folder,
         )
-        return dict(json.loads(done.stdout))
+        return dict(json.loads(process.stdout))
     except FileNotFoundError:
         missing = python if folder.is_dir() else str(folder)
         return {"error": f"{missing} is not there"}
     except OSError as error:
         return {"error": f"{python}: {error.strerror or error}"}
     except subprocess.TimeoutExpired:
-        return {"error": f"{python} did not answer within {PYTHON_S:g} s"}
+        return {"error": f"{python} did not answer within {INTERPRETER_TIMEOUT_S:g} s"}
     except subprocess.CalledProcessError as error:
         return {"error": f"{python}: {(error.stderr.strip().splitlines() or [f'exit code {error.returncode}'])[-1]}"}
     except ValueError:
         return {"error": f"{python} does not answer as Python does"}
 
 
-# -------------------------------------------------------------------------------------------------- ports, disk, devices
+# ------------------------------------------------------------------------------------------------- ports, disk, devices
 def _taken_by(address: str, port: int) -> str:
-    """What keeps a server from ``port`` of ``address``; "" where nothing does."""
+    """Return why no server can listen at ``port`` of ``address``, or "" if one can."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for place in (address, ""):  # some rendezvous listen at every address, whatever they are told
+    for bound_address in (
+        address,
+        "",
+    ):  # Some rendezvous servers listen at every address, whichever one they are given.
         with socket.socket(family) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that a job has just left is free
+            # Without this, a port would count as taken for a while after the job that used it has ended (TIME_WAIT).
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                listener.bind((place, port))
+                listener.bind((bound_address, port))
                 listener.listen(1)
             except OSError as error:
                 return _listener_at(port) or error.strerror or str(error)
@@ -177,31 +193,34 @@ def _taken_by(address: str, port: int) -> str:
 
 
 def _listener_at(port: int) -> str:
-    """The process that listens on a port, where this user may know."""
+    """Name the process that listens on a port; return "" where this user may not see it."""
     try:
-        found = [item for item in psutil.net_connections("tcp") if item.laddr and item.laddr.port == port]
-        pid = next(item.pid for item in found if item.status == psutil.CONN_LISTEN and item.pid)
+        sockets = [item for item in psutil.net_connections("tcp") if item.laddr and item.laddr.port == port]
+        pid = next(item.pid for item in sockets if item.status == psutil.CONN_LISTEN and item.pid)
         return f"process {pid} ({psutil.Process(pid).name()}) listens there"
     except (psutil.Error, OSError, StopIteration):
         return ""
 
 
 def _disk(path: Path) -> dict[str, Any]:
-    """Room where a folder is, or would be made."""
+    """Return the free bytes of the disk on which a folder is or would be created, and whether it can be written."""
     existing = next((folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/"))
     return {**_free(existing), "path": str(existing), "writable": os.access(existing, os.W_OK | os.X_OK)}
 
 
 def _free(path: Path) -> dict[str, Any]:
     try:
-        found = os.statvfs(path)
+        statistics = os.statvfs(path)
     except OSError as error:
         return {"error": error.strerror or str(error)}
-    return {"free": found.f_bavail * found.f_frsize, "total": found.f_blocks * found.f_frsize}
+    return {"free": statistics.f_bavail * statistics.f_frsize, "total": statistics.f_blocks * statistics.f_frsize}
 
 
 def _identity() -> str:
-    """The same for two agents on one machine; empty where it cannot be told."""
+    """Return a text that is equal for two agents on one machine and in one network namespace.
+
+    "" where /proc lacks it.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')}"
@@ -210,7 +229,7 @@ def _identity() -> str:
 
 
 def _device_models() -> list[str]:
-    """Names of the accelerators as their driver has them; empty where it does not say."""
+    """Return the models of the GPUs according to NVIDIA's driver; empty where there is no such driver."""
     models = []
     for file in sorted(glob.glob(DRIVER)):
         try:
@@ -222,12 +241,13 @@ def _device_models() -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------------------- files
-def _data(wanted: Mapping[str, Any] | None, folder: Path) -> tuple[dict[str, Any] | None, Listing | None]:
-    if wanted is None:
+def _data(requirement: Mapping[str, Any] | None, folder: Path) -> tuple[dict[str, Any] | None, Listing | None]:
+    """Return facts about the data folder, and its list of files; None where the job reads no folder."""
+    if requirement is None:
         return None, None
-    root = folder / Path(wanted["root"]).expanduser()
+    root = folder / Path(requirement["root"]).expanduser()
     try:
-        listing = list_folder(root, skip=[folder / path for path in wanted.get("skip", ())])
+        listing = list_folder(root, skip=[folder / path for path in requirement.get("skip", ())])
     except OSError as error:
         return {"root": str(root), "error": error.strerror or str(error)}, None
     return {
@@ -241,11 +261,11 @@ def _data(wanted: Mapping[str, Any] | None, folder: Path) -> tuple[dict[str, Any
 
 
 def _file(path: Path) -> dict[str, Any]:
-    """Size of a file and, up to ``HASHED_BYTES``, its digest."""
+    """Return the size of a file, and the digest of its first ``HASHED_BYTES``."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            total = hashlib.sha256(file.read(HASHED_BYTES)).hexdigest() if path.is_file() else ""
+            digest = hashlib.sha256(file.read(HASHED_BYTES)).hexdigest() if path.is_file() else ""
     except OSError as error:
         return {"path": str(path), "error": error.strerror or str(error)}
-    return {"path": str(path), "bytes": size, "digest": total}
+    return {"path": str(path), "bytes": size, "digest": digest}

@@ -1,52 +1,58 @@
-"""What a check has found: a value, one line, a row of a table."""
+"""Findings of checks: a value, and its forms as a line, as JSON and as a row of a table."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any, Literal
 
 State = Literal["ok", "absent", "warning", "bad"]
-"""absent: something that nobody asked for is not installed."""
+"""Result of a check. "absent": something that the job does not need is not installed."""
 COLOURS: dict[State, str] = {"ok": "green", "absent": "dim", "warning": "yellow", "bad": "red"}
-"""From the best to the worst."""
+"""The colour of each state, from the best state to the worst."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One check on one host, or on all."""
+    """The result of one check, on one host or on all."""
 
     check: str
-    """Which; the same word in every version, for programs."""
+    """Name of the check, the same in every version, so that programs can rely on it."""
     state: State
     text: str
-    """What was found, and what was expected where that is something else."""
+    """What the check found, and what it expected where that differs."""
     hosts: tuple[str, ...] = ()
-    """Those that it concerns; none: all, or this one."""
+    """The hosts that it concerns; empty: all hosts, or this one where there is only one."""
     remedy: str = ""
-    """What to do."""
+    """What the user can do."""
 
     def line(self) -> str:
-        """All in one line."""
+        """Return the whole finding as one line of text."""
         where = f" {', '.join(self.hosts)}" if self.hosts else ""
         return f"{self.check}{where}: {self.text}" + (f"; {self.remedy}" if self.remedy else "")
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the finding as plain values, for programs."""
         return {**asdict(self), "hosts": list(self.hosts)}
 
 
 def worst(findings: Sequence[Finding]) -> State:
-    """The worst state; "ok" where nothing was found."""
+    """Return the worst state among the findings; "ok" where there are none."""
     return max((finding.state for finding in findings), key=list(COLOURS).index, default="ok")
 
 
 def bad(findings: Sequence[Finding]) -> list[Finding]:
-    """Those that keep a job from starting."""
+    """Return the findings that keep a job from starting."""
     return [finding for finding in findings if finding.state == "bad"]
 
 
 def table(findings: Sequence[Finding], *, every: str = "all") -> str:
-    """All findings as lines of plain text: check, state, hosts (``every``: where a finding names none), what was found."""
-    rows = [(finding.check, finding.state, ", ".join(finding.hosts) or every, _said(finding)) for finding in findings]
+    """Return the findings as lines of plain text: check, state, hosts, text and remedy.
+
+    ``every`` stands for the hosts where a finding names none.
+    """
+    rows = [
+        (finding.check, finding.state, ", ".join(finding.hosts) or every, _text_and_remedy(finding))
+        for finding in findings
+    ]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
@@ -54,7 +60,7 @@ def table(findings: Sequence[Finding], *, every: str = "all") -> str:
 
 
 def show(findings: Sequence[Finding], *, every: str, stream: IO[str]) -> None:
-    """Print the table: in colour on a terminal, as plain lines elsewhere."""
+    """Print the findings as a table: in colour on a terminal, as plain lines elsewhere. ``every``: see ``table``."""
     if not stream.isatty():
         print(table(findings, every=every), file=stream, flush=True)
         return
@@ -65,9 +71,9 @@ def show(findings: Sequence[Finding], *, every: str, stream: IO[str]) -> None:
     drawn = Table("check", "", "hosts", "found", box=None, pad_edge=False)
     for finding in findings:
         state = Text(finding.state, style=COLOURS[finding.state])
-        drawn.add_row(finding.check, state, Text(", ".join(finding.hosts) or every), Text(_said(finding)))
+        drawn.add_row(finding.check, state, Text(", ".join(finding.hosts) or every), Text(_text_and_remedy(finding)))
     Console(file=stream).print(drawn)
 
 
-def _said(finding: Finding) -> str:
+def _text_and_remedy(finding: Finding) -> str:
     return finding.text + (f"; {finding.remedy}" if finding.remedy else "")

@@ -1,7 +1,8 @@
-"""A folder as names and sizes of its files, and as digests that are compared between hosts without sending the names.
+"""List a folder as names and sizes of its files, and as digests that let hosts compare it without sending all names.
 
-Files lie in ``BUCKETS`` buckets by a checksum of their name; where two hosts differ, one bucket of each, some hundred names
-of a large folder, tells the first file that does.
+Files are divided into ``BUCKETS`` buckets by a checksum of their name, and each bucket has a digest. Where digests of
+two hosts differ, the names of one such bucket (some hundreds for a large folder) are sent to find the first file that
+differs.
 """
 
 import hashlib
@@ -13,53 +14,58 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BUCKETS = 256
-MOST_NAMES = 1_000_000
-MOST_SIZES = 20_000
-"""Sizes are looked at for every k-th file of a larger folder: asking for one may be a question to a file server."""
+MAX_NAMES = 1_000_000
+"""A folder with this many files is not compared."""
+MAX_SIZES = 20_000
+"""Of a folder with more files, the size of every k-th one is read, because each size may cost a request to a file
+server."""
 LIMIT_S = 2.5
-"""Seconds after which a slow folder is given up."""
+"""Seconds after which the listing of a slow folder is given up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """What lies in a folder."""
+    """Names and sizes of the files below a folder."""
 
     files: tuple[tuple[str, int | None], ...]
-    """(name relative to the folder, bytes; None: not looked at), by name."""
+    """(name relative to the folder, size in bytes or None where it was not read), sorted by path."""
     complete: bool
-    """False: it was too large or too slow to be listed."""
+    """False: the folder was too large or too slow to be listed, and ``files`` is empty."""
 
     @property
     def sized(self) -> int:
-        """Files whose size was looked at."""
+        """Return how many files have a known size."""
         return sum(size is not None for _, size in self.files)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of these."""
+        """Return the sum of the known sizes, in bytes."""
         return sum(size or 0 for _, size in self.files)
 
     def digests(self) -> list[str]:
-        """One of each bucket."""
+        """Return the digest of each bucket."""
         totals = [hashlib.sha256() for _ in range(BUCKETS)]
         for name, size in self.files:
             totals[bucket_of(name)].update(f"{name}\0{'' if size is None else size}\n".encode(errors="surrogateescape"))
         return [total.hexdigest()[:16] for total in totals]
 
     def bucket(self, number: int) -> list[tuple[str, int | None]]:
-        """The files of one bucket, names as text that can be sent."""
+        """Return the (name, size) of each file in one bucket; names are text that JSON can carry."""
         return [(_sendable(name), size) for name, size in self.files if bucket_of(name) == number]
 
 
 def bucket_of(name: str) -> int:
-    """The bucket in which a file of this name is looked for."""
+    """Return the bucket of a file's name."""
     return zlib.crc32(name.encode(errors="surrogateescape")) % BUCKETS
 
 
 def first_difference(
     one: Sequence[tuple[str, int | None]], other: Sequence[tuple[str, int | None]]
 ) -> tuple[str, int | None, int | None] | None:
-    """(name, size in ``one``, size in ``other``) of the first file that differs; -1: it is not there."""
+    """Return (name, size in ``one``, size in ``other``) of the first file that differs, or None.
+
+    Size -1: it is missing.
+    """
     left, right = dict(one), dict(other)
     for name in sorted(left.keys() | right.keys()):
         sizes = left.get(name, -1), right.get(name, -1)
@@ -71,25 +77,25 @@ def first_difference(
 def list_folder(
     root: Path, *, skip: Sequence[Path] = (), limit_s: float = LIMIT_S, clock: Callable[[], float] = time.monotonic
 ) -> Listing:
-    """What lies below ``root``, links followed; hidden files, caches of labels and the folders ``skip`` are left out.
+    """List the files below ``root``, following links; hidden files, label caches and the folders ``skip`` are left out.
 
     Raises:
         OSError: ``root`` cannot be read.
     """
     deadline = clock() + limit_s
-    found: list[os.DirEntry[str]] = []
+    entries: list[os.DirEntry[str]] = []
     base = len(str(root).rstrip("/")) + 1
     skipped = {os.path.realpath(path) for path in skip}
-    with os.scandir(root):
+    with os.scandir(root):  # raises where the root cannot be read; `_files` passes over folders that cannot
         pass
     for entry in _files(str(root), skipped):
-        found.append(entry)
-        if len(found) >= MOST_NAMES or (len(found) % 1000 == 0 and clock() > deadline):
+        entries.append(entry)
+        if len(entries) >= MAX_NAMES or (len(entries) % 1000 == 0 and clock() > deadline):
             return Listing(files=(), complete=False)
-    found.sort(key=lambda entry: entry.path)
-    step = -(-len(found) // MOST_SIZES) or 1
+    entries.sort(key=lambda entry: entry.path)
+    step = -(-len(entries) // MAX_SIZES) or 1
     files: list[tuple[str, int | None]] = []
-    for number, entry in enumerate(found):
+    for number, entry in enumerate(entries):
         files.append((entry.path[base:], _size(entry) if number % step == 0 else None))
         if number % 100 == 0 and clock() > deadline:
             return Listing(files=(), complete=False)
@@ -97,13 +103,13 @@ def list_folder(
 
 
 def _files(folder: str, skipped: set[str]) -> Iterator["os.DirEntry[str]"]:
-    """Files below ``folder``; a folder that was seen before, through whatever link, is not entered again."""
-    todo, seen = [folder], set(skipped)
+    """Yield the files below ``folder``. A folder that several links lead to is entered once."""
+    todo, visited = [folder], set(skipped)
     while todo:
         real = os.path.realpath(current := todo.pop())
-        if real in seen:
+        if real in visited:
             continue
-        seen.add(real)
+        visited.add(real)
         below: list[str] = []
         try:
             with os.scandir(current) as entries:
@@ -114,9 +120,13 @@ def _files(folder: str, skipped: set[str]) -> Iterator["os.DirEntry[str]"]:
                         below.append(entry.path)
                     elif entry.is_file():
                         yield entry
-        except OSError:  # below the root: what cannot be read is missing from the list, and differs
+        except (
+            OSError
+        ):  # A folder below the root that cannot be read lacks its files in the list, so the list will differ.
             pass
-        todo += sorted(below, reverse=True)  # in one order everywhere: of two links to a folder the same one counts
+        todo += sorted(
+            below, reverse=True
+        )  # Sorted, so that every host enters a folder through the same one of two links.
 
 
 def _size(entry: "os.DirEntry[str]") -> int:
@@ -127,4 +137,5 @@ def _size(entry: "os.DirEntry[str]") -> int:
 
 
 def _sendable(name: str) -> str:
+    """Return a file name in which bytes that are no UTF-8 are escaped."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")

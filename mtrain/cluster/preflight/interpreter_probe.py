@@ -1,6 +1,7 @@
-"""What an interpreter has: versions, and which modules it can find. Imports nothing that it looks for.
+"""Probe an interpreter for versions of packages and for modules that it can find, without importing them.
 
-Uses the standard library alone, so that its text can be run by any Python 3 (``python -c TEXT JSON``), one without mtrain too.
+This file uses the standard library alone, so that any Python 3 can run its text (``python -c TEXT JSON``), even without
+mtrain.
 """
 
 import hashlib
@@ -12,11 +13,15 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional  # noqa: UP035 - older interpreters must read this
 
 CODE = (".py", ".pyi", ".toml", ".yml")
-"""Endings of the files of which a package's behaviour is made."""
+"""Suffixes of the files that determine a package's behaviour."""
 
 
-def look(packages: List[str], modules: List[str], code: str) -> Dict[str, Any]:  # noqa: UP006
-    """Versions of ``packages`` and of what provides ``modules`` (None: cannot be found), and the source of the package ``code``."""
+def probe(packages: List[str], modules: List[str], code: str) -> Dict[str, Any]:  # noqa: UP006
+    """Return versions of ``packages``, providers of ``modules``, and a digest of the source of the package ``code``.
+
+    ``packages``: name -> version, for those that are installed. ``modules``: name -> distributions with versions, ""
+    where they are unknown, None where the module cannot be found.
+    """
     versions = {}
     provided = {name: None if find_spec(name) is None else "" for name in modules}
     if sys.version_info >= (3, 10):  # noqa: UP036 - any Python may run this
@@ -29,23 +34,23 @@ def look(packages: List[str], modules: List[str], code: str) -> Dict[str, Any]: 
                 continue
         distributions = metadata.packages_distributions()
         for name in (name for name in modules if provided[name] is not None):
-            found = sorted(set(distributions.get(name, [])))
-            provided[name] = ", ".join(f"{each} {metadata.version(each)}" for each in found)
+            providers = sorted(set(distributions.get(name, [])))
+            provided[name] = ", ".join(f"{each} {metadata.version(each)}" for each in providers)
     return {
         "executable": sys.executable,
         "python": platform.python_version(),
         "packages": versions,
         "modules": provided,
-        "code": look_at_code(code),
+        "code": probe_code(code),
     }
 
 
-def look_at_code(package: str) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP045
-    """Folder and digest of the source files of a package; None: it is not there."""
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations:
+def probe_code(package: str) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP045
+    """Return the folder of a package and a digest of its source files, or None where it is not installed."""
+    module = find_spec(package)
+    if module is None or not module.submodule_search_locations:
         return None
-    folder = Path(next(iter(found.submodule_search_locations)))
+    folder = Path(next(iter(module.submodule_search_locations)))
     total = hashlib.sha256()
     for file in sorted(file for file in folder.rglob("*") if file.suffix in CODE):
         total.update(("%s\0" % file.relative_to(folder).as_posix()).encode())  # noqa: UP031
@@ -54,4 +59,4 @@ def look_at_code(package: str) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP04
 
 
 if __name__ == "__main__":
-    print(json.dumps(look(**json.loads(sys.argv[1]))))
+    print(json.dumps(probe(**json.loads(sys.argv[1]))))

@@ -1,4 +1,4 @@
-"""Whether hosts reach one another: each listens at its own address, each connects to all others."""
+"""Test whether hosts reach one another over TCP: each listens at its own address, and each connects to all others."""
 
 import contextlib
 import secrets
@@ -9,21 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 TIMEOUT_S = 4.0
-"""For one connection: a firewall that drops says nothing."""
+"""Seconds that one connection may take. A firewall that drops packets sends no error, so there must be a limit."""
 TOKEN_BYTES = 16
+"""Length of a listener's random word."""
 
 
 class Listeners:
-    """Sockets that tell whoever connects a word by which it knows that it reached this host and no other."""
+    """Sockets that send a random word to everyone who connects, as a proof that this host was reached and no other."""
 
     def __init__(self) -> None:
         self._open: list[socket.socket] = []
 
     def open(self, address: str) -> tuple[int, str]:
-        """Listen at ``address`` alone, on a port that is free. Returns the port and the word.
+        """Listen at ``address`` alone, on a free port; return the port and the word.
 
         Raises:
-            OSError: the address is not this machine's.
+            OSError: the address is none of this machine's.
         """
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.socket(family)
@@ -63,9 +64,9 @@ def _serve(listener: socket.socket, word: bytes) -> None:
 def reach(
     targets: Sequence[Mapping[str, Any]], *, source: str | None = None, timeout_s: float = TIMEOUT_S
 ) -> list[str]:
-    """Connect to each of ``targets`` (``address``, ``port``, ``word``) at once, from the address ``source``.
+    """Connect to all ``targets`` (``address``, ``port``, ``word``) at once, from the address ``source``.
 
-    Returns what went wrong with each, in their order; "" where nothing did.
+    Returns one text for each target, in the same order: the problem, or "" where the target was reached.
     """
     if not targets:
         return []
@@ -79,11 +80,11 @@ def _connect(target: Mapping[str, Any], source: str | None, timeout_s: float) ->
     try:
         with socket.create_connection((target["address"], target["port"]), timeout_s, origin) as connection:
             connection.settimeout(timeout_s)
-            said = b""
-            while len(said) < len(word) and (part := connection.recv(len(word) - len(said))):
-                said += part
+            received = b""
+            while len(received) < len(word) and (part := connection.recv(len(word) - len(received))):
+                received += part
     except TimeoutError:
         return f"no answer within {timeout_s:g} s"
     except OSError as error:
         return error.strerror or str(error)
-    return "" if said == word else "another machine or program answers there"
+    return "" if received == word else "another machine or program answers there"

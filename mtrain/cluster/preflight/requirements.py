@@ -1,4 +1,4 @@
-"""What each host of a job must have: the question that ``facts.collect`` answers."""
+"""Requirements of a job on its hosts, in the form of the questions that ``facts.collect`` answers."""
 
 import sys
 from pathlib import Path
@@ -9,13 +9,16 @@ from mtrain.spec import plugins, remedies
 from mtrain.spec.model import Spec
 
 LEAST_BYTES = 100 << 20
+"""Free disk space below which a host is refused, before the size of a checkpoint is added."""
 PLENTY_BYTES = 2 << 30
+"""Free disk space below which there is a warning."""
 
 
-def wanted(spec: Spec, plan: Plan, *, python: str | None = None, cwd: Path | None = None) -> list[dict[str, Any]]:
-    """What each host of ``plan`` must have; plain values, for ``facts.collect``.
+def requirements(spec: Spec, plan: Plan, *, python: str | None = None, cwd: Path | None = None) -> list[dict[str, Any]]:
+    """Return the requirements for each host of ``plan``, as plain values for ``facts.collect``.
 
-    ``python``: interpreter of the ranks, None: the agent's own. ``cwd``: what relative paths are relative to on every host.
+    ``python``: interpreter of the ranks; None: that of ``backend.python``, and without one the agent's own. ``cwd``:
+    the folder to which relative paths refer on every host; None: the working directory here.
     """
     policy = plugins.read_policy(spec.plugins)
     common = {
@@ -41,32 +44,32 @@ def _options(spec: Spec, policy: plugins.Policy) -> Any:
 
 
 def _modules(spec: Spec, policy: plugins.Policy) -> dict[str, str]:
-    """Modules that the ranks import, and how one comes by them."""
+    """Return the modules that the ranks import: name -> how to install it."""
     entry = plugins.find("backends", spec.backend.name, policy=policy)
     framework = plugins.made("backends", spec.backend.name, _options(spec, policy), policy=policy).framework
     extra = {e.needs: e.extra for e in plugins.names("backends", policy=policy) if e.extra and not e.library}
     python = spec.backend.python or sys.executable
     named = extra.get(framework)
     command = remedies.install(named, python=python) if named else f"{python} -m pip install {framework}"
-    found = {framework: f"install it there with: {command}"}
+    remedy_of = {framework: f"install it there with: {command}"}
     if entry.library:
-        found[entry.library] = entry.remedy(python)
-    return found
+        remedy_of[entry.library] = entry.remedy(python)
+    return remedy_of
 
 
 def _ports(spec: Spec, plan: Plan, index: int) -> list[tuple[int, str]]:
-    """(port, the key that names it) of the ports that the spec fixes for one host."""
-    found: list[tuple[int, str]] = []
+    """Return (port, key of the spec) for each port that the spec fixes on one host."""
+    ports: list[tuple[int, str]] = []
     master, start = spec.cluster.master_port, spec.cluster.start_port
     if index == 0 and master != "auto":
-        found.append((master, "cluster.master_port"))
+        ports.append((master, "cluster.master_port"))
     if start != "auto" and "--start_port" in plan.commands[index].argv:
-        found += [(port, "cluster.start_port") for port in range(start, min(start + plan.hosts[index].slots, 65536))]
-    return found
+        ports += [(port, "cluster.start_port") for port in range(start, min(start + plan.hosts[index].slots, 65536))]
+    return ports
 
 
 def _room(resume: Path | None) -> dict[str, int]:
-    """Bytes of disk below which a host is refused, and below which it is warned of."""
+    """Return the free bytes of disk below which a host is refused ("least"), or is warned about ("plenty")."""
     if resume is None:
         return {"least": LEAST_BYTES, "plenty": PLENTY_BYTES}
     size = sum(file.stat().st_size for file in resume.glob("*") if file.is_file())
@@ -74,14 +77,17 @@ def _room(resume: Path | None) -> dict[str, int]:
 
 
 def _files(spec: Spec) -> dict[str, str]:
-    """Files that every rank reads, by the key that names them."""
+    """Return the files that every rank reads: key of the spec -> path."""
     weights = spec.model.weights
-    named = {"model.weights": weights, "plugins": spec.plugins}
-    return {key: path for key, path in named.items() if path is not None and not Path(path).is_dir()}
+    path_of = {"model.weights": weights, "plugins": spec.plugins}
+    return {key: path for key, path in path_of.items() if path is not None and not Path(path).is_dir()}
 
 
 def _data(spec: Spec, policy: plugins.Policy) -> dict[str, Any] | None:
-    """The folder to be compared; None where the data set's plugin makes or brings its own."""
+    """Return the data folder to compare between hosts.
+
+    None where the data set's plugin makes or brings its own data.
+    """
     made = getattr(plugins.load("datasets", spec.data.format, policy=policy), "made_on_first_use", False)
     if spec.data.root is None or made:
         return None
