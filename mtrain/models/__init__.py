@@ -1,1 +1,1 @@
-"""Models, written once on ``core.nn`` and ``core.ops``; none of them knows a framework."""
+"""Models, written once for all frameworks on ``core.nn`` and ``core.ops``; none of them imports a framework."""

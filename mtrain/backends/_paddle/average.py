@@ -10,36 +10,42 @@ from mtrain.backends._paddle.kernels import add_
 
 
 class Average:
-    """Shadow of the tensors ``live``; they trade contents for evaluation, so that each tensor keeps its memory."""
+    """Moving average ("shadow") of the tensors ``live``; for evaluation the two swap contents, not memory."""
 
     def __init__(
         self, names: Sequence[str], live: Sequence[Flat], shares: Callable[[int], tuple[float, float]]
     ) -> None:
-        """``names``: the order of the model; ``shares``: (keep, take) behind an update, see ``core.recipe.ema_shares``."""
+        """Start the average at the current values of ``live``.
+
+        Args:
+            names: Names of the averaged tensors in the order of the model.
+            live: The model's own tensors; they keep changing as it trains.
+            shares: Maps the number of an update to (keep, take), see ``core.recipe.ema_shares``.
+        """
         self._names = names
         self._pairs = [(flat.copy(), flat) for flat in live]
         self._shares = shares
 
     def tensors(self) -> dict[str, Tensor]:
-        """The averages by name."""
-        found = {name: tensor for shadow, _ in self._pairs for name, tensor in shadow.tensors.items()}
-        return {name: found[name] for name in self._names}
+        """Return the averages by name, in the order of the model."""
+        averages = {name: tensor for shadow, _ in self._pairs for name, tensor in shadow.tensors.items()}
+        return {name: averages[name] for name in self._names}
 
     def follow(self, update: int) -> None:
-        """shadow = keep * shadow + take * live, behind update ``update`` (1-based)."""
+        """Fold the weights of update ``update`` (1-based) in: shadow = keep * shadow + take * live."""
         keep, take = self._shares(update)
         for shadow, live in self._pairs:
             shadow.buffer.scale_(keep)
             add_(shadow.buffer, take, live.buffer)
 
     def restart(self) -> None:
-        """shadow = live."""
+        """Set the average to the current weights: shadow = live."""
         for shadow, live in self._pairs:
             paddle.assign(live.buffer, shadow.buffer)
 
     def swap(self) -> None:
-        """Trade the contents of shadow and live."""
+        """Exchange the contents of shadow and live by copying."""
         for shadow, live in self._pairs:
-            inside = live.buffer.clone()
+            live_values = live.buffer.clone()
             paddle.assign(shadow.buffer, live.buffer)
-            paddle.assign(inside, shadow.buffer)
+            paddle.assign(live_values, shadow.buffer)

@@ -1,4 +1,4 @@
-"""Host micro batches onto the device."""
+"""Copy micro batches from host memory to the device."""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,32 +12,32 @@ DeviceBatch = dict[str, Tensor]
 
 
 def _shared(array: Array) -> Tensor:
-    """A tensor on the memory of ``array``, which it keeps alive; a copy where Paddle could not write to it or walk it."""
-    usable = array if array.flags.writeable and array.flags.c_contiguous else np.array(array, order="C")
-    return paddle.Tensor(value=usable, place=paddle.CPUPlace(), zero_copy=True, stop_gradient=True)
+    """Return a tensor that shares the memory of ``array`` and keeps it alive; a copy unless writable and contiguous."""
+    shareable = array if array.flags.writeable and array.flags.c_contiguous else np.array(array, order="C")
+    return paddle.Tensor(value=shareable, place=paddle.CPUPlace(), zero_copy=True, stop_gradient=True)
 
 
 def on_host(loader: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
-    """Tensors that share the memory of the loader's arrays."""
-    for host in loader:
-        yield {name: _shared(array) for name, array in host.items()}
+    """Yield micro batches as CPU tensors that share the memory of the loader's arrays where possible."""
+    for host_batch in loader:
+        yield {name: _shared(array) for name, array in host_batch.items()}
 
 
 def on_cuda(loader: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
-    """Tensors on this rank's device, from pinned memory; the next micro batch is sent before this one is used."""
-    ahead: DeviceBatch | None = None
-    for host in loader:
-        sent = {
+    """Yield micro batches on this rank's device; each is sent, from pinned memory, before the previous one is used."""
+    pending: DeviceBatch | None = None
+    for host_batch in loader:
+        batch = {
             name: paddle.to_tensor(array, place=paddle.CUDAPinnedPlace()).cuda(blocking=False)
-            for name, array in host.items()
+            for name, array in host_batch.items()
         }
-        if ahead is not None:
-            yield ahead
-        ahead = sent
-    if ahead is not None:
-        yield ahead
+        if pending is not None:
+            yield pending
+        pending = batch
+    if pending is not None:
+        yield pending
 
 
 def upload(loader: Iterable[HostBatch], device: str) -> Iterator[DeviceBatch]:
-    """Micro batches on ``device``."""
+    """Yield micro batches on ``device``."""
     return on_host(loader) if device == "cpu" else on_cuda(loader)

@@ -1,7 +1,8 @@
-"""Values of all ranks gathered over sockets of our own: on the host, with a patience that can be chosen.
+"""Gather Python values from all ranks over mtrain's own sockets, with a timeout that can be chosen.
 
-Paddle's gloo gives up on a rank that is 30 s late, which no option changes; its store takes 45 ms a call. Rank 0 saves,
-scores and draws for longer than the one, and training meets in every update, too often for the other.
+Paddle offers two ways, and neither suffices. Its gloo gives up on a rank that is 30 s late, which no option changes,
+and rank 0 saves, scores and draws for longer than that. Its store takes 45 ms per call, too slow for a call in every
+update.
 """
 
 import hmac
@@ -20,35 +21,36 @@ from mtrain.errors import LaunchError
 T = TypeVar("T")
 Address = tuple[str, int]
 RETRY_S = 0.05
-"""Between two attempts to reach rank 0 while it starts."""
+"""Interval between two attempts to reach rank 0 while it starts."""
 HELLO_S = 10.0
-"""For what connects to say who it is."""
+"""Time that a peer has to identify itself after connecting."""
 NONCE_BYTES = 32
 SEAL_BYTES = 32
-"""Of an HMAC with SHA-256."""
+"""Length of a seal, which is an HMAC with SHA-256."""
 
 
 class PeerLost(LaunchError):
-    """Another rank has gone, or did not come in time: what it left behind says why."""
+    """Another rank has ended, or did not come in time; that rank's log says why."""
 
 
 class Channel:
-    """A star with rank 0 in the middle. Every rank makes the same calls in the same order."""
+    """Connections of rank 0 to every other rank. Every rank must make the same calls in the same order."""
 
     def __init__(self, rank: int, size: int, *, address: Address, timeout_s: float, secret: str = "") -> None:
-        """Connect all ranks; returns when they are.
+        """Connect all ranks; returns when all are connected.
 
         Args:
-            rank: of this process.
-            size: number of ranks.
-            address: where rank 0 listens, known to all.
-            timeout_s: how long to wait for another rank, here and in every call.
-            secret: known to the ranks of this job alone: both sides of a connection prove that they know it, and every message is
-                sealed with it. Empty: only what connects by mistake, such as a rank of another job, is kept out.
+            rank: Rank of this process.
+            size: Number of ranks.
+            address: Address at which rank 0 listens; the same on every rank.
+            timeout_s: How long to wait for another rank, here and in every call.
+            secret: Known only to the ranks of this job: both sides of a connection prove that they know it, and every
+                message is sealed with it. If empty, only accidental connections, such as from a rank of another job,
+                are rejected.
 
         Raises:
-            PeerLost: another rank did not come in time.
-            LaunchError: rank 0 cannot listen there.
+            PeerLost: Another rank did not come in time.
+            LaunchError: Rank 0 cannot listen at ``address``.
         """
         self._rank = rank
         self._timeout_s = timeout_s
@@ -59,25 +61,25 @@ class Channel:
             peer.wait_at_most(timeout_s)
 
     def all_gather(self, value: T) -> list[T]:
-        """Any value of every rank, ordered by rank; see ``core.serialization`` for what can be sent.
+        """Return the values of all ranks, ordered by rank; ``core.serialization`` lists the types that can be sent.
 
         Raises:
-            PeerLost: another rank has gone, or did not come in time.
-            TrainingError: another rank has sent something else.
+            PeerLost: Another rank has ended, or did not come in time.
+            TrainingError: Another rank has sent something that cannot be read.
         """
-        mine = packed(value)
+        own_value = packed(value)
         if self._rank != 0:
-            self._send(0, mine)
-            everyone: Sequence[bytes] = unpacked(self._receive(0))
+            self._send(0, own_value)
+            gathered: Sequence[bytes] = unpacked(self._receive(0))
         else:
-            everyone = [mine, *(self._receive(rank) for rank in sorted(self._peers))]
-            together = packed(everyone)
+            gathered = [own_value, *(self._receive(rank) for rank in sorted(self._peers))]
+            reply = packed(gathered)
             for rank in sorted(self._peers):
-                self._send(rank, together)
-        return [unpacked(theirs) for theirs in everyone]
+                self._send(rank, reply)
+        return [unpacked(content) for content in gathered]
 
     def close(self) -> None:
-        """Let go of the sockets. No calls afterwards."""
+        """Close the sockets. The channel must not be used afterwards."""
         for peer in self._peers.values():
             peer.close()
         self._peers = {}
@@ -110,23 +112,30 @@ def _gone(rank: int) -> PeerLost:
 
 
 class Stranger(OSError):
-    """What has connected does not know the secret of this job."""
+    """The other end of a connection does not know the secret of this job."""
 
 
 @dataclass(slots=True)
 class Peer:
-    """A connection of which both ends know the key; every message is sealed with its number and direction."""
+    """An authenticated connection, whose key both ends know. Every message is sealed with its number and direction."""
 
     connection: "Connection[bytes, bytes]"
     key: bytes
-    mine: bytes
-    """Direction of what this end sends."""
+    direction: bytes
+    """Direction of the messages that this end sends: ``b"down"`` from rank 0, ``b"up"`` to it."""
     sent: int = 0
+    """Number of messages sent; part of the seal, so that a message cannot be replayed."""
     received: int = 0
+    """Number of messages received."""
 
     def send(self, content: bytes) -> None:
-        """Send one message. Raises: ``OSError``, ``TimeoutError``."""
-        seal = _sealed(self.key, self.mine + struct.pack("!Q", self.sent) + content)
+        """Send one message.
+
+        Raises:
+            TimeoutError: The other end did not take it within the limit of ``wait_at_most``.
+            OSError: The connection is lost.
+        """
+        seal = _sealed(self.key, self.direction + struct.pack("!Q", self.sent) + content)
         self.sent += 1
         try:
             self.connection.send_bytes(seal + content)
@@ -134,7 +143,13 @@ class Peer:
             raise TimeoutError from error
 
     def receive(self, timeout_s: float) -> bytes:
-        """The next message. Raises: ``OSError``, ``EOFError``, ``TimeoutError``."""
+        """Wait for the next message and return it.
+
+        Raises:
+            TimeoutError: None began within ``timeout_s``, or the rest of it did not arrive in time.
+            EOFError: The other end has closed the connection.
+            OSError: The connection is lost, or the seal is wrong (``Stranger``).
+        """
         if not self.connection.poll(timeout_s):
             raise TimeoutError
         try:
@@ -142,30 +157,34 @@ class Peer:
         except BlockingIOError as error:
             raise TimeoutError from error
         content = message[SEAL_BYTES:]
-        theirs = b"up" if self.mine == b"down" else b"down"
-        expected = _sealed(self.key, theirs + struct.pack("!Q", self.received) + content)
+        their_direction = b"up" if self.direction == b"down" else b"down"
+        expected = _sealed(self.key, their_direction + struct.pack("!Q", self.received) + content)
         if not hmac.compare_digest(message[:SEAL_BYTES], expected):
             raise Stranger("a message was changed on its way")
         self.received += 1
         return content
 
     def wait_at_most(self, timeout_s: float) -> None:
-        """Let no message that has begun wait for longer for the rest of it."""
+        """Limit how long a read or write of a message that has begun may wait for the rest of it."""
         with socket.socket(fileno=self.connection.fileno()) as borrowed:
             _limit_waiting(borrowed, timeout_s)
             borrowed.detach()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self.connection.close()
 
 
 def _sealed(key: bytes, content: bytes) -> bytes:
+    """Return the seal (HMAC) of ``content``."""
     return hmac.digest(key, content, "sha256")
 
 
 def _accept(address: Address, key: bytes, *, rank: int, size: int, limit: float) -> dict[int, Peer]:
-    """Rank 0's connections to all others, by rank."""
+    """Accept the connections of all other ranks on rank 0; return them by rank.
+
+    Its signature is that of ``_reach``, so that the caller can choose between the two.
+    """
     del rank
     peers: dict[int, Peer] = {}
     where = f"{address[0]}:{address[1]}"
@@ -183,38 +202,42 @@ def _accept(address: Address, key: bytes, *, rank: int, size: int, limit: float)
             except TimeoutError as error:
                 missing = ", ".join(str(rank) for rank in range(1, size) if rank not in peers)
                 raise PeerLost(f"ranks {missing} did not come to {where} in time; their logs say why") from error
-            found = _greeted(connection, key, size)
-            if found is None or found[0] in peers:
+            identified = _authenticated_rank(connection, key, size)
+            if identified is None or identified[0] in peers:
                 connection.close()
             else:
-                peers[found[0]] = found[1]
+                peers[identified[0]] = identified[1]
     return peers
 
 
-def _greeted(connection: "Connection[bytes, bytes]", key: bytes, size: int) -> tuple[int, Peer] | None:
-    """The rank that has connected; None for anything else."""
+def _authenticated_rank(connection: "Connection[bytes, bytes]", key: bytes, size: int) -> tuple[int, Peer] | None:
+    """Run rank 0's side of the handshake; return (rank, peer), or None if the other end is no rank of this job."""
     try:
         challenge = secrets.token_bytes(NONCE_BYTES)
         connection.send_bytes(challenge)
         hello = connection.recv_bytes(4 + NONCE_BYTES + SEAL_BYTES) if connection.poll(HELLO_S) else b""
-        said, proof = hello[:-SEAL_BYTES], hello[-SEAL_BYTES:]
-        if len(said) != 4 + NONCE_BYTES or not hmac.compare_digest(proof, _sealed(key, b"hello" + challenge + said)):
+        identity, proof = hello[:-SEAL_BYTES], hello[-SEAL_BYTES:]
+        if len(identity) != 4 + NONCE_BYTES or not hmac.compare_digest(
+            proof, _sealed(key, b"hello" + challenge + identity)
+        ):
             return None
-        number = int.from_bytes(said[:4], "big")
-        connection.send_bytes(_sealed(key, b"welcome" + challenge + said))
+        number = int.from_bytes(identity[:4], "big")
+        connection.send_bytes(_sealed(key, b"welcome" + challenge + identity))
     except (EOFError, OSError):
         return None
-    return (number, Peer(connection, _sealed(key, b"talk" + challenge + said), b"down")) if 0 < number < size else None
+    return (
+        (number, Peer(connection, _sealed(key, b"talk" + challenge + identity), b"down")) if 0 < number < size else None
+    )
 
 
 def _reach(address: Address, key: bytes, *, rank: int, size: int, limit: float) -> dict[int, Peer]:
-    """The connection of another rank to rank 0, which may not listen yet."""
+    """Connect this rank to rank 0, trying until ``limit`` because rank 0 may not listen yet."""
     del size
     while True:
         try:
             connection = _connection(socket.create_connection(address, timeout=HELLO_S))
             try:
-                return {0: _introduced(connection, key, rank=rank, limit=limit)}
+                return {0: _authenticated_root(connection, key, rank=rank, limit=limit)}
             except BaseException:
                 connection.close()
                 raise
@@ -226,33 +249,34 @@ def _reach(address: Address, key: bytes, *, rank: int, size: int, limit: float) 
             sleep(RETRY_S)
 
 
-def _introduced(connection: "Connection[bytes, bytes]", key: bytes, *, rank: int, limit: float) -> Peer:
-    """Say who this is, and make sure that rank 0 of this job answers."""
+def _authenticated_root(connection: "Connection[bytes, bytes]", key: bytes, *, rank: int, limit: float) -> Peer:
+    """Run the other ranks' side of the handshake: identify this rank, and verify that rank 0 of this job answers."""
 
-    def heard(length: int) -> bytes:
+    def read(length: int) -> bytes:
         if not connection.poll(max(0.0, limit - monotonic())):
             raise TimeoutError("no answer")
         return connection.recv_bytes(length)
 
-    challenge = heard(NONCE_BYTES)
-    said = rank.to_bytes(4, "big") + secrets.token_bytes(NONCE_BYTES)
-    connection.send_bytes(said + _sealed(key, b"hello" + challenge + said))
-    if not hmac.compare_digest(heard(SEAL_BYTES), _sealed(key, b"welcome" + challenge + said)):
+    challenge = read(NONCE_BYTES)
+    identity = rank.to_bytes(4, "big") + secrets.token_bytes(NONCE_BYTES)
+    connection.send_bytes(identity + _sealed(key, b"hello" + challenge + identity))
+    if not hmac.compare_digest(read(SEAL_BYTES), _sealed(key, b"welcome" + challenge + identity)):
         raise Stranger("what answers there does not know the secret of this job")
-    return Peer(connection, _sealed(key, b"talk" + challenge + said), b"up")
+    return Peer(connection, _sealed(key, b"talk" + challenge + identity), b"up")
 
 
 def _connection(connected: socket.socket) -> "Connection[bytes, bytes]":
+    """Turn a connected socket into a ``multiprocessing`` connection, which frames messages."""
     connected.settimeout(None)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _limit_waiting(connected, HELLO_S)
-    found: Any = Connection(connected.detach())
-    opened: Connection[bytes, bytes] = found
-    return opened
+    untyped: Any = Connection(connected.detach())
+    connection: Connection[bytes, bytes] = untyped
+    return connection
 
 
 def _limit_waiting(connected: socket.socket, timeout_s: float) -> None:
-    """Let the kernel end a read or write that waits for longer: it then fails with ``BlockingIOError``."""
+    """Make the kernel end reads and writes that wait for longer than ``timeout_s``, with ``BlockingIOError``."""
     limit = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     for name in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connected.setsockopt(socket.SOL_SOCKET, name, limit)

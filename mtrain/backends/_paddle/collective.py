@@ -1,4 +1,4 @@
-"""``core.interfaces.Collective`` over paddle.distributed, and what the Paddle engine needs beside it."""
+"""Communication between the ranks of a job on Paddle: ``core.interfaces.Collective`` plus calls on Paddle tensors."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol, TypeVar
@@ -16,37 +16,37 @@ T = TypeVar("T")
 
 
 class LocalCollective:
-    """A job of one rank on Paddle tensors."""
+    """The collective of a job with a single rank."""
 
     rank = 0
     local_rank = 0
     size = 1
 
     def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
-        """A copy of ``x``."""
+        """Return a copy of ``x``."""
         return x.copy() if isinstance(x, np.ndarray) else x.detach().clone()
 
     def all_gather(self, value: T) -> list[T]:
-        """``[value]``."""
+        """Return ``[value]``."""
         return [value]
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
-        """``x`` of all ranks, stacked along a new first axis."""
+        """Return ``x`` of all ranks, stacked along a new first axis."""
         return x.detach().unsqueeze(0)
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of rank 0."""
 
     def time_waits(self) -> Waits:
-        """Stays at 0."""
+        """Return a counter that stays at 0: a single rank waits for nobody."""
         return Waits()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is no connection to close."""
 
 
 class DistributedCollective:
-    """The ranks of Paddle's default process group; numpy arrays and objects go over a channel that asks no device."""
+    """The collective over Paddle's default process group; numpy arrays and objects travel over ``channel`` instead."""
 
     def __init__(self, *, local_rank: int, channel: Channel) -> None:
         self.rank = dist.get_rank()
@@ -59,7 +59,7 @@ class DistributedCollective:
         if isinstance(x, np.ndarray):
             return _reduced(self._channel.all_gather(x), op)
         reduced = x.detach().clone()
-        # gloo has no AVG.
+        # gloo has no ReduceOp.AVG, so "mean" is a sum that is divided afterwards.
         dist.all_reduce(reduced, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM)
         return reduced / self.size if op == "mean" else reduced
 
@@ -68,18 +68,21 @@ class DistributedCollective:
         return self._channel.all_gather(value)
 
     def meet(self) -> None:
-        """Return once every rank is here. What follows on tensors has 30 s on gloo: call it after whatever may take longer."""
+        """Return once every rank has called this.
+
+        A collective on tensors must follow within 30 s on gloo. Call this first wherever a rank may be later than that.
+        """
         self._channel.all_gather(None)
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
-        """``x`` of all ranks, stacked along a new first axis."""
+        """Return ``x`` of all ranks, stacked along a new first axis."""
         gathered: list[Tensor] = []
         dist.all_gather(gathered, x.detach().contiguous())
         return paddle.stack(gathered)
 
     @paddle.no_grad()
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite ``tensors`` with those of rank 0: one message per dtype. Their memory stays where it is."""
+        """Overwrite ``tensors`` in place with those of rank 0; sends one message per dtype."""
         self.meet()
         by_dtype: dict[Any, list[Tensor]] = {}
         for tensor in tensors:
@@ -91,27 +94,27 @@ class DistributedCollective:
                 paddle.assign(part.reshape(tensor.shape), tensor)
 
     def time_waits(self) -> Waits:
-        """See ``PaddleCollective.time_waits``; Paddle's own exchange of gradients is watched by ``FleetJob.wrap``."""
+        """See ``PaddleCollective.time_waits``. ``FleetJob.wrap`` measures Paddle's own exchange of gradients."""
         waits = Waits()
         waits.watch(self, "all_reduce", "all_gather", "meet", "all_gather_tensor", "broadcast_")
         return waits
 
     def close(self) -> None:
-        """Let go of the other ranks. No calls afterwards."""
+        """Close the channel. The collective must not be used afterwards."""
         self._channel.close()
 
 
-def _reduced(everyone: Sequence[Array], op: Literal["sum", "mean", "max"]) -> Array:
-    """Element by element, in the order of ranks."""
-    reduced = (np.maximum if op == "max" else np.add).reduce(everyone)
-    return np.asarray(reduced / len(everyone) if op == "mean" else reduced, everyone[0].dtype)
+def _reduced(arrays: Sequence[Array], op: Literal["sum", "mean", "max"]) -> Array:
+    """Reduce the arrays of all ranks element by element, in the order of ranks."""
+    reduced = (np.maximum if op == "max" else np.add).reduce(arrays)
+    return np.asarray(reduced / len(arrays) if op == "mean" else reduced, arrays[0].dtype)
 
 
 class PaddleCollective(Collective, Protocol):
-    """What the engine asks of the ranks of any backend on Paddle."""
+    """The communication that the Paddle engine needs from any backend on Paddle."""
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
-        """``x`` of all ranks, stacked along a new first axis."""
+        """Return ``x`` of all ranks, stacked along a new first axis."""
         ...
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
@@ -119,9 +122,9 @@ class PaddleCollective(Collective, Protocol):
         ...
 
     def time_waits(self) -> Waits:
-        """Counts from now on how long this rank waits in these calls."""
+        """Return a counter of the time that this rank waits in these calls from now on."""
         ...
 
     def close(self) -> None:
-        """Let go of what connects the ranks. No calls afterwards."""
+        """Drop what connects the ranks. The collective must not be used afterwards."""
         ...

@@ -1,4 +1,4 @@
-"""The device of one rank."""
+"""Choose and describe the device of one rank."""
 
 from typing import Literal
 
@@ -11,12 +11,16 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 
 
 def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> str:
-    """This rank's device as Paddle names it, made the current one; ``auto`` is CUDA where there is any.
+    """Choose this rank's device, make it the current one, and return its name in Paddle (``cpu``, ``gpu:1``).
 
-    ``keep``: see ``keep_memory``.
+    Args:
+        name: ``auto`` is CUDA where there is a device, else the CPU.
+        local_rank: Number of this rank on its host, which is the number of its CUDA device.
+        tf32: Allow TensorFloat-32 in products and convolutions.
+        keep: On the CPU, keep freed memory for the next update, see ``system.memory.keep_memory``.
 
     Raises:
-        LaunchError: CUDA was asked for and is not there, or has fewer devices than this host has ranks.
+        LaunchError: CUDA was requested and is not available, or has fewer devices than this host has ranks.
     """
     count = paddle.device.cuda.device_count() if name != "cpu" and paddle.device.is_compiled_with_cuda() else 0
     if name == "cuda" and not count:
@@ -42,7 +46,7 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> str:
 
 
 def named(device: str) -> str:
-    """The device for people: ``cpu``, or ``cuda:1 (NVIDIA H100)``."""
+    """Return the device's name for display: ``cpu``, or ``cuda:1 (NVIDIA H100)``."""
     if device == "cpu":
         return device
     number = int(device.partition(":")[2])
@@ -50,7 +54,7 @@ def named(device: str) -> str:
 
 
 def peak_memory_bytes(device: str) -> int:
-    """Peak memory of this process on its device: allocated on CUDA, the resident set on CPU."""
+    """Return this process's peak memory on its device: allocated bytes on CUDA, the resident set on the CPU."""
     if device != "cpu":
         return int(paddle.device.cuda.max_memory_allocated(device))
     return peak_resident_bytes()

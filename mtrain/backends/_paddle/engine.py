@@ -1,4 +1,4 @@
-"""What every backend on Paddle shares: one rank's device, the model on it, batches to it, and its state as numpy."""
+"""The engine that every backend on Paddle shares: one rank's device, its model, its batches, and its state as numpy."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -17,30 +17,30 @@ from mtrain.core.recipe import is_frozen
 from mtrain.errors import SpecError
 
 Wrap = Callable[[Layer, Recipe], tuple[Layer, Exchange]]
-"""Turns the model into what is called in training, and says how gradients are exchanged."""
+"""Maps a model to (the layer that is called in training, how its gradients are exchanged)."""
 
 
 class NoExchange:
-    """One rank: its gradient is the mean."""
+    """The exchange of a job with one rank, whose gradient already is the mean."""
 
     def during(self, *, last: bool) -> nullcontext[None]:
-        """Nothing."""
+        """Do nothing around a micro batch."""
         return nullcontext()
 
     def finish(self) -> None:
-        """Nothing."""
+        """Do nothing: there is nothing to exchange."""
 
 
 def alone(model: Layer, recipe: Recipe) -> tuple[Layer, Exchange]:
-    """``Wrap`` for one rank."""
+    """Return the model unchanged: the ``Wrap`` of a job with one rank."""
     return model, NoExchange()
 
 
 class PaddleEngine:
-    """One rank of a job on Paddle. Backends hold one and pass their calls on."""
+    """One rank of a job on Paddle. A backend holds one engine and forwards its calls to it."""
 
     def __init__(self, collective: PaddleCollective, target: str) -> None:
-        """``target``: the device that ``device.choose`` made the current one."""
+        """Make the engine for device ``target``, which ``device.choose`` has made the current one."""
         self.collective = collective
         self.device = target
         self.waits: Waits | None = None
@@ -49,11 +49,11 @@ class PaddleEngine:
     def prepare(self, build: Callable[[], Layer], recipe: Recipe, wrap: Wrap = alone) -> tuple[Layer, PaddleOptimizer]:
         """See ``Backend.prepare``.
 
-        ``channels_last`` changes nothing: Paddle keeps the weights of a convolution as (out, in, h, w) whatever its pictures'
-        layout, and has no layout of a tensor's memory apart from its shape.
+        The recipe's ``channels_last`` changes nothing: Paddle stores the weights of a convolution as (out, in, h, w)
+        for any layout of its input, and a tensor's memory layout always follows its shape.
 
         Raises:
-            SpecError: the recipe asks for what Paddle cannot do on this device, or freezes everything.
+            SpecError: The recipe cannot be followed by Paddle on this device, or freezes all parameters.
         """
         paddle_limits.check(recipe, on_cpu=self.device == "cpu")
         precision.check(recipe.precision)
@@ -89,7 +89,10 @@ class PaddleEngine:
         return {name: state.to_numpy(x) for name, x in output.items()}
 
     def state(self, model: Layer, optimizer: PaddleOptimizer) -> State:
-        """See ``Backend.state``. Sets the buffers of all ranks to rank 0's: what is saved is what goes on."""
+        """See ``Backend.state``.
+
+        Sets the buffers of all ranks to rank 0's, so that training continues with what is saved.
+        """
         model = inner(model)
         ema = optimizer.ema()
         parameters = {name for name, _ in model.named_parameters()}
@@ -122,16 +125,16 @@ class PaddleEngine:
         return measured if self.waits is None else {**measured, "communication_s": self.waits.seconds}
 
     def time_waits(self) -> None:
-        """See ``Backend.measure``. On a GPU it cannot be told here: the device waits, not its process."""
+        """See ``Backend.measure``. Does nothing on a GPU, where the device waits and not the process."""
         if self.device == "cpu":
             self.waits = self.collective.time_waits()
 
 
 def of_one_rank(target: str) -> PaddleEngine:
-    """The engine of a job of one rank."""
+    """Make the engine of a job with one rank."""
     return PaddleEngine(LocalCollective(), target)
 
 
 def inner(model: Layer) -> Layer:
-    """The model that was built, without what a backend wrapped around it."""
+    """Return the model that was built, without the layer that a backend wrapped around it."""
     return model._layers if isinstance(model, paddle.DataParallel) else model

@@ -1,4 +1,4 @@
-"""Many tensors in one piece of memory, so that one kernel call updates them all."""
+"""Store many tensors in one piece of memory, so that one kernel call updates them all."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,10 +7,10 @@ from paddle import Tensor
 
 
 class Flat:
-    """Tensors of one type, one after another in ``buffer``; each stays the tensor that it was, and shares its memory."""
+    """Tensors of one dtype moved into one vector, ``buffer``; each tensor object stays valid and shares its memory."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take ``tensors`` over: at least one, none of them empty."""
+        """Move ``tensors`` into one buffer: at least one, none of them empty."""
         self.tensors = tensors
         self.buffer = join(tensors.values())
         self._starts = [0]
@@ -19,19 +19,19 @@ class Flat:
             self.span(i, i + 1)._share_buffer_to(tensor)
 
     def zeros(self) -> "Flat":
-        """As many zeros, laid out alike."""
+        """Return zeros in the same layout."""
         return Flat({name: paddle.zeros_like(tensor).detach() for name, tensor in self.tensors.items()})
 
     def copy(self) -> "Flat":
-        """The same values elsewhere."""
+        """Return a copy in memory of its own."""
         return Flat({name: tensor.detach().clone() for name, tensor in self.tensors.items()})
 
     def span(self, first: int, end: int) -> Tensor:
-        """Tensors ``first`` up to ``end`` (excluded) as one vector that shares their memory."""
+        """Return tensors ``first`` up to ``end`` (excluded) as one vector that shares their memory."""
         return self.buffer._slice(self._starts[first], self._starts[end])
 
     def check(self) -> None:
-        """Tensors must still lie where they were put: one that was given other memory is cut off from its updates."""
+        """Assert that the tensors still lie in the buffer: a tensor moved elsewhere would no longer get its updates."""
         start, width = self.buffer.data_ptr(), self.buffer.element_size()
         for name, tensor in self.tensors.items():
             assert tensor.data_ptr() == start, f"{name} was given memory of its own after the optimizer was made"
@@ -39,5 +39,5 @@ class Flat:
 
 
 def join(tensors: Iterable[Tensor]) -> Tensor:
-    """A new vector of all elements, in C order."""
+    """Return a new vector of all elements, in C order."""
     return paddle.concat([tensor.detach().reshape([-1]) for tensor in tensors])

@@ -1,4 +1,4 @@
-"""The ranks of one job on Paddle Fleet: connecting them, exchanging gradients, leaving."""
+"""Connect the ranks of a job on Paddle Fleet, exchange their gradients, and leave."""
 
 import ctypes
 import math
@@ -23,15 +23,15 @@ from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Recipe
 from mtrain.errors import LaunchError
 
-fleet: Any = paddle_fleet  # its own annotations are partial
+fleet: Any = paddle_fleet  # Paddle annotates it only partially
 HEAD_START_S = 0.4
-"""For rank 0 to listen: whom Paddle finds too early it lets try again after 3 s only."""
+"""How long other ranks let rank 0 start to listen: a rank that connects too early would retry only after 3 s."""
 LINGER_S = 3.0
-"""Paddle's launcher looks once a second."""
+"""How long a rank stays after it lost another one; Paddle's launcher looks for failed ranks once a second."""
 
 
 class Options(Protocol):
-    """What ``backends.fleet`` lets a spec choose."""
+    """The options of backend ``fleet`` that are used here."""
 
     timeout_s: float
     bucket_mb: int
@@ -41,17 +41,22 @@ class Options(Protocol):
 
 
 class FleetJob:
-    """One rank of at least two, connected with the others."""
+    """One rank of a job of at least two, connected to the others."""
 
     def __init__(self, own: rank_environment.Place, target: str, options: Options) -> None:
-        """Connect; returns when all ranks are there.
+        """Connect this rank; returns when all ranks are connected.
+
+        Args:
+            own: This rank's number and the address of rank 0.
+            target: The device, ``cpu`` or Paddle's name of a GPU.
+            options: Options of backend ``fleet``.
 
         Raises:
-            LaunchError: other ranks did not come, or this Paddle does not fit what is installed beside it.
+            LaunchError: Other ranks did not come, or this Paddle does not fit the installed protobuf.
         """
         rank_environment.announce(
             {
-                # Not left to the launcher: it takes any CUDA_VISIBLE_DEVICES, an empty one too, for a GPU.
+                # Set here, because Paddle's launcher takes any CUDA_VISIBLE_DEVICES, even an empty one, for a GPU.
                 "PADDLE_DISTRI_BACKEND": "gloo" if target == "cpu" else "nccl",
                 "FLAGS_stop_check_timeout": str(math.ceil(options.timeout_s)),
                 "PADDLE_PG_TIMEOUT": str(math.ceil(options.timeout_s * 1000)),
@@ -63,17 +68,18 @@ class FleetJob:
             time.sleep(HEAD_START_S)
         with _one_group(own.size) if target == "cpu" else nullcontext():
             _initialize(_strategy(options))
-        _close_door(channel, own.rank)
+        _close_store_port(channel, own.rank)
         self.collective = DistributedCollective(local_rank=own.local_rank, channel=channel)
         if target == "cpu":
             _linger_on_terminate()
 
     def wrap(self, model: Layer, recipe: Recipe, *, waits: Waits | None) -> tuple[Layer, Exchange]:
-        """See ``engine.Wrap``. ``waits``: where to count how long the exchange of gradients takes."""
+        """See ``engine.Wrap``. If ``waits`` is set, it counts how long the exchange of gradients takes."""
         del recipe
-        optimizer = fleet.distributed_optimizer(_Shell(learning_rate=0.0, parameters=model.parameters()))
+        optimizer = fleet.distributed_optimizer(_OptimizerShell(learning_rate=0.0, parameters=model.parameters()))
         trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
-        # Fleet exchanges gradients in hooks of its own: one that completes a bucket returns when it is averaged.
+        # Fleet exchanges gradients in its own hooks: the hook that completes a bucket returns when the bucket is
+        # averaged. Our hooks are registered before and after Fleet's, so they surround the exchange.
         if waits is not None:
             _hook(trained, waits.begin)
         wrapped = fleet.distributed_model(model)
@@ -82,10 +88,10 @@ class FleetJob:
         return wrapped, _Exchange(wrapped, optimizer, self.collective)
 
     def leave(self, error: object) -> None:
-        """Let go of the other ranks.
+        """Leave the job; ``error`` is the exception that ends it, if any.
 
-        A rank that fails for the loss of another stays for a moment: the launcher names the first failed rank by number,
-        not by time, and must see the other one alone.
+        A rank that fails because it lost another one stays for ``LINGER_S``. Among several failed ranks Paddle's
+        launcher names the one with the lowest number, not the first to fail, so it must see the lost rank fail alone.
         """
         if isinstance(error, PeerLost) or "gloo" in str(error):
             time.sleep(LINGER_S)
@@ -94,13 +100,13 @@ class FleetJob:
 
 
 def _hook(parameters: Iterable[Any], call: Callable[..., None]) -> None:
-    """Call ``call`` when a gradient is there, in the order in which hooks were made."""
+    """Call ``call`` whenever a gradient of ``parameters`` is computed; hooks run in the order of registration."""
     for parameter in parameters:
         parameter._register_backward_hook(call)
 
 
 def _strategy(options: Options) -> Any:
-    """Every key that data parallel training reads."""
+    """Return Fleet's strategy, with every key set that data parallel training reads."""
     strategy = fleet.DistributedStrategy()
     strategy.find_unused_parameters = options.find_unused_parameters
     strategy.fuse_grad_size_in_MB = options.bucket_mb if options.fuse else 0
@@ -108,8 +114,8 @@ def _strategy(options: Options) -> Any:
     return strategy
 
 
-def _close_door(channel: Channel, rank: int) -> None:
-    """Close the port of Paddle's store when all ranks are connected to it. Every rank calls."""
+def _close_store_port(channel: Channel, rank: int) -> None:
+    """Close the port of Paddle's store once all ranks are connected to it; every rank must call."""
     channel.all_gather(None)
     port = store_port.port_of_store(os.environ)
     if rank == 0 and port is not None:
@@ -117,6 +123,7 @@ def _close_door(channel: Channel, rank: int) -> None:
 
 
 def _initialize(strategy: Any) -> None:
+    """Call ``fleet.init``; explains the error that a protobuf too new for Paddle causes."""
     try:
         fleet.init(is_collective=True, strategy=strategy)
     except AttributeError as error:
@@ -130,21 +137,22 @@ def _initialize(strategy: Any) -> None:
 
 @contextmanager
 def _one_group(size: int) -> Iterator[None]:
-    """While inside, a further process group of all ranks is the first one.
+    """Return the first process group whenever another one of all ranks is requested, while inside.
 
-    Paddle leaves the addresses of every gloo group under the same keys of its store. From three ranks on, one that is ahead
-    reads where another one listened for the group before: one start in five hangs, or ends with "Connection refused".
+    Paddle writes the addresses of every gloo group under the same keys of its store. With three or more ranks, a fast
+    rank can read the address that another one used for the previous group: without this, one start in five hangs or
+    ends with "Connection refused".
     """
-    made = dist.new_group
+    make_group = dist.new_group
 
     def new_group(ranks: Any = None, *args: Any, **named: Any) -> Any:
-        return dist.get_group(0) if ranks is None or len(ranks) == size else made(ranks, *args, **named)
+        return dist.get_group(0) if ranks is None or len(ranks) == size else make_group(ranks, *args, **named)
 
     dist.new_group = new_group
     try:
         yield
     finally:
-        dist.new_group = made
+        dist.new_group = make_group
 
 
 def _terminate() -> None:
@@ -153,25 +161,29 @@ def _terminate() -> None:
     os._exit(1)
 
 
-_TERMINATE = ctypes.CFUNCTYPE(None)(_terminate)  # kept: C++ holds no reference to it
+_TERMINATE = ctypes.CFUNCTYPE(None)(_terminate)  # a module variable keeps it alive: C++ holds no reference to it
 
 
 def _linger_on_terminate() -> None:
-    """gloo's exceptions cannot pass Paddle's backward pass: C++ aborts. Like any other loss of a rank it is left with ``LINGER_S``."""
+    """Make C++ wait ``LINGER_S`` and exit where it would abort because gloo lost another rank.
+
+    gloo's exceptions cannot pass through Paddle's backward pass, so C++ calls its terminate handler. The handler set
+    here reports the loss and lingers, as ``FleetJob.leave`` does for losses that Python sees.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(_TERMINATE)
 
 
-class _Shell(paddle.optimizer.Optimizer):
-    """What fleet takes for an optimizer: the step itself is the engine's."""
+class _OptimizerShell(paddle.optimizer.Optimizer):
+    """An optimizer for Fleet to wrap, without a step: the engine makes the update itself."""
 
     @override
     def step(self) -> None:
-        """Nothing."""
+        """Do nothing: the engine makes the update."""
 
 
 class _Exchange:
-    """DataParallel averages gradients in the backward pass of the last micro batch."""
+    """The exchange of Paddle's DataParallel, which averages gradients in the backward pass of the last micro batch."""
 
     def __init__(self, wrapped: Any, optimizer: Any, collective: DistributedCollective) -> None:
         self._wrapped = wrapped
@@ -180,11 +192,14 @@ class _Exchange:
 
     @contextmanager
     def during(self, *, last: bool) -> Iterator[None]:
-        """No exchange before the last. Ranks come together first: data may have kept one of them for longer than gloo waits."""
+        """Wait for all ranks, then suppress the exchange before the last micro batch.
+
+        The ranks meet over the channel first, because loading data may delay one of them for longer than gloo waits.
+        """
         self._collective.meet()
         with nullcontext() if last else self._wrapped.no_sync():
             yield
 
     def finish(self) -> None:
-        """Whatever the strategy still has to exchange; with data parallelism alone the last backward has done it all."""
+        """Exchange what the strategy leaves; with data parallelism alone, the last backward pass left nothing."""
         self._optimizer.step()

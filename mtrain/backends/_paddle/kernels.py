@@ -1,4 +1,4 @@
-"""Kernels that Paddle gives no public name: the only place that calls ``paddle._C_ops``."""
+"""Kernels of Paddle that have no public name. Only this module calls ``paddle._C_ops``."""
 
 import math
 from collections.abc import Sequence
@@ -12,16 +12,17 @@ _NO_MASTER_WEIGHTS, _NOT_MULTI_PRECISION, _NO_RESCALING = None, False, 1.0
 
 
 def add_(x: Tensor, factor: float, y: Tensor) -> None:
-    """``x += factor * y`` in one pass over memory, ``factor`` in the type of ``x``."""
+    """Compute ``x += factor * y`` in one pass over memory, with ``factor`` in the dtype of ``x``."""
+    # SGD without momentum is x -= rate * grad.
     _KERNELS.sgd_(x, paddle.full([1], -factor, x.dtype), y, _NO_MASTER_WEIGHTS, _NOT_MULTI_PRECISION)
 
 
 def momentum_(  # noqa: PLR0913 - the kernel has as many
     x: Tensor, velocity: Tensor, grad: Tensor, *, rate: float, momentum: float, decay: float, nesterov: bool
 ) -> None:
-    """One update of SGD with momentum and coupled weight decay, in one pass over memory.
+    """Make one update of SGD with momentum and coupled weight decay, in one pass over memory.
 
-    ``momentum`` and ``decay`` are float32 inside, whatever the type of ``x``.
+    The kernel rounds ``momentum`` and ``decay`` to float32 for any dtype of ``x``.
     """
     factor = paddle.full([1], rate, x.dtype)
     constants = (momentum, nesterov, "l2_decay", decay, _NOT_MULTI_PRECISION, _NO_RESCALING)
@@ -29,8 +30,9 @@ def momentum_(  # noqa: PLR0913 - the kernel has as many
 
 
 def norm(tensors: Sequence[Tensor]) -> float:
-    """L2 norm over all elements of all tensors; waits for the device.
+    """Return the L2 norm over all elements of all tensors; waits for the device.
 
-    Not ``paddle.linalg.norm``, which on CPU adds float32 up one after the other: 0.3 % off for 4 million numbers.
+    ``paddle.linalg.norm`` is not used: on the CPU it adds float32 numbers one after the other, which is 0.3 % off for 4
+    million numbers.
     """
     return math.sqrt(sum(_KERNELS.squared_l2_norm(tensor).item() for tensor in tensors))

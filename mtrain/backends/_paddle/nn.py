@@ -1,4 +1,4 @@
-"""The neutral layers in Paddle; ``core/nn.pyi`` is the contract. A native class that keeps it is the neutral one."""
+"""The neutral layers on Paddle. ``core/nn.pyi`` is their contract; Paddle's own class is used where it fulfils it."""
 
 import math
 from collections.abc import Iterable
@@ -41,28 +41,29 @@ _REDUCED = (0, 2, 3)
 
 
 class Module(Layer):
-    """Paddle's layer, of which ``to`` converts what is of a floating type alone: counters and labels stay integers."""
+    """A layer whose ``to`` converts floating types only, unlike Paddle's: counters and labels stay integers."""
 
     @override
     def to(self, device: Any = None, dtype: Any = None, blocking: Any = None, non_blocking: Any = None) -> Self:
-        wait = {} if non_blocking is None else {"non_blocking": non_blocking}
-        self._to_impl(device=device, dtype=dtype, blocking=blocking, floating_only=True, **wait)
+        # Paddle 2.6 has no `non_blocking`, so it is passed on only if it was given.
+        extra = {} if non_blocking is None else {"non_blocking": non_blocking}
+        self._to_impl(device=device, dtype=dtype, blocking=blocking, floating_only=True, **extra)
         return self
 
 
 class Sequential(Module, paddle.nn.Sequential):
-    """Paddle's."""
+    """Paddle's Sequential, with the ``to`` of ``Module``."""
 
 
 class ModuleList(Module, paddle.nn.LayerList):
-    """Paddle's, with the neutral signature."""
+    """Paddle's LayerList, with the neutral signature."""
 
     def __init__(self, modules: Iterable[Layer]) -> None:
         super().__init__(list(modules))
 
 
 class Conv2d(paddle.nn.Conv2D):
-    """Paddle's, with the neutral signature."""
+    """Paddle's Conv2D, with the neutral signature."""
 
     def __init__(  # noqa: PLR0913  # the contract's signature
         self,
@@ -88,14 +89,14 @@ class Conv2d(paddle.nn.Conv2D):
 
 
 class Linear(Layer):
-    """Keeps its weight as (out, in), where Paddle's own has (in, out)."""
+    """A linear layer with a weight of shape (out, in), where Paddle's own has (in, out)."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:  # noqa: FBT001, FBT002  # the contract's
         super().__init__()
         bound = 1 / math.sqrt(in_features)
-        start = Uniform(-bound, bound)
-        self.weight = self.create_parameter([out_features, in_features], default_initializer=start)
-        self.bias = self.create_parameter([out_features], default_initializer=start) if bias else None
+        initializer = Uniform(-bound, bound)
+        self.weight = self.create_parameter([out_features, in_features], default_initializer=initializer)
+        self.bias = self.create_parameter([out_features], default_initializer=initializer) if bias else None
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -104,9 +105,10 @@ class Linear(Layer):
 
 
 class BatchNorm2d(Module):
-    """Own: Paddle's has other names and always takes the biased variance; its momentum and epsilon are float32.
+    """BatchNorm2d with the neutral names, a choice of variance estimate, and an exact epsilon in float64.
 
-    Paddle's kernel normalises float32 and half types; float64, where epsilon must be exact, is composed.
+    Paddle's own layer has other names, always uses the biased variance, and rounds momentum and epsilon to float32. Its
+    kernel normalises float32 and half types here; float64 is composed of single operations.
     """
 
     def __init__(
@@ -131,32 +133,33 @@ class BatchNorm2d(Module):
             return self._kernel(x_BCHW, self.running_mean, self.running_var)
         mean_C, var_C = self.running_mean.clone(), self.running_var.clone()  # the kernel overwrites these
         y_BCHW = self._kernel(x_BCHW, mean_C, var_C)
-        if x_BCHW.place.is_gpu_place():  # which variance comes back depends on the kernel that is chosen there
+        if x_BCHW.place.is_gpu_place():  # there the chosen kernel decides whether the variance returned is biased
             mean_C, var_C = (x.flatten() for x in _moments(x_BCHW.detach().astype(mean_C.dtype)))
         self.track(mean_C, var_C, _count(x_BCHW))
         return y_BCHW
 
     def track(self, mean_C: Tensor, var_C: Tensor, count: int) -> None:
-        """Take a batch into the running statistics, in place.
+        """Move the running statistics towards those of a batch, in place.
 
         Args:
-            mean_C: mean of the batch.
-            var_C: biased variance of the batch.
-            count: how many values of a channel they are over.
+            mean_C: Mean of the batch.
+            var_C: Biased variance of the batch.
+            count: Number of values per channel in the batch.
         """
-        kept, new = 1 - self.momentum, self.momentum
-        self.running_mean.scale_(kept).add_(mean_C.detach() * new)
-        unbiased = count / (count - 1) if self.unbiased_variance else 1.0
-        self.running_var.scale_(kept).add_(var_C.detach() * (new * unbiased))
+        keep, take = 1 - self.momentum, self.momentum
+        self.running_mean.scale_(keep).add_(mean_C.detach() * take)
+        correction = count / (count - 1) if self.unbiased_variance else 1.0
+        self.running_var.scale_(keep).add_(var_C.detach() * (take * correction))
         paddle.increment(self.num_batches_tracked)
 
     def _kernel(self, x_BCHW: Tensor, mean_C: Tensor, var_C: Tensor) -> Tensor:
-        """Paddle's; in training with momentum 0, by which ``mean_C`` and ``var_C`` become those of the batch."""
+        """Call Paddle's kernel. In training its momentum of 0 overwrites ``mean_C`` and ``var_C`` with the batch's."""
         return F.batch_norm(
             x_BCHW, mean_C, var_C, self.weight, self.bias, training=self.training, momentum=0.0, epsilon=self.eps
         )
 
     def _exact(self, x_BCHW: Tensor) -> Tensor:
+        """Normalise by single operations, with epsilon in the dtype of the input."""
         mean_C11, var_C11 = _planes(self.running_mean), _planes(self.running_var)
         if self.training:
             mean_C11, var_C11 = _moments(x_BCHW)
@@ -172,7 +175,7 @@ class BatchNorm2d(Module):
 
 
 class LayerNorm(Layer):
-    """Own: composed in float64, where Paddle's kernel would round epsilon to float32."""
+    """LayerNorm composed of single operations in float64, where Paddle's kernel would round epsilon to float32."""
 
     def __init__(self, normalized_shape: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -191,7 +194,11 @@ class LayerNorm(Layer):
 
 
 def _count(x_BCHW: Tensor) -> int:
-    """How many values a channel has."""
+    """Return the number of values per channel.
+
+    Raises:
+        ValueError: It is less than two, which has no variance.
+    """
     batch, _, height, width = x_BCHW.shape
     if batch * height * width < 2:
         raise ValueError(f"BatchNorm2d in training needs more than one value of each channel, got shape {x_BCHW.shape}")
@@ -199,7 +206,7 @@ def _count(x_BCHW: Tensor) -> int:
 
 
 def _moments(x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel, (1, C, 1, 1)."""
+    """Compute mean and biased variance of each channel, both of shape (1, C, 1, 1)."""
     mean_C11 = paddle.mean(x_BCHW, _REDUCED, keepdim=True)
     return mean_C11, paddle.mean(paddle.square(x_BCHW - mean_C11), _REDUCED, keepdim=True)
 

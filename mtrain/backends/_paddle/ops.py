@@ -1,8 +1,8 @@
-"""The neutral functions in Paddle; ``core/ops.pyi`` is the contract and describes each.
+"""The neutral functions on Paddle. ``core/ops.pyi`` is their contract and documents each of them.
 
-A native function that keeps the contract *is* the neutral one. Where Paddle differs: a Python number next to a float64 tensor
-may pass through float32 (here it becomes a tensor of the other's type first), sorting is not stable unless asked, cross entropy gives
-its targets no gradient.
+Where a native function fulfils the contract, it is used directly. Paddle differs in these points: it may round a Python
+number next to a float64 tensor to float32 (so such a number becomes a tensor of the other's dtype first), its sorting
+is stable only on request, and its cross entropy gives no gradient to the targets.
 """
 
 import math
@@ -29,7 +29,7 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _WIDE_SUMS = (paddle.bool, paddle.uint8, paddle.int32)
-"""Added up as int64."""
+"""Types that are added up as int64."""
 
 zeros_like, ones_like = paddle.zeros_like, paddle.ones_like
 detach = Tensor.detach
@@ -48,7 +48,7 @@ matmul, conv2d = paddle.matmul, F.conv2d
 
 
 def _typed(value: float, like: Tensor) -> Tensor:
-    """A number as a tensor () of ``like``'s type."""
+    """Return a number as a tensor of shape () and of the dtype of ``like``."""
     return paddle.full((), value, like.dtype)
 
 
@@ -88,8 +88,8 @@ def meshgrid(*arrays: Tensor, indexing: Literal["ij", "xy"] = "xy") -> Sequence[
 
 
 def astype(x: Tensor, dtype: str) -> Tensor:
-    wanted = _DTYPES[dtype]
-    return x if x.dtype == wanted else paddle.cast(x, wanted)
+    target_dtype = _DTYPES[dtype]
+    return x if x.dtype == target_dtype else paddle.cast(x, target_dtype)
 
 
 def dtype(x: Tensor) -> str:
@@ -141,7 +141,7 @@ def argsort(x: Tensor, *, axis: int = -1, descending: bool = False) -> Tensor:
 
 
 def pow(x: Tensor, exponent: float) -> Tensor:
-    return paddle.pow(x, _typed(exponent, x))  # a number would pass through float32
+    return paddle.pow(x, _typed(exponent, x))  # Paddle would round a Python number to float32
 
 
 def hardsigmoid(x: Tensor, *, slope: float = 1 / 6, offset: float = 0.5) -> Tensor:
@@ -190,7 +190,7 @@ def cumulative_sum(x: Tensor, *, axis: int) -> Tensor:
 
 
 def log_softmax(x: Tensor, axis: int) -> Tensor:
-    return x - paddle.logsumexp(x, axis, keepdim=True)  # Paddle's own stops at -64
+    return x - paddle.logsumexp(x, axis, keepdim=True)  # Paddle's own log_softmax does not go below -64
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ def upsample_nearest(x: Tensor, scale: int) -> Tensor:
 def binary_cross_entropy_with_logits(logits: Tensor, targets: Tensor, *, positive_weight: float = 1.0) -> Tensor:
     if positive_weight == 1.0 and targets.stop_gradient:
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    # Paddle's kernel gives targets no gradient.
+    # Paddle's kernel gives no gradient to the targets, so the formula is written out.
     return (1 - targets) * F.softplus(logits) + positive_weight * targets * F.softplus(-logits)
 
 

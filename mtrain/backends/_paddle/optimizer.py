@@ -1,4 +1,4 @@
-"""The Paddle engine's optimizer: scaling, exchange, clipping, update, average, in this order."""
+"""The Paddle engine's optimizer: it scales the loss, exchanges, clips, updates and averages, in this order."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,35 +22,36 @@ from mtrain.core.recipe import assign, ema_shares
 
 
 class Exchange(Protocol):
-    """How gradients become the mean over ranks: the one thing in which backends on this engine differ."""
+    """How gradients become their mean over ranks, which is the only difference between backends on this engine."""
 
     def during(self, *, last: bool) -> AbstractContextManager[object]:
-        """Surrounds forward and backward of a micro batch."""
+        """Return a context for forward and backward of a micro batch; ``last``: the last one of its update."""
         ...
 
     def finish(self) -> None:
-        """After the last backward: gradients are averaged when this returns."""
+        """Complete the exchange after the last backward pass: when this returns, gradients are averaged."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A group of the recipe that takes at least one parameter."""
+    """A parameter group of the recipe that has at least one parameter."""
 
     place: int
-    """Its number in the recipe."""
+    """Number of the group in the recipe."""
     parameters: Flat
     rule: rules.Rule
 
     def gradients(self) -> list[rules.Piece]:
-        """Copies of what the parameters hold."""
+        """Return copies of the parameters' gradients."""
         return rules.pieces([parameter.grad for parameter in self.parameters.tensors.values()])
 
 
 class PaddleOptimizer:
     """``core.interfaces.Optimizer`` on Paddle tensors.
 
-    The parameters of a group lie in one piece of memory; with an average, so do all other float entries of the model's state.
+    The parameters of a group lie in one piece of memory. If weights are averaged, so do all other float entries of the
+    model's state.
     """
 
     def __init__(self, model: Layer, recipe: Recipe, *, exchange: Exchange, collective: PaddleCollective) -> None:
@@ -77,7 +78,7 @@ class PaddleOptimizer:
     def _make_average(self, model: Layer) -> Average:
         parameters = [group.parameters for group in self._groups]
         trained = {name for flat in parameters for name in flat.tensors}
-        # state_dict: persistent entries only, live tensors.
+        # state_dict has the persistent entries only, as live tensors.
         live = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
         others: dict[Any, dict[str, Tensor]] = {}
         for name, tensor in live.items():
@@ -103,36 +104,38 @@ class PaddleOptimizer:
     def step(self, rates: Rates) -> float:
         """See ``Optimizer.step``."""
         self._exchange.finish()
-        found = [group.gradients() for group in self._groups]
-        grads = [piece.grad for pieces in found for piece in pieces]
+        group_pieces = [group.gradients() for group in self._groups]
+        grads = [piece.grad for pieces in group_pieces for piece in pieces]
         norm = kernels.norm(grads) / self._scaler.scale
         if math.isfinite(norm):
             self._scale_(grads, norm)
-            self._apply(found, rates)
+            self._apply(group_pieces, rates)
         else:
             self.skipped += 1
             self.skipped_in_a_row += 1
             self._scaler.bad()
         for group in self._groups:
             for parameter in group.parameters.tensors.values():
-                parameter.clear_gradient(False)  # noqa: FBT003  # by keyword it is ignored, and zeros count as a gradient
+                # False drops the gradient instead of setting it to zeros, which would count as one. As a keyword
+                # argument Paddle ignores it.
+                parameter.clear_gradient(False)  # noqa: FBT003
         self._seed_next()
         return norm
 
     def _scale_(self, grads: Sequence[Tensor], norm: float) -> None:
-        """Clip and take the loss scale out, in one pass; none where there is nothing to do."""
+        """Clip the gradients and divide by the loss scale in a single pass, which is skipped where the factor is 1."""
         clip = min(1.0, self._recipe.clip_norm / (norm + 1e-6))
         factor = clip / self._scaler.scale
         if factor != 1:
             for grad in grads:
                 grad.scale_(factor)
 
-    def _apply(self, found: Sequence[Sequence[rules.Piece]], rates: Rates) -> None:
+    def _apply(self, group_pieces: Sequence[Sequence[rules.Piece]], rates: Rates) -> None:
         if not self._places_checked:
             for group in self._groups:
                 group.parameters.check()
             self._places_checked = True
-        for group, pieces in zip(self._groups, found, strict=True):
+        for group, pieces in zip(self._groups, group_pieces, strict=True):
             if pieces:
                 group.rule.apply(pieces, rate=rates.rates[group.place], momentum=rates.momentum)
         self.updates += 1
@@ -142,7 +145,7 @@ class PaddleOptimizer:
             self._average.follow(self.updates)
 
     def _seed_next(self) -> None:
-        """Randomness inside the model (dropout) is keyed by (seed, rank, update), so that a resumed job repeats it."""
+        """Seed the model's randomness (dropout) by (seed, rank, update), so that a resumed job repeats it."""
         key = [self._recipe.seed, self._collective.rank, self.updates + self.skipped]
         paddle.seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1))
 
@@ -152,19 +155,19 @@ class PaddleOptimizer:
         """See ``Optimizer.averaged``."""
         if self._average is not None:
             self._average.swap()
-        own = [buffer.clone() for buffer in self._buffers] if self._collective.size > 1 else []
+        own_buffers = [buffer.clone() for buffer in self._buffers] if self._collective.size > 1 else []
         self._collective.broadcast_(self._buffers)
         try:
             yield
         finally:
-            for buffer, mine in zip(self._buffers, own, strict=bool(own)):
-                paddle.assign(mine, buffer)
+            for buffer, own in zip(self._buffers, own_buffers, strict=bool(own_buffers)):
+                paddle.assign(own, buffer)
             if self._average is not None:
                 self._average.swap()
 
     # ------------------------------------------------------------------------------------------- state, by name
     def moments(self) -> dict[str, Tensor]:
-        """Live moments as ``<moment>/<parameter name>``."""
+        """Return the live moments under names ``<moment>/<parameter name>``."""
         return {
             f"{moment}/{name}": tensor
             for group in self._groups
@@ -173,11 +176,11 @@ class PaddleOptimizer:
         }
 
     def ema(self) -> dict[str, Tensor]:
-        """Live averages by name of the weight or buffer; rank 0's averages of buffers are the job's."""
+        """Return the live averages by name of weight or buffer; for buffers, rank 0's averages are the job's."""
         return {} if self._average is None else self._average.tensors()
 
     def restart_ema(self) -> None:
-        """The average is what the model holds now."""
+        """Restart the average at the model's current weights and buffers."""
         if self._average is not None:
             self._average.restart()
 
@@ -192,7 +195,7 @@ class PaddleOptimizer:
         }
 
     def set_counters(self, counters: dict[str, float]) -> None:
-        """Put ``counters`` back. A loss scale is taken only where this recipe scales its loss."""
+        """Restore ``counters``. A saved loss scale is used only if this recipe scales its loss."""
         self.updates = int(counters.get("updates", 0))
         self.skipped = int(counters.get("skipped", 0))
         self.skipped_in_a_row = int(counters.get("skipped_in_a_row", 0))

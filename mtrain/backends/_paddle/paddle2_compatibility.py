@@ -1,7 +1,7 @@
-"""What Paddle 2.6 does otherwise than ``core/ops.pyi`` says, put right; with Paddle 3 nothing here is used.
+"""Corrections for Paddle 2.6 where it differs from ``core/ops.pyi``; with Paddle 3 nothing here is used.
 
-Not put right: most functions refuse tensors without elements, ``%`` has no gradient, and int64 is compared with a number as
-float32.
+These differences remain: most functions refuse tensors without elements, ``%`` has no gradient, and int64 is compared
+with a Python number as float32.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,10 @@ _FLOATS = (paddle.float64, paddle.float32)
 
 
 def mend_operators() -> None:
-    """Let a number next to a float tensor keep its precision: it would pass through float32, and a division become a product."""
+    """Make a Python number next to a float tensor keep its precision.
+
+    Paddle 2.6 rounds such a number to float32, and turns a division into a product.
+    """
     for name in ("__add__", "__radd__", "__sub__", "__rsub__", "__mod__", "__truediv__"):
         numbers = (float, int) if name == "__truediv__" else float
         setattr(Tensor, name, _exact(getattr(Tensor, name), numbers))
@@ -34,7 +37,7 @@ def _exact(native: Callable[..., Tensor], numbers: Any) -> Callable[..., Tensor]
 
 
 def typed(value: float, like: Tensor) -> Tensor:
-    """A number as a tensor () of ``like``'s type, which ``paddle.full`` would round to float32."""
+    """Return a number as a tensor () of the dtype of ``like``; ``paddle.full`` would round it to float32."""
     return paddle.to_tensor(value, like.dtype, like.place)
 
 
@@ -45,7 +48,7 @@ def full(shape: Any, value: float, *, like: Tensor, dtype: str | None = None) ->
 
 
 def argsort(x: Tensor, *, axis: int = -1, descending: bool = False) -> Tensor:
-    """See ``core/ops.pyi``. On the host: Paddle 2.6 sorts no equal ones in their order."""
+    """See ``core/ops.pyi``. Sorts on the host, because Paddle 2.6 has no stable sort."""
     values = x.detach().numpy()
     order = np.argsort(-values if descending else values, axis, kind="stable")
     return paddle.to_tensor(order, place=x.place)
@@ -83,20 +86,20 @@ def clip(x: Tensor, min: float | None = None, max: float | None = None) -> Tenso
 
 def maximum(x1: Tensor, x2: Tensor) -> Tensor:
     """See ``core/ops.pyi``."""
-    return paddle.maximum(x1, x2) if _constant(x1, x2) else _shared(x1 > x2, x1, x2)
+    return paddle.maximum(x1, x2) if _constant(x1, x2) else _extremum(x1 > x2, x1, x2)
 
 
 def minimum(x1: Tensor, x2: Tensor) -> Tensor:
     """See ``core/ops.pyi``."""
-    return paddle.minimum(x1, x2) if _constant(x1, x2) else _shared(x1 < x2, x1, x2)
+    return paddle.minimum(x1, x2) if _constant(x1, x2) else _extremum(x1 < x2, x1, x2)
 
 
 def _constant(x1: Tensor, x2: Tensor) -> bool:
     return bool(x1.stop_gradient and x2.stop_gradient)
 
 
-def _shared(first: Tensor, x1: Tensor, x2: Tensor) -> Tensor:
-    """``x1`` where it is first, else ``x2``; where they are equal each takes half of the gradient."""
+def _extremum(first: Tensor, x1: Tensor, x2: Tensor) -> Tensor:
+    """Return ``x1`` where ``first`` holds, else ``x2``; where they are equal, each gets half of the gradient."""
     return paddle.where(x1 == x2, (x1 + x2) * 0.5, paddle.where(first, x1, x2))
 
 
@@ -104,4 +107,4 @@ FUNCTIONS = {
     "_typed": typed, "argsort": argsort, "clip": clip, "full": full, "maximum": maximum, "minimum": minimum, "round": round,
     "take": take, "where": where,
 }  # fmt: skip
-"""By their names in ``ops.py``."""
+"""The corrected functions by their names in ``ops.py``."""

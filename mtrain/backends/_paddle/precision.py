@@ -1,4 +1,4 @@
-"""Mixed precision: which type the forward pass takes."""
+"""Mixed precision: the contexts in which forward and backward passes run."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
@@ -12,22 +12,22 @@ HALF: dict[str, Literal["bfloat16", "float16"]] = {"bf16": "bfloat16", "fp16": "
 
 
 def check(precision: Precision) -> None:
-    """Refuse what this GPU cannot do and Paddle would pass over with a warning; `paddle_limits` knows the rest.
+    """Refuse a precision that this GPU lacks and Paddle would ignore with a warning; `paddle_limits` refuses the rest.
 
     Raises:
-        SpecError: bf16 on a GPU that has none.
+        SpecError: The precision is bf16 on a GPU without bfloat16.
     """
     if precision == "bf16" and not paddle.amp.is_bfloat16_supported():
         raise SpecError("train.precision: bf16 was given, but this GPU has no bfloat16; use fp16 or fp32")
 
 
 def forward_context(precision: Precision) -> AbstractContextManager[Any]:
-    """Surrounds a forward pass: autocast for bf16 and fp16, nothing otherwise. Weights stay float32."""
+    """Return the context of a forward pass: autocast for bf16 and fp16, else an empty one. Weights stay float32."""
     if precision not in HALF:
         return nullcontext()
     return paddle.amp.auto_cast(level="O1", dtype=HALF[precision])
 
 
 def backward_context(precision: Precision) -> AbstractContextManager[Any]:
-    """Surrounds a backward pass, which must not be under autocast."""
+    """Return the context of a backward pass, in which autocast is off."""
     return paddle.amp.auto_cast(enable=False) if precision in HALF else nullcontext()

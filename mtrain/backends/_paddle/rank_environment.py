@@ -1,4 +1,4 @@
-"""Which rank this process is, as Paddle's launcher told it."""
+"""Read from the environment which rank this process is, as Paddle's launcher has set it."""
 
 import os
 from collections.abc import Mapping
@@ -12,23 +12,24 @@ NEEDED = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One rank among all."""
+    """The place of one rank among all ranks of the job."""
 
     rank: int
     local_rank: int
-    """Among the ranks of this host; its device has this number among those that the host's ranks see."""
+    """Number among the ranks of this host, and number of the device among those that the host's ranks see."""
     size: int
+    """Number of ranks."""
     first: tuple[str, int]
-    """Address and port that the launcher has set aside for rank 0."""
+    """Address and port that the launcher has reserved for rank 0."""
     secret: str = field(default="", repr=False)
     """See ``system.job_secret``; empty where the ranks were not started by mtrain."""
 
 
 def of_this_rank(environ: Mapping[str, str] = os.environ) -> Place:
-    """What ``environ`` says.
+    """Read the place of this rank from ``environ``.
 
     Raises:
-        LaunchError: it says nothing: the process was not started by Paddle's launcher.
+        LaunchError: A variable is missing, so this process was not started by Paddle's launcher.
     """
     missing = [name for name in NEEDED if not environ.get(name)]
     if missing:

@@ -1,7 +1,8 @@
-"""Update rules: torch.optim's mathematics, in the order and the type in which torch computes it.
+"""Update rules with the mathematics of torch.optim, computed in the order and dtype in which torch computes them.
 
-Not paddle.optimizer: its kernels hold momentum, betas and epsilon as float32 even where the weights are float64, and its Adam
-on CPU takes three times as long as the operations below one by one. Every rule keeps its moments under neutral names.
+paddle.optimizer is not used: its kernels hold momentum, betas and epsilon as float32 even if the weights are float64,
+and on the CPU its Adam takes three times as long as the single operations below. Every rule keeps its moments under
+neutral names.
 """
 
 import math
@@ -17,7 +18,7 @@ from mtrain.backends._paddle.kernels import add_
 
 
 class Piece:
-    """The gradients of neighbouring parameters ``first`` up to ``end`` (excluded) of a group, as one vector."""
+    """The gradients of consecutive parameters of a group, ``first`` up to ``end`` (excluded), as one vector."""
 
     def __init__(self, first: int, grads: Sequence[Tensor]) -> None:
         self.first = first
@@ -26,29 +27,29 @@ class Piece:
 
 
 def pieces(grads: Sequence[Tensor | None]) -> list[Piece]:
-    """The gradients of a group, copied; parameters without one are in no piece."""
-    found: list[Piece] = []
+    """Copy the gradients of a group into pieces; parameters without a gradient are in no piece."""
+    copied: list[Piece] = []
     run: list[Tensor] = []
     for i, grad in enumerate([*grads, None]):
         if grad is not None:
             run.append(grad)
         elif run:
-            found.append(Piece(i - len(run), run))
+            copied.append(Piece(i - len(run), run))
             run = []
-    return found
+    return copied
 
 
 class Rule(Protocol):
-    """One update rule on the parameters of one group."""
+    """An update rule for the parameters of one group."""
 
     moments: dict[str, Flat]
 
-    def apply(self, found: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
-        """Update the parameters of ``found``, whose gradients are spent; ``momentum`` overrides the group's."""
+    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+        """Update the parameters of ``grad_pieces``, overwriting the gradients; ``momentum`` overrides the group's."""
         ...
 
     def set_updates(self, updates: int) -> None:
-        """Tell how many updates were taken before."""
+        """Set how many updates were made before, when a job resumes."""
         ...
 
 
@@ -60,17 +61,19 @@ class Sgd:
         self._momentum = options.get("momentum", 0.0)
         self._decay = options.get("weight_decay", 0.0)
         self._nesterov = bool(options.get("nesterov", 0.0))
-        # Zeros give torch's first step: 0 * momentum + grad.
+        # torch starts without a buffer and sets it to the gradient; from zeros the first step gives the same,
+        # 0 * momentum + grad.
         self._velocity = parameters.zeros()
         self.moments = {"momentum": self._velocity}
 
-    def apply(self, found: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
         momentum = self._momentum if momentum is None else momentum
-        for piece in found:
+        for piece in grad_pieces:
             x = self._parameters.span(piece.first, piece.end)
             velocity = self._velocity.span(piece.first, piece.end)
-            # The kernel holds its numbers as float32; where the weights are float32 too that is exact, and one pass, not five.
+            # The kernel holds momentum and decay as float32. For float32 weights that loses nothing, and takes one pass
+            # over memory instead of five.
             if x.dtype == paddle.float32:
                 self._fused(x, velocity, piece.grad, rate, momentum)
             else:
@@ -89,7 +92,7 @@ class Sgd:
         add_(x, -rate, grad if self._nesterov else velocity)
 
     def set_updates(self, updates: int) -> None:
-        """Nothing: SGD does not count."""
+        """Do nothing: SGD does not depend on the number of updates."""
 
 
 class Adam:
@@ -103,7 +106,7 @@ class Adam:
         self.moments = {"mean": self._mean, "square": self._square}
         self._updates = 0
 
-    def apply(self, found: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
         self._updates += 1
         beta1 = self._options.get("beta1", 0.9) if momentum is None else momentum
@@ -111,7 +114,7 @@ class Adam:
         step = rate / (1 - beta1**self._updates)
         correction = math.sqrt(1 - beta2**self._updates)
         decay = self._options.get("weight_decay", 0.0)
-        for piece in found:
+        for piece in grad_pieces:
             grad = piece.grad
             x, mean, square = (
                 flat.span(piece.first, piece.end) for flat in (self._parameters, self._mean, self._square)
@@ -133,7 +136,7 @@ class Adam:
 
 
 def make(rule: str, parameters: Flat, options: Mapping[str, float]) -> Rule:
-    """The rule of one group: ``sgd``, ``adam`` or ``adamw``."""
+    """Make the update rule of one group: ``sgd``, ``adam`` or ``adamw``."""
     if rule == "sgd":
         return Sgd(parameters, options)
     return Adam(parameters, options, decoupled=rule == "adamw")

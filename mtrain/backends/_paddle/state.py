@@ -1,4 +1,4 @@
-"""A model and its optimizer as numpy arrays under neutral names, and back."""
+"""Convert a model and its optimizer to numpy arrays under neutral names, and back."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from mtrain.core.interfaces import Array
 
 
 def to_numpy(tensor: Tensor) -> Array:
-    """A copy on the host, C-contiguous; half precision becomes float32."""
+    """Copy a tensor to the host as a C-contiguous array; half precision becomes float32."""
     tensor = tensor.detach()
     if tensor.dtype in (paddle.bfloat16, paddle.float16):
         tensor = tensor.astype("float32")
@@ -21,7 +21,7 @@ def to_numpy(tensor: Tensor) -> Array:
 
 
 def arrays(model: Layer) -> dict[str, Array]:
-    """Parameters and persistent buffers by name."""
+    """Return copies of all parameters and persistent buffers by name."""
     return {name: to_numpy(tensor) for name, tensor in model.state_dict().items()}
 
 
@@ -30,7 +30,7 @@ def fill(targets: Mapping[str, Tensor], values: Mapping[str, Array], *, what: st
     """Copy ``values`` into ``targets``, which keep their memory; both have the same names and shapes.
 
     Raises:
-        CheckpointError: they do not; every difference is counted, the first ones are named.
+        CheckpointError: Names or shapes differ. The message counts all differences and names the first ones.
     """
     state_checks.check_fit({name: tuple(tensor.shape) for name, tensor in targets.items()}, values, what=what)
     for name, tensor in targets.items():
@@ -38,6 +38,6 @@ def fill(targets: Mapping[str, Tensor], values: Mapping[str, Array], *, what: st
 
 
 def check_equal_start(model: Layer, collective: PaddleCollective) -> None:
-    """Refuse to start when ranks hold different weights, see ``core.state_checks``; every rank calls."""
+    """Refuse to start if ranks hold different weights, see ``core.state_checks``; every rank must call."""
     if collective.size > 1:
         state_checks.check_equal_start(collective, state_checks.fingerprint(arrays(model)))

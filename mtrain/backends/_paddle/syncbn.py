@@ -17,7 +17,7 @@ _REDUCED = (0, 2, 3)
 
 @paddle.no_grad()
 def statistics(x_BCHW: Tensor, collective: PaddleCollective) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean (C), biased variance (C) and count (scalar) over the micro batches of all ranks; every rank calls.
+    """Compute mean (C), biased variance (C) and count (scalar) over all ranks' micro batches; every rank must call.
 
     Ranks exchange (mean, variance, count), merged as in Chan et al. 1979, which loses nothing to cancellation.
     """
@@ -26,8 +26,8 @@ def statistics(x_BCHW: Tensor, collective: PaddleCollective) -> tuple[Tensor, Te
     mean_C = paddle.mean(x, _REDUCED)
     var_C = paddle.mean(paddle.square(x - _planes(mean_C)), _REDUCED)
     count = paddle.full([1], x.size // channels, x.dtype)
-    everyone = collective.all_gather_tensor(paddle.concat([mean_C, var_C, count]))
-    means_RC, vars_RC, counts_R1 = everyone[:, :channels], everyone[:, channels:-1], everyone[:, -1:]
+    gathered = collective.all_gather_tensor(paddle.concat([mean_C, var_C, count]))
+    means_RC, vars_RC, counts_R1 = gathered[:, :channels], gathered[:, channels:-1], gathered[:, -1:]
     total = counts_R1.sum()
     mean_C = (means_RC * counts_R1).sum(0) / total
     var_C = ((vars_RC + paddle.square(means_RC - mean_C)) * counts_R1).sum(0) / total
@@ -35,10 +35,10 @@ def statistics(x_BCHW: Tensor, collective: PaddleCollective) -> tuple[Tensor, Te
 
 
 class _Normalize(PyLayer):
-    """y = (x - mean) * inverse * weight + bias, where mean and inverse = 1 / sqrt(var + eps) are over all ranks.
+    """Autograd function for y = (x - mean) * inverse * weight + bias.
 
-    Ranks exchange two sums backward. What is no variable comes in as a tensor that takes no gradient: Paddle 2.6 crashes on
-    outputs that have none.
+    mean and inverse = 1 / sqrt(var + eps) are over all ranks. The ranks exchange two sums in the backward pass. The
+    statistics are inputs that take no gradient instead of outputs without one, on which Paddle 2.6 crashes.
     """
 
     @staticmethod
@@ -48,7 +48,7 @@ class _Normalize(PyLayer):
         shift_C = bias_C.astype(mean_C.dtype) - mean_C * scale_C
         ctx.save_for_backward(x_BCHW, weight_C, *fixed)
         ctx.collective = ranks["collective"]
-        ctx.wanted = [not tensor.stop_gradient for tensor in (x_BCHW, weight_C, bias_C)]
+        ctx.needs_gradient = [not tensor.stop_gradient for tensor in (x_BCHW, weight_C, bias_C)]
         return (_wide(x_BCHW) * _planes(scale_C) + _planes(shift_C)).astype(x_BCHW.dtype)
 
     @staticmethod
@@ -62,9 +62,9 @@ class _Normalize(PyLayer):
         mean_dy_C, mean_dy_xhat_C = (ctx.collective.all_reduce(sums_2C, "sum") / total).unbind(0)
         scale_C = weight_C.astype(mean_C.dtype) * inverse_C
         dx = (dy - _planes(mean_dy_C) - xhat * _planes(mean_dy_xhat_C)) * _planes(scale_C)
-        found = (dx.astype(x_BCHW.dtype), grad_weight, grad_bias)
-        # Paddle takes None alone for what needs no gradient.
-        variables = [grad if wanted else None for grad, wanted in zip(found, ctx.wanted, strict=True)]
+        grads = (dx.astype(x_BCHW.dtype), grad_weight, grad_bias)
+        # For an input that needs no gradient, Paddle accepts only None.
+        variables = [grad if needed else None for grad, needed in zip(grads, ctx.needs_gradient, strict=True)]
         return *variables, None, None, None
 
 
@@ -77,7 +77,10 @@ def _planes(x_C: Tensor) -> Tensor:
 
 
 class SyncBatchNorm2d(BatchNorm2d):
-    """A BatchNorm2d that was told of the other ranks by ``synchronize``; names and state stay as they were."""
+    """A BatchNorm2d over the micro batches of all ranks; ``synchronize`` makes it.
+
+    Names and state stay as they were.
+    """
 
     collective: PaddleCollective
 
@@ -97,11 +100,11 @@ class SyncBatchNorm2d(BatchNorm2d):
 
 
 class FrozenBatchNorm2d(BatchNorm2d):
-    """A BatchNorm2d whose weight is frozen: it stays with its running statistics in training mode."""
+    """A BatchNorm2d with a frozen weight, which uses its running statistics in training mode too."""
 
     @property
     def training(self) -> bool:
-        """Never: Paddle sets the mode of a model's layers by this attribute."""
+        """Always False. Paddle sets the mode of a layer through this attribute; the setter ignores it."""
         return False
 
     @training.setter

@@ -1,4 +1,4 @@
-"""Boxes as tensors: overlaps that carry gradients. Last axis 4; N is any number of boxes."""
+"""Differentiable overlaps of boxes. The last axis of boxes has length 4; N stands for any leading axes."""
 
 import math
 
@@ -7,11 +7,11 @@ from mtrain.core.interfaces import Tensor
 
 
 def complete_iou_N(boxes_N4: Tensor, targets_N4: Tensor, *, eps: float = 1e-7) -> Tensor:
-    """Complete IoU of pairs of boxes ``[xc, yc, w, h]`` in one unit, 1 when equal, down to about -1.5.
+    """Compute the complete IoU of pairs of boxes ``[xc, yc, w, h]`` in one unit: 1 when equal, down to about -1.5.
 
-    IoU less the squared distance of the centres over the squared diagonal of the hull, less alpha times the squared
-    difference of the angles of the diagonals; alpha carries no gradient. Zheng et al. 2020, Distance-IoU Loss,
-    equations 7 to 11.
+    It is the IoU, minus the squared distance of the centres over the squared diagonal of the hull, minus alpha times
+    the squared difference of the angles of the diagonals. Alpha carries no gradient. Zheng et al. 2020, Distance-IoU
+    Loss, equations 7 to 11.
     """
     xy1, wh1 = boxes_N4[..., :2], boxes_N4[..., 2:]
     xy2, wh2 = targets_N4[..., :2], targets_N4[..., 2:]
@@ -32,15 +32,16 @@ def complete_iou_N(boxes_N4: Tensor, targets_N4: Tensor, *, eps: float = 1e-7) -
 
 
 def overlap_N(boxes_N4: Tensor, targets_N4: Tensor, *, eps: float) -> Tensor:
-    """Intersection over (union + ``eps``) of boxes ``[x1, y1, x2, y2]`` in one unit; leading axes broadcast."""
+    """Compute intersection / (union + ``eps``) of boxes ``[x1, y1, x2, y2]`` in one unit; leading axes broadcast."""
     inter, union = _intersection_and_union(boxes_N4, targets_N4, eps)
     return inter / union
 
 
 def generalised_iou_N(boxes_N4: Tensor, targets_N4: Tensor, *, eps: float) -> Tensor:
-    """Generalised IoU of boxes ``[x1, y1, x2, y2]`` in one unit, in -1..1: IoU less the share of the hull outside the union.
+    """Compute the generalised IoU of boxes ``[x1, y1, x2, y2]`` in one unit, in -1..1.
 
-    ``eps`` is added to union and hull. Rezatofighi et al. 2019, Generalized Intersection over Union, algorithm 1.
+    It is the IoU minus the share of the hull that lies outside the union; ``eps`` is added to union and hull.
+    Rezatofighi et al. 2019, Generalized Intersection over Union, algorithm 1.
     """
     inter, union = _intersection_and_union(boxes_N4, targets_N4, eps)
     low = ops.minimum(boxes_N4[..., :2], targets_N4[..., :2])

@@ -1,4 +1,4 @@
-"""Non-maximum suppression in numpy. N candidates, K of them kept."""
+"""Non-maximum suppression in numpy. N is the number of candidates, K the number of boxes that remain."""
 
 from dataclasses import dataclass
 
@@ -7,38 +7,48 @@ import numpy as np
 from mtrain.core.interfaces import Array
 
 _CHUNK = 1024
+"""Candidates that are compared with the kept boxes of earlier chunks at once."""
 _BLOCK = 48
+"""Candidates within a chunk that are compared with each other pair by pair."""
 
 
 def suppress(
     boxes_N4: Array, scores_N: Array, classes_N: Array | None = None, *, iou_threshold: float, max_kept: int
 ) -> Array:
-    """Indices (K,) of the boxes that greedy suppression keeps, best score first.
+    """Return the indices (K,) of the boxes that greedy suppression keeps, best score first.
 
-    A box falls when a better kept one of its class overlaps it by more than ``iou_threshold``; ``classes_N`` None: of
-    any class. Equal scores keep their order. Boxes are taken best first, a chunk at a time, until ``max_kept`` stay:
-    those that fall to a kept one of an earlier chunk first, then a block at a time, pair by pair within the block and
-    the rest of the chunk against those kept. So the cost is (kept x left) without a loop over candidates.
+    A box is suppressed if a kept box of its class with a better score overlaps it by more than ``iou_threshold``. Equal
+    scores keep their order.
+
+    Boxes are processed best first, a chunk at a time, until ``max_kept`` are kept. In each chunk, boxes that a kept box
+    of an earlier chunk suppresses are removed first. The others are compared a block at a time: pair by pair within the
+    block, then the rest of the chunk with the block's kept boxes. So the cost is (kept x remaining), without a Python
+    loop over candidates.
 
     Args:
         boxes_N4: ``[x1, y1, x2, y2]``.
+        scores_N: Scores of the boxes.
+        classes_N: Classes of the boxes; None: boxes of different classes suppress each other too.
+        iou_threshold: Largest overlap of two kept boxes of a class.
+        max_kept: Largest number of boxes to keep.
     """
     order = np.argsort(-scores_N, kind="stable")
     classes = np.zeros(len(order), np.int64) if classes_N is None else np.asarray(classes_N)
-    kept = order[:0]
+    kept_indices = order[:0]
     for start in range(0, len(order), _CHUNK):
         chunk = order[start : start + _CHUNK]
         boxes = _Boxes.of(boxes_N4, classes, chunk)
-        free = boxes.untouched_by(_Boxes.of(boxes_N4, classes, kept), iou_threshold)
-        kept = np.concatenate((kept, chunk[free][_survivors(boxes.at(free), iou_threshold, max_kept - len(kept))]))
-        if len(kept) >= max_kept:
+        free = boxes.untouched_by(_Boxes.of(boxes_N4, classes, kept_indices), iou_threshold)
+        survivors = _survivors(boxes.at(free), iou_threshold, max_kept - len(kept_indices))
+        kept_indices = np.concatenate((kept_indices, chunk[free][survivors]))
+        if len(kept_indices) >= max_kept:
             break
-    return kept
+    return kept_indices
 
 
 @dataclass(frozen=True, slots=True)
 class _Boxes:
-    """Corners (4, N), areas (N,) and classes (N,) of some boxes."""
+    """Boxes in the layout in which overlaps are computed: corners (4, N), areas (N,) and classes (N,)."""
 
     corners_4N: Array
     areas_N: Array
@@ -58,27 +68,27 @@ class _Boxes:
         return np.asarray(overlapping & same_class)
 
     def untouched_by(self, others: "_Boxes", threshold: float) -> Array:
-        """Indices of the boxes that clash with none of the others."""
+        """Return the indices of the boxes that overlap none of ``others`` of their class by more than ``threshold``."""
         return np.flatnonzero(~others.clash_NM(self, threshold).any(axis=0))
 
 
 def _survivors(boxes: _Boxes, threshold: float, max_kept: int) -> Array:
-    """Indices of those of sorted boxes that stay, ``max_kept`` at most."""
-    left = np.arange(len(boxes.areas_N))
-    kept: list[Array] = [left[:0]]
+    """Return the indices of the boxes that suppression keeps, at most ``max_kept``; ``boxes`` are sorted best first."""
+    remaining = np.arange(len(boxes.areas_N))
+    winners_by_block: list[Array] = [remaining[:0]]
     count = 0
-    while left.size and count < max_kept:
-        head = boxes.at(left[:_BLOCK])
+    while remaining.size and count < max_kept:
+        head = boxes.at(remaining[:_BLOCK])
         winners = _greedy(head.clash_NM(head, threshold))
-        kept.append(left[winners])
+        winners_by_block.append(remaining[winners])
         count += winners.size
-        left = left[_BLOCK:]
-        left = left[boxes.at(left).untouched_by(head.at(winners), threshold)]
-    return np.concatenate(kept)[:max_kept]
+        remaining = remaining[_BLOCK:]
+        remaining = remaining[boxes.at(remaining).untouched_by(head.at(winners), threshold)]
+    return np.concatenate(winners_by_block)[:max_kept]
 
 
 def _overlapping(boxes_4N: Array, others_4M: Array, areas_N: Array, areas_M: Array, threshold: float) -> Array:
-    """(N, M): IoU > threshold, as ``inter > threshold * union``."""
+    """Return bool (N, M): whether IoU > threshold, computed as ``inter > threshold * union``."""
     width = np.minimum(boxes_4N[2, :, None], others_4M[2])
     width -= np.maximum(boxes_4N[0, :, None], others_4M[0])
     np.maximum(width, 0, out=width)
@@ -93,7 +103,7 @@ def _overlapping(boxes_4N: Array, others_4M: Array, areas_N: Array, areas_M: Arr
 
 
 def _greedy(clash_NN: Array) -> Array:
-    """Indices that stay when each, in order, strikes out the later ones it clashes with."""
+    """Return the indices that remain when each remaining one, in order, suppresses the later ones it clashes with."""
     alive = np.ones(len(clash_NN), bool)
     later = np.triu(clash_NN, 1)
     for i in np.flatnonzero(later.any(axis=1)):
@@ -104,51 +114,55 @@ def _greedy(clash_NN: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """Which predictions become detections."""
+    """Settings that decide which predictions become detections."""
 
     confidence: float
-    """Lowest score, objectness times class score."""
+    """A detection's score, objectness times class score, must be above this."""
     iou_threshold: float
+    """Largest overlap of two detections that could suppress each other."""
     max_detections: int
-    """Per picture."""
+    """Largest number of detections per picture."""
     multi_label: bool
-    """A box is a candidate for each class above ``confidence``, else for its best one."""
+    """Whether a box is a candidate for each class above ``confidence``, instead of its best class only."""
     class_agnostic: bool
-    """A box suppresses those of other classes, too."""
+    """Whether a box suppresses boxes of other classes, too."""
     max_candidates: int = 30000
-    """The best ones, and those equal to the last; the others are dropped before suppression."""
+    """Number of best candidates that enter suppression, plus those whose score equals the last one's."""
 
 
 def detections(decoded_NC: Array, selection: Selection) -> Array:
-    """One picture's decoded predictions to float32 rows (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
+    """Turn one picture's predictions into float32 rows (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
 
     Args:
-        decoded_NC: ``[xc, yc, w, h, objectness, class scores...]``, scores in 0..1.
+        decoded_NC: Rows ``[xc, yc, w, h, objectness, class scores...]``, scores in 0..1.
+        selection: Thresholds and limits.
     """
     rows = decoded_NC[decoded_NC[:, 4] > selection.confidence].astype(np.float32, copy=False)
-    which, classes, scores = _candidates(rows[:, 5:] * rows[:, 4:5], selection)
-    half = rows[which, 2:4] / 2
-    boxes = np.concatenate((rows[which, :2] - half, rows[which, :2] + half), axis=1)
+    row_indices, classes, scores = _candidates(rows[:, 5:] * rows[:, 4:5], selection)
+    half = rows[row_indices, 2:4] / 2
+    boxes = np.concatenate((rows[row_indices, :2] - half, rows[row_indices, :2] + half), axis=1)
     groups = None if selection.class_agnostic else classes
-    kept = suppress(boxes, scores, groups, iou_threshold=selection.iou_threshold, max_kept=selection.max_detections)
-    columns = (boxes[kept], scores[kept, None], classes[kept, None].astype(np.float32))
+    kept_indices = suppress(
+        boxes, scores, groups, iou_threshold=selection.iou_threshold, max_kept=selection.max_detections
+    )
+    columns = (boxes[kept_indices], scores[kept_indices, None], classes[kept_indices, None].astype(np.float32))
     return np.concatenate(columns, axis=1, dtype=np.float32)
 
 
 def _candidates(scores_NC: Array, selection: Selection) -> tuple[Array, Array, Array]:
-    """Row, class and score of each candidate."""
+    """Return row index, class and score of each candidate."""
     if selection.multi_label and scores_NC.shape[1] > 1:
-        which, classes = np.nonzero(scores_NC > selection.confidence)
+        row_indices, classes = np.nonzero(scores_NC > selection.confidence)
     else:
         best = scores_NC.argmax(axis=1)
-        which = np.flatnonzero(scores_NC[np.arange(len(best)), best] > selection.confidence)
-        classes = best[which]
-    scores = scores_NC[which, classes]
+        row_indices = np.flatnonzero(scores_NC[np.arange(len(best)), best] > selection.confidence)
+        classes = best[row_indices]
+    scores = scores_NC[row_indices, classes]
     if len(scores) > selection.max_candidates:
-        least = np.partition(scores, -selection.max_candidates)[-selection.max_candidates]
-        first = np.flatnonzero(scores >= least)
-        which, classes, scores = which[first], classes[first], scores[first]
-    return which, classes, scores
+        lowest_score = np.partition(scores, -selection.max_candidates)[-selection.max_candidates]
+        candidates = np.flatnonzero(scores >= lowest_score)
+        row_indices, classes, scores = row_indices[candidates], classes[candidates], scores[candidates]
+    return row_indices, classes, scores
 
 
 def detections_by_class(
@@ -160,23 +174,29 @@ def detections_by_class(
     max_candidates: int,
     max_detections: int,
 ) -> Array:
-    """One picture's boxes with a score for each class to float32 rows (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
+    """Turn one picture's boxes, scored for each class, into rows (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
 
     Args:
         boxes_N4: ``[x1, y1, x2, y2]``.
-        confidence: a box is a candidate for each class whose score is above it.
-        iou_threshold: a candidate that overlaps a better one of its class by more is dropped.
-        max_candidates: of each class, the best ones and those equal to the last; the others are dropped before suppression.
-        max_detections: of all classes together, the best ones that stay.
+        scores_NC: A score for each class.
+        confidence: A box is a candidate for each class whose score is above this.
+        iou_threshold: A candidate that overlaps a better one of its class by more than this is dropped.
+        max_candidates: Number of best candidates of each class that enter suppression, plus those equal to the last
+            one.
+        max_detections: Largest number of detections, over all classes.
+
+    Returns:
+        The rows, float32.
     """
-    wanted_NC = scores_NC > confidence
-    crowded = np.flatnonzero(np.count_nonzero(wanted_NC, axis=0) > max_candidates)
+    candidate_NC = scores_NC > confidence
+    crowded = np.flatnonzero(np.count_nonzero(candidate_NC, axis=0) > max_candidates)
     if crowded.size:
-        least_1C = np.partition(scores_NC[:, crowded], -max_candidates, axis=0)[-max_candidates]
-        wanted_NC[:, crowded] &= scores_NC[:, crowded] >= least_1C
-    which, classes = np.nonzero(wanted_NC)
-    scores, boxes = scores_NC[which, classes], boxes_N4[which]
-    # Best first over all classes, so it can stop at `max_detections`: the kept ones are those of each class alone.
-    kept = suppress(boxes, scores, classes, iou_threshold=iou_threshold, max_kept=max_detections)
-    columns = (boxes[kept], scores[kept, None], classes[kept, None])
+        lowest_1C = np.partition(scores_NC[:, crowded], -max_candidates, axis=0)[-max_candidates]
+        candidate_NC[:, crowded] &= scores_NC[:, crowded] >= lowest_1C
+    row_indices, classes = np.nonzero(candidate_NC)
+    scores, boxes = scores_NC[row_indices, classes], boxes_N4[row_indices]
+    # Boxes of different classes never suppress each other, so processing all classes together, best first, keeps the
+    # same boxes as class by class, and can stop at `max_detections`.
+    kept_indices = suppress(boxes, scores, classes, iou_threshold=iou_threshold, max_kept=max_detections)
+    columns = (boxes[kept_indices], scores[kept_indices, None], classes[kept_indices, None])
     return np.concatenate(columns, axis=1, dtype=np.float32)

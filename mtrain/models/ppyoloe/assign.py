@@ -1,9 +1,9 @@
-"""Which point of a dense detector answers for which object. Import it only where a framework is bound.
+"""Assign the points of a dense detector to the objects for which they are responsible.
 
-Both assigners see all pictures and objects of a micro batch at once, in shapes that do not depend on values, and give
-the same answer on every framework: where values are equal, the earlier point or object counts.
-Shape letters: B batch, N objects of a picture (padded), T objects of the micro batch, L points of all levels, C classes.
-Boxes are ``[x1, y1, x2, y2]``.
+Import it only where a framework is bound. Both assigners process all pictures and objects of a micro batch at once, in
+shapes that do not depend on values. They give the same result on every framework: of equal values, the earlier point or
+object wins. Shape letters: B batch, N objects of a picture (padded), T objects of the micro batch, L points of all
+levels, C classes. Boxes are ``[x1, y1, x2, y2]``.
 """
 
 from collections.abc import Sequence
@@ -18,35 +18,35 @@ from mtrain.models.common.boxes import overlap_N
 _CELL_SIDE = 5.0
 """Side of a point's anchor box, in strides."""
 _NEAREST = 9
-"""Candidates of an object on each level: ATSS, section 4.3."""
+"""Number of candidates of an object on each level: ATSS, section 4.3."""
 _BEST = 13
-"""Candidates of an object: TOOD, section 4.1."""
+"""Number of candidates of an object: TOOD, section 4.1."""
 _INSIDE_PX = 1e-9
-"""A point is inside a box when it is farther than this from every side."""
+"""A point is inside a box if its distance from every side is larger than this."""
 _ANCHOR_EPS, _PREDICTION_EPS = 1e-10, 1e-9
-"""Of the IoU of objects with anchor boxes and with predicted boxes, as published."""
+"""Epsilon in the IoU of objects with anchor boxes and with predicted boxes, as published."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Points:
-    """Centres of the cells of all levels."""
+    """The points of all levels, which are the centres of the cells."""
 
     sizes: Sequence[int]
-    """Points of each level."""
+    """Number of points of each level."""
     xy_L2: Tensor
     """Pixels."""
     stride_L1: Tensor
     """Pixels."""
 
     def anchors_L4(self) -> Tensor:
-        """A square around each point, in pixels."""
+        """Return the anchor box of each point, a square around it, in pixels."""
         half_L1 = self.stride_L1 * (_CELL_SIDE / 2)
         return ops.concat((self.xy_L2 - half_L1, self.xy_L2 + half_L1), axis=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Truth:
-    """The objects of a micro batch. Rows beyond a picture's objects hold a box of zeros, which no point is inside of; N >= 1."""
+    """The objects of a micro batch, padded to N >= 1 rows per picture with boxes of zeros, which contain no point."""
 
     labels_BN: Tensor
     """int64."""
@@ -56,20 +56,20 @@ class Truth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """What each point answers for. No gradient."""
+    """The object for which each point is responsible, if any. Carries no gradient."""
 
     positive_BL: Tensor
-    """bool: the point answers for an object."""
+    """bool: whether the point is responsible for an object."""
     labels_BL: Tensor
-    """int64, of the object; of the picture's first row where not positive."""
+    """int64: label of the object; where not positive, that of the picture's first row."""
     boxes_BL4: Tensor
-    """Of the object, in pixels; of the picture's first row where not positive."""
+    """Box of the object in pixels; where not positive, that of the picture's first row."""
     quality_BL: Tensor
-    """Wanted score of the label in 0..1; 0 where not positive."""
+    """Target score of the label in 0..1; 0 where not positive."""
 
 
 def points_of(sizes: Sequence[tuple[int, ...]], strides: Sequence[int], *, like: Tensor) -> Points:
-    """Cell centres by (level, y, x), for levels of ``sizes`` (height, width) in cells."""
+    """Make the points of levels with ``sizes`` (height, width) in cells, ordered by (level, y, x)."""
     xy, stride = [], []
     for (height, width), step in zip(sizes, strides, strict=True):
         y_HW, x_HW = np.mgrid[:height, :width]
@@ -83,11 +83,12 @@ def points_of(sizes: Sequence[tuple[int, ...]], strides: Sequence[int], *, like:
 
 
 def truth_of(targets_T6: Array, *, shape: tuple[int, ...], like: Tensor) -> Truth:
-    """Rows ``[image, class, xc, yc, w, h]``, boxes as shares of the picture, by picture and in pixels.
+    """Group target rows by picture, and convert their boxes to corners in pixels.
 
     Args:
-        targets_T6: on the host.
+        targets_T6: Rows ``[image, class, xc, yc, w, h]`` on the host, boxes as shares of the picture.
         shape: (B, height, width) of the pictures.
+        like: A tensor on the device on which the result is to be.
     """
     batch, height, width = shape
     image_T = targets_T6[:, 0].astype(np.int64)
@@ -109,13 +110,16 @@ def truth_of(targets_T6: Array, *, shape: tuple[int, ...], like: Tensor) -> Trut
 
 
 def assign_static(truth: Truth, points: Points, predicted_BL4: Tensor) -> Assignment:
-    """Adaptive training sample selection: Zhang et al. 2020, ATSS, algorithm 1.
+    """Assign by adaptive training sample selection: Zhang et al. 2020, ATSS, algorithm 1.
 
-    Candidates of an object are the nearest points of each level; those answer for it that are inside and whose anchor box
-    overlaps it by more than mean + standard deviation of its candidates' IoU. The quality is the IoU of the predicted box.
+    The candidates of an object are the nearest points of each level. Those are assigned that lie inside the object and
+    whose anchor box overlaps it by more than mean + standard deviation of its candidates' IoU. The quality is the IoU
+    of the predicted box.
 
     Args:
-        predicted_BL4: pixels, without gradient.
+        truth: Objects of the micro batch.
+        points: Points of all levels.
+        predicted_BL4: Predicted boxes in pixels, without gradient.
     """
     boxes_BN14 = truth.boxes_BN4[:, :, None]
     overlap_BNL = overlap_N(boxes_BN14, points.anchors_L4()[None, None], eps=_ANCHOR_EPS)
@@ -145,14 +149,17 @@ def assign_static(truth: Truth, points: Points, predicted_BL4: Tensor) -> Assign
 
 
 def assign_aligned(truth: Truth, points: Points, predicted_BL4: Tensor, logits_BLC: Tensor) -> Assignment:
-    """Task-aligned assignment: Feng et al. 2021, TOOD, section 3.2, with alpha 1 and beta 6.
+    """Assign by task alignment: Feng et al. 2021, TOOD, section 3.2, with alpha 1 and beta 6.
 
-    Alignment is score of the object's label times IoU ** 6. Of the points inside, the best aligned ones answer for the object. The
-    quality is the alignment, scaled so that an object's best one has its largest IoU.
+    The alignment of a point is its score for the object's label times IoU ** 6. Of the points inside an object, the
+    best aligned ones are assigned. The quality is the alignment, scaled so that an object's best point has the object's
+    largest IoU.
 
     Args:
-        predicted_BL4: pixels, without gradient.
-        logits_BLC: without gradient.
+        truth: Objects of the micro batch.
+        points: Points of all levels.
+        predicted_BL4: Predicted boxes in pixels, without gradient.
+        logits_BLC: Class logits, without gradient.
     """
     overlap_BNL = overlap_N(truth.boxes_BN4[:, :, None], predicted_BL4[:, None], eps=_PREDICTION_EPS)
     batch, count = ops.shape(truth.labels_BN)
@@ -176,7 +183,7 @@ def assign_aligned(truth: Truth, points: Points, predicted_BL4: Tensor, logits_B
 
 
 def largest(x_ML: Tensor, k: int) -> Tensor:
-    """bool (..., L): the ``k`` largest of each row, just ``k`` of them; of equal ones the earlier."""
+    """Return bool (..., L) that marks exactly the ``k`` largest elements of each row; of equal ones, the earlier."""
     least_M1 = ops.topk(x_ML, k, -1)[0][..., k - 1 :]
     above_ML = x_ML > least_M1
     equal_ML = (x_ML >= least_M1) & ~above_ML  # not ==, which Paddle before 3 rounds to 1e-8
@@ -185,7 +192,7 @@ def largest(x_ML: Tensor, k: int) -> Tensor:
 
 
 def _inside(points: Points, truth: Truth) -> Tensor:
-    """bool (B, N, L)."""
+    """Return bool (B, N, L): whether each point lies inside each object."""
     x_L, y_L = points.xy_L2[:, 0], points.xy_L2[:, 1]
     x1, y1, x2, y2 = (truth.boxes_BN4[:, :, i : i + 1] for i in range(4))
     horizontal = ops.minimum(x_L - x1, x2 - x_L)
@@ -193,9 +200,10 @@ def _inside(points: Points, truth: Truth) -> Tensor:
 
 
 def _owners(chosen_BNL: Tensor, overlap_BNL: Tensor) -> tuple[Tensor, Tensor]:
-    """The row of the object that each point answers for (B, L), and whether it answers for any (B, L).
+    """Return the row of the object to which each point is assigned (B, L), and whether it is assigned to any (B, L).
 
-    A point that several objects chose goes to the one it overlaps most, of all objects of the picture.
+    A point that several objects chose is assigned to the object of the picture that it overlaps most, even if that
+    object did not choose it.
     """
     votes_BNL = ops.astype(chosen_BNL, "int64")
     count_BL = ops.sum(votes_BNL, axis=1)
@@ -205,7 +213,7 @@ def _owners(chosen_BNL: Tensor, overlap_BNL: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_owner(truth: Truth, owner_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Label (B, L) and box (B, L, 4) of the object in each row ``owner_BL``."""
+    """Return label (B, L) and box (B, L, 4) of the object in row ``owner_BL`` of each point's picture."""
     labels_BL = ops.take_along_axis(truth.labels_BN, owner_BL, 1)
     batch, count = ops.shape(owner_BL)
     rows_BL4 = ops.broadcast_to(owner_BL[:, :, None], (batch, count, 4))

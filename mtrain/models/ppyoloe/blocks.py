@@ -7,7 +7,7 @@ from mtrain.core import nn, ops
 from mtrain.core.interfaces import Tensor
 
 _GATE_SLOPE = 0.1666667
-"""Of the hard sigmoid, as the published weights were trained with: not 1 / 6."""
+"""Slope of the hard sigmoid with which the published weights were trained; not exactly 1 / 6."""
 
 
 class ConvNorm(nn.Module):
@@ -22,15 +22,16 @@ class ConvNorm(nn.Module):
         self.act = act
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, out, H / stride, W / stride)."""
+        """Map (B, C, H, W) to (B, out, H / stride, W / stride)."""
         y_BCHW = self.bn(self.conv(x_BCHW))
         return ops.silu(y_BCHW) if self.act else y_BCHW
 
 
 class RepConv(nn.Module):
-    """SiLU of a 3x3 and a 1x1 convolution added, each with its BatchNorm (Ding et al. 2021, RepVGG, without the identity).
+    """A 3x3 and a 1x1 convolution, each with its BatchNorm, added and followed by SiLU.
 
-    With ``deploy`` one 3x3 convolution with bias takes their place: ``models.ppyoloe.fusing`` makes its weights.
+    Ding et al. 2021, RepVGG, without the identity branch. With ``deploy`` a single 3x3 convolution with bias replaces
+    both; ``models.ppyoloe.fusing`` makes its weights.
     """
 
     def __init__(self, channels: int, *, deploy: bool) -> None:
@@ -43,12 +44,12 @@ class RepConv(nn.Module):
             self.conv2 = ConvNorm(channels, channels, 1, act=False)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Shape kept."""
+        """Return a map of the same shape."""
         return ops.silu(self.conv(x_BCHW) if self.deploy else self.conv1(x_BCHW) + self.conv2(x_BCHW))
 
 
 class RepBlock(nn.Module):
-    """3x3 convolution, then ``RepConv``, plus the input when ``shortcut``."""
+    """A 3x3 convolution, then ``RepConv``, plus the input if ``shortcut``."""
 
     def __init__(self, channels: int, *, shortcut: bool, deploy: bool) -> None:
         super().__init__()
@@ -57,28 +58,28 @@ class RepBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Shape kept."""
+        """Return a map of the same shape."""
         y_BCHW = self.conv2(self.conv1(x_BCHW))
         return x_BCHW + y_BCHW if self.shortcut else y_BCHW
 
 
 class ChannelGate(nn.Module):
-    """Channels scaled by a gate in 0..1 that their means open (Lee and Park 2020, CenterMask, effective squeeze-excitation)."""
+    """Effective squeeze-excitation: channels scaled by gates in 0..1 computed from their means (Lee and Park 2020)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.fc = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Shape kept."""
+        """Return a map of the same shape."""
         mean_BC11 = ops.mean(x_BCHW, axis=(2, 3), keepdims=True)
         return x_BCHW * ops.hardsigmoid(self.fc(mean_BC11), slope=_GATE_SLOPE)
 
 
 class Pyramid(nn.Module):
-    """The map and its maxima over 5, 9 and 13 pixels, joined by a 1x1 convolution (He et al. 2014).
+    """Spatial pyramid pooling: the map and its maxima over 5, 9 and 13 pixels, joined by a 1x1 convolution.
 
-    Pools of 5 pixels one after the other see 5, 9 and 13 and cost less than one of each size.
+    He et al. 2014. Three successive pools of 5 pixels see 5, 9 and 13 pixels, and cost less than one pool of each size.
     """
 
     def __init__(self, channels: int) -> None:
@@ -86,7 +87,7 @@ class Pyramid(nn.Module):
         self.conv = ConvNorm(4 * channels, channels)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Shape kept."""
+        """Return a map of the same shape."""
         maps = [x_BCHW]
         for _ in range(3):
             maps.append(ops.max_pool2d(maps[-1], 5, 1, 2))
@@ -94,7 +95,10 @@ class Pyramid(nn.Module):
 
 
 class Stage(nn.Module):
-    """A stage of the backbone: 3x3 convolution at stride 2, two paths of half the channels, one through the blocks, and a gate."""
+    """A stage of the backbone: a 3x3 convolution at stride 2, two paths of half the channels, and a gate.
+
+    One of the two paths goes through the residual blocks.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, repeats: int, *, deploy: bool) -> None:
         super().__init__()
@@ -108,14 +112,14 @@ class Stage(nn.Module):
         self.conv3 = ConvNorm(2 * half, out_channels)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, out, H / 2, W / 2)."""
+        """Map (B, C, H, W) to (B, out, H / 2, W / 2)."""
         x_BCHW = self.conv_down(x_BCHW)
         paths = (self.conv1(x_BCHW), self.blocks(self.conv2(x_BCHW)))
         return self.conv3(self.attn(ops.concat(paths, axis=1)))
 
 
 class Chain(nn.Module):
-    """Blocks ``0``, ``1``, ... one after the other; with ``pyramid`` an ``spp`` behind the middle one."""
+    """Blocks named ``0``, ``1``, ... in sequence; with ``pyramid``, a ``Pyramid`` ``spp`` follows the middle one."""
 
     def __init__(self, channels: int, repeats: int, *, pyramid: bool, deploy: bool) -> None:
         super().__init__()
@@ -130,14 +134,14 @@ class Chain(nn.Module):
         self.order.append(name)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Shape kept."""
+        """Return a map of the same shape."""
         for name in self.order:
             x_BCHW = getattr(self, name)(x_BCHW)
         return x_BCHW
 
 
 class NeckStage(nn.Module):
-    """Two paths of half the channels, one through the blocks, joined by a 1x1 convolution (Wang et al. 2020, CSPNet)."""
+    """Two paths of half the channels, one with the blocks, joined by a 1x1 convolution (Wang et al. 2020, CSPNet)."""
 
     def __init__(self, in_channels: int, out_channels: int, repeats: int, *, pyramid: bool, deploy: bool) -> None:
         super().__init__()
@@ -148,7 +152,7 @@ class NeckStage(nn.Module):
         self.conv3 = ConvNorm(2 * half, out_channels)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, out, H, W)."""
+        """Map (B, C, H, W) to (B, out, H, W)."""
         paths = (self.conv1(x_BCHW), self.convs(self.conv2(x_BCHW)))
         return self.conv3(ops.concat(paths, axis=1))
 

@@ -1,4 +1,4 @@
-"""Re-parameterisation: branches and their BatchNorms as one convolution, on state arrays in numpy."""
+"""Re-parameterisation: fuse parallel convolutions and their BatchNorms into one convolution, on numpy state arrays."""
 
 from collections.abc import Mapping
 
@@ -8,14 +8,14 @@ from mtrain.core.interfaces import Array
 
 _FIRST = ".conv1.conv.weight"
 _EPS = 1e-5
-"""Of the BatchNorms that are fused."""
+"""Epsilon of the BatchNorms that are fused."""
 
 
 def fuse(weights: Mapping[str, Array]) -> dict[str, Array]:
-    """The state of a network with ``ppyoloe_blocks.RepConv`` as that of the network with ``deploy``.
+    """Convert the state of a network with ``blocks.RepConv`` to that of the same network with ``deploy``.
 
-    ``<block>.conv1`` (3x3) and ``<block>.conv2`` (1x1) with their BatchNorms become ``<block>.conv.weight`` and ``.bias``; the sums are
-    done in float64. Everything else stays as it is. Ding et al. 2021, RepVGG, section 3.3.
+    ``<block>.conv1`` (3x3) and ``<block>.conv2`` (1x1) with their BatchNorms become ``<block>.conv.weight`` and
+    ``.bias``, computed in float64. Everything else stays as it is. Ding et al. 2021, RepVGG, section 3.3.
     """
     blocks = [name.removesuffix(_FIRST) for name in weights if name.endswith(_FIRST)]
     blocks = [block for block in blocks if _sides(weights, block) == [3, 1]]
@@ -35,13 +35,13 @@ def fuse(weights: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _sides(weights: Mapping[str, Array], block: str) -> list[int]:
-    """Kernel sizes of the two convolutions of a block; [] where it is no such block."""
+    """Return the kernel sizes of a block's two convolutions; [] if it is no such block."""
     names = [f"{block}.{branch}.conv.weight" for branch in ("conv1", "conv2")]
     return [weights[name].shape[-1] for name in names] if all(name in weights for name in names) else []
 
 
 def _branch(weights: Mapping[str, Array], name: str) -> tuple[Array, Array]:
-    """Kernel and bias in float64 of a convolution with the BatchNorm behind it."""
+    """Fuse a convolution with the BatchNorm that follows it; return kernel and bias in float64."""
     kernel = np.asarray(weights[f"{name}.conv.weight"], np.float64)
     gamma, beta, mean, variance = (
         np.asarray(weights[f"{name}.bn.{leaf}"], np.float64)

@@ -1,6 +1,6 @@
-"""PP-YOLOE s, m, l, x as plugins: options, start values, what predictions mean, the form for inference.
+"""PP-YOLOE s, m, l and x as model plugins: options, start values, reading of predictions, fusing for inference.
 
-Needs no framework until ``build``.
+Only ``build`` needs a framework.
 """
 
 import math
@@ -17,41 +17,44 @@ from mtrain.models.common.nms import detections_by_class
 from mtrain.models.ppyoloe.fusing import fuse
 
 _STRIDE = 32
-"""Of the coarsest level."""
+"""Stride of the coarsest level, in pixels."""
 _SCALES = {"s": (0.33, 0.50), "m": (0.67, 0.75), "l": (1.0, 1.0), "x": (1.33, 1.25)}
 """(depth, width) of each variant."""
 _PRIOR = 0.01
-"""Score of every class of every point at the start: Lin et al. 2017, Focal Loss, section 4.1."""
+"""Score of every class at every point before training: Lin et al. 2017, Focal Loss, section 4.1."""
 _GATE_DEVIATION = 0.001
-"""Of the start weights of the head's gates, which so begin half open everywhere."""
+"""Standard deviation of the start weights of the head's gates; being so small, all gates start half open."""
 _SELECTION = ("confidence", "iou_threshold", "max_candidates", "max_detections")
 
 
 class PPYOLOEOptions(BaseModel):
-    """What ``model.options`` may say."""
+    """Options of the PP-YOLOE models, given in the spec as ``model.options``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     static_assigner_epoch: Annotated[int, Field(ge=0)] = 100
-    """Epochs before this one assign objects by position and shape (ATSS), the others by what the model predicts (task-aligned)."""
+    """Epochs before this one assign objects by position and shape (ATSS), later ones by predictions (TOOD)."""
     cls: Annotated[float, Field(ge=0)] = 1.0
     iou: Annotated[float, Field(ge=0)] = 2.5
     dfl: Annotated[float, Field(ge=0)] = 0.5
-    """Gains of the three losses."""
+    """``cls``, ``iou`` and ``dfl`` are the gains of the three losses."""
     confidence: Annotated[float, Field(ge=0, lt=1)] = 0.01
     """Predictions with this score or a lower one are dropped."""
     iou_threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """A prediction that overlaps a better one of its class by more is dropped."""
+    """A prediction that overlaps a better one of its class by more than this is dropped."""
     max_candidates: Annotated[int, Field(ge=1)] = 1000
-    """Per picture and class, before overlaps are looked at."""
+    """Largest number of predictions per picture and class that enter suppression."""
     max_detections: Annotated[int, Field(ge=1)] = 300
-    """Per picture."""
+    """Largest number of detections per picture."""
     deploy: bool = False
-    """The form for inference, where each pair of branches is one convolution: for weights of ``mtrain weights export --deploy``."""
+    """Build the network for inference, where each pair of parallel convolutions is fused into one.
+
+    It fits weights made by ``mtrain weights export --deploy``.
+    """
 
 
 class PPYOLOE:
-    """PP-YOLOE as a plugin: ``Model`` of ``core.interfaces``. Subclasses name the variant."""
+    """PP-YOLOE as a ``Model`` of ``core.interfaces``. Subclasses name the variant."""
 
     Options: ClassVar[type[BaseModel]] = PPYOLOEOptions
     kind: ClassVar[str] = "detection"
@@ -65,13 +68,14 @@ class PPYOLOE:
         self.options = PPYOLOEOptions() if options is None else options
 
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
-        """The task as it is: nothing of this model depends on the data.
+        """Check that the task fits, and return it unchanged: nothing in this model depends on the data.
 
         Args:
-            statistics: ``class_count`` of the data, optional.
+            task: Image size and class names.
+            statistics: Facts about the data; of these, the optional ``class_count`` is read.
 
         Raises:
-            SpecError: the image size or the class names do not fit.
+            SpecError: The image size or the class names do not fit.
         """
         problems = []
         if task.image_size < _STRIDE or task.image_size % _STRIDE:
@@ -81,10 +85,10 @@ class PPYOLOE:
             )
         if len(task.class_names) == 0:
             problems.append("data: no class names; a detector needs at least one class")
-        found = statistics.get("class_count")
-        if found is not None and found != len(task.class_names):
+        class_count = statistics.get("class_count")
+        if class_count is not None and class_count != len(task.class_names):
             problems.append(
-                f"data: {len(task.class_names)} class names ({', '.join(task.class_names)}), {found} classes in the "
+                f"data: {len(task.class_names)} class names ({', '.join(task.class_names)}), {class_count} classes in the "
                 "annotations; name each class of the annotations once"
             )
         if problems:
@@ -92,7 +96,7 @@ class PPYOLOE:
         return task
 
     def build(self, task: Task, collective: Collective) -> Module:
-        """The network (``models.ppyoloe.network.Network``) on the bound framework."""
+        """Build the network (``models.ppyoloe.network.Network``) on the bound framework."""
         from mtrain.models.ppyoloe.loss import LossSettings
         from mtrain.models.ppyoloe.network import Network
 
@@ -108,24 +112,26 @@ class PPYOLOE:
 
     @staticmethod
     def fused(weights: Mapping[str, Array]) -> dict[str, Array]:
-        """The state ``weights`` of a network as that of the same network with the option ``deploy``: see ``models.ppyoloe.fusing``."""
+        """Convert a network's state to that of the same network with option ``deploy``, see ``fusing.fuse``."""
         return fuse(weights)
 
     def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
-        """Start values by name: convolutions normal with variance 2 / fan in (He et al. 2015, equation 10), BatchNorm at rest.
+        """Make the start values of the arrays with these names and shapes.
 
-        The last convolutions of the head start at 0, with biases for scores of 0.01 and an even distribution over distances.
+        Convolutions are normal with variance 2 / fan in (He et al. 2015, equation 10); BatchNorms are the identity. The
+        last convolutions of the head start at 0, with biases for scores of 0.01 and an even distribution over
+        distances.
         """
         return {name: self._initial_value(name, shape, seed) for name, shape in shapes.items()}
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
-        """Per picture float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
+        """Return the detections of each picture: float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
 
-        Pixels are those of the network's input.
+        Boxes are in pixels of the network's input.
         """
-        chosen = {name: getattr(self.options, name) for name in _SELECTION}
+        settings = {name: getattr(self.options, name) for name in _SELECTION}
         pairs = zip(output["boxes"], output["scores"], strict=True)
-        return [detections_by_class(boxes_L4, scores_LC, **chosen) for boxes_L4, scores_LC in pairs]
+        return [detections_by_class(boxes_L4, scores_LC, **settings) for boxes_L4, scores_LC in pairs]
 
     def _initial_value(self, name: str, shape: tuple[int, ...], seed: int) -> Array:
         leaf = name.rsplit(".", 1)[-1]
@@ -148,24 +154,24 @@ class PPYOLOE:
 
 
 class PPYOLOEs(PPYOLOE):
-    """8.1 million parameters at 80 classes."""
+    """PP-YOLOE-s: 8.1 million parameters at 80 classes."""
 
     variant = "s"
 
 
 class PPYOLOEm(PPYOLOE):
-    """24.1 million parameters at 80 classes."""
+    """PP-YOLOE-m: 24.1 million parameters at 80 classes."""
 
     variant = "m"
 
 
 class PPYOLOEl(PPYOLOE):
-    """54.1 million parameters at 80 classes."""
+    """PP-YOLOE-l: 54.1 million parameters at 80 classes."""
 
     variant = "l"
 
 
 class PPYOLOEx(PPYOLOE):
-    """102.3 million parameters at 80 classes."""
+    """PP-YOLOE-x: 102.3 million parameters at 80 classes."""
 
     variant = "x"

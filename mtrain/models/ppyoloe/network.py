@@ -2,9 +2,8 @@
 
 Architecture: Xu et al. 2022, PP-YOLOE (arXiv 2203.16250): CSPRepResNet backbone, path aggregation neck, one anchor-free
 head a level that predicts classes and, for each side of a box, a distribution over distances. Levels go from coarse to
-fine: strides 32, 16, 8. State names are the published ones.
-Shape letters: B batch, L points of all levels, C classes, S sides of a box (left, top, right, bottom), K bins of a distance,
-H height, W width.
+fine: strides 32, 16, 8. State names are the published ones. Shape letters: B batch, L points of all levels, C classes,
+S sides of a box (left, top, right, bottom), K bins of a distance, H height, W width.
 """
 
 from collections.abc import Sequence
@@ -20,14 +19,14 @@ from mtrain.models.ppyoloe.loss import LossSettings, Outputs, decode, loss
 
 STRIDES = (32, 16, 8)
 BINS = 17
-"""Of a distance: 0 to 16 strides."""
+"""Number of bins of a distance: 0 to 16 strides."""
 _MEAN = (0.485, 0.456, 0.406)
 _DEVIATION = (0.229, 0.224, 0.225)
-"""Of ImageNet's pictures, RGB in 0..1."""
+"""Mean and standard deviation of ImageNet's pictures, RGB in 0..1."""
 
 
 class Stem(nn.Module):
-    """Three 3x3 convolutions, the first at stride 2."""
+    """The first layers of the backbone: three 3x3 convolutions, the first at stride 2."""
 
     def __init__(self, out_channels: int) -> None:
         super().__init__()
@@ -36,12 +35,12 @@ class Stem(nn.Module):
         self.conv3 = ConvNorm(out_channels // 2, out_channels, 3)
 
     def forward(self, x_B3HW: Tensor) -> Tensor:
-        """(B, 3, H, W) to (B, out, H / 2, W / 2)."""
+        """Map (B, 3, H, W) to (B, out, H / 2, W / 2)."""
         return self.conv3(self.conv2(self.conv1(x_B3HW)))
 
 
 class Backbone(nn.Module):
-    """The stem and a stage for each further entry of ``channels``."""
+    """The backbone: a stem with ``channels[0]`` outputs, and a stage for each further entry."""
 
     def __init__(self, channels: Sequence[int], repeats: Sequence[int], *, deploy: bool) -> None:
         super().__init__()
@@ -50,7 +49,7 @@ class Backbone(nn.Module):
         self.stages = nn.ModuleList([Stage(c_in, c_out, n, deploy=deploy) for c_in, c_out, n in pairs])
 
     def forward(self, x_B3HW: Tensor) -> list[Tensor]:
-        """The maps of the last three stages, fine to coarse: strides 8, 16, 32."""
+        """Return the maps of the last three stages, fine to coarse: strides 8, 16, 32."""
         maps = [self.stem(x_B3HW)]
         for stage in self.stages:
             maps.append(stage(maps[-1]))
@@ -58,10 +57,10 @@ class Backbone(nn.Module):
 
 
 class Neck(nn.Module):
-    """Path aggregation: coarse to fine, then fine to coarse (Liu et al. 2018)."""
+    """The neck: path aggregation from coarse to fine, then from fine to coarse (Liu et al. 2018)."""
 
     def __init__(self, inputs: Sequence[int], outputs: Sequence[int], repeats: int, *, deploy: bool) -> None:
-        """Channels of ``inputs`` and ``outputs`` coarse to fine."""
+        """Make the neck for levels with ``inputs`` channels, which get ``outputs`` channels; both coarse to fine."""
         super().__init__()
         routes = [channels // 2 for channels in outputs[:-1]]
 
@@ -77,7 +76,7 @@ class Neck(nn.Module):
         self.pan_routes = nn.ModuleList([ConvNorm(fine, fine, 3, 2) for _, fine in pairs])
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Maps of the backbone, fine to coarse, to as many maps, coarse to fine."""
+        """Map the backbone's maps, fine to coarse, to as many maps, coarse to fine."""
         downward: list[Tensor] = []
         for i, x_BCHW in enumerate(reversed(maps)):
             if i > 0:
@@ -92,7 +91,7 @@ class Neck(nn.Module):
 
 
 class Projection(nn.Module):
-    """The distance of each bin in strides: ``weight`` (1, K, 1, 1), whole numbers that nothing trains or averages."""
+    """The distance of each bin in strides: an integer buffer ``weight`` (1, K, 1, 1), neither trained nor averaged."""
 
     weight: Tensor
 
@@ -101,12 +100,12 @@ class Projection(nn.Module):
         nn.buffer(self, "weight", np.arange(BINS, dtype=np.int64).reshape(1, BINS, 1, 1))
 
     def bins_K(self, like: Tensor) -> Tensor:
-        """The distances (K) in the type of ``like``."""
+        """Return the distances (K) in the dtype of ``like``."""
         return ops.astype(ops.reshape(self.weight, (BINS,)), ops.dtype(like))
 
 
 class Head(nn.Module):
-    """Class logits and distance logits of each point, one pair of branches a level (Feng et al. 2021, TOOD, simplified)."""
+    """The head: two branches per level, for class logits and distance logits (Feng et al. 2021, TOOD, simplified)."""
 
     def __init__(self, channels: Sequence[int], class_count: int) -> None:
         super().__init__()
@@ -117,7 +116,7 @@ class Head(nn.Module):
         self.proj_conv = Projection()
 
     def forward(self, maps: Sequence[Tensor]) -> Outputs:
-        """Maps of the neck, coarse to fine, to logits in float32 or float64; points by (level, y, x)."""
+        """Map the neck's maps, coarse to fine, to logits in float32 or float64; points are ordered by (level, y, x)."""
         logits, distances = [], []
         for i, x_BCHW in enumerate(maps):
             mean_BC11 = ops.mean(x_BCHW, axis=(2, 3), keepdims=True)
@@ -134,13 +133,14 @@ class Head(nn.Module):
 
 
 class Network(nn.Module):
-    """PP-YOLOE with its loss: in training losses, in evaluation ``boxes`` (B, L, 4) and ``scores`` (B, L, C).
+    """PP-YOLOE with its loss. It returns losses in training, and boxes with scores in evaluation, see ``forward``.
 
     Args:
-        depth: multiplies the number of blocks.
-        width: multiplies the number of channels.
-        collective: averages the normaliser of the loss over ranks.
-        deploy: the form for inference, see ``models.ppyoloe.fusing``.
+        depth: Factor for the number of blocks.
+        width: Factor for the number of channels.
+        settings: Settings of the loss.
+        collective: Averages the normaliser of the loss over ranks.
+        deploy: Build the network for inference, see ``models.ppyoloe.fusing``.
     """
 
     def __init__(
@@ -155,25 +155,28 @@ class Network(nn.Module):
         self.yolo_head = Head(outputs, settings.class_count)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Losses in training, ``boxes`` ``[x1, y1, x2, y2]`` in pixels of the input and ``scores`` in 0..1 in evaluation.
+        """Return losses in training, predictions in evaluation.
 
         Args:
-            batch: ``images`` uint8 (B, H, W, 3) RGB, sides multiples of 32; in training ``targets`` float32 (T, 6)
+            batch: ``images`` uint8 (B, H, W, 3) RGB, sides multiples of 32; in training also ``targets`` float32 (T, 6)
                 ``[image, class, xc, yc, w, h]``, boxes as shares of the picture, and ``epoch`` int64 (1,).
+
+        Returns: In training see ``loss``. In evaluation ``boxes`` ``[x1, y1, x2, y2]`` in pixels of the input, and
+            ``scores`` in 0..1.
         """
         images_BHW3 = batch["images"]
         if not self.training:
             outputs, points = self.outputs(self.prepared(images_BHW3))
             boxes_BL4, _ = decode(outputs, points)
             return {"boxes": boxes_BL4 * points.stride_L1, "scores": ops.sigmoid(outputs.logits_BLC)}
-        # What the host must know is read before the network's work is queued on the device.
+        # Reading a tensor on the host waits for the device, so it is done before the network's kernels are queued.
         static = int(ops.to_numpy(batch["epoch"])[0]) < self.settings.static_assigner_epoch
         truth = truth_of(ops.to_numpy(batch["targets"]), shape=ops.shape(images_BHW3)[:3], like=batch["targets"])
         outputs, points = self.outputs(self.prepared(images_BHW3))
         return self.loss(outputs, points, truth, static=static)
 
     def prepared(self, images_BHW3: Tensor) -> Tensor:
-        """uint8 (B, H, W, 3) to normalised (B, 3, H, W) in the type of the weights."""
+        """Convert pictures, uint8 (B, H, W, 3), to normalised (B, 3, H, W) in the dtype of the weights."""
         x_BHW3 = ops.astype(images_BHW3, "float32")
         scale_3 = ops.asarray([1 / (255 * d) for d in _DEVIATION], like=x_BHW3)
         shift_3 = ops.asarray([-m / d for m, d in zip(_MEAN, _DEVIATION, strict=True)], like=x_BHW3)
@@ -181,19 +184,19 @@ class Network(nn.Module):
         return ops.permute_dims(x_BHW3, (0, 3, 1, 2))
 
     def outputs(self, images_B3HW: Tensor) -> tuple[Outputs, Points]:
-        """Of the head for normalised pictures, and the points they stand at."""
+        """Return the head's outputs for normalised pictures, and the points to which they belong."""
         maps = self.neck(self.backbone(images_B3HW))
         outputs = self.yolo_head(maps)
         sizes = [ops.shape(x_BCHW)[2:] for x_BCHW in maps]
         return outputs, points_of(sizes, STRIDES, like=outputs.logits_BLC)
 
     def loss(self, outputs: Outputs, points: Points, truth: Truth, *, static: bool) -> dict[str, Tensor]:
-        """``total`` carries the gradient; ``cls``, ``iou``, ``dfl`` (before their gains) and ``l1`` are detached."""
+        """Compute the losses, see ``models.ppyoloe.loss.loss``; only ``total`` carries a gradient."""
         return loss(outputs, points, truth, static=static, settings=self.settings, collective=self.collective)
 
 
 def _rows(x_BCHW: Tensor) -> Tensor:
-    """(B, C, H, W) to (B, H * W, C): a view in channels-last memory."""
+    """Reshape (B, C, H, W) to (B, H * W, C), which is a view of channels-last memory."""
     batch, channels, height, width = ops.shape(x_BCHW)
     return ops.reshape(ops.permute_dims(x_BCHW, (0, 2, 3, 1)), (batch, height * width, channels))
 

@@ -1,6 +1,6 @@
-"""A vision transformer for classification as a plugin: options, start values, what predictions mean.
+"""A vision transformer for classification as a model plugin: options, start values, reading of predictions.
 
-Needs no framework until ``build``.
+Only ``build`` needs a framework.
 """
 
 import math
@@ -15,32 +15,35 @@ from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Publish
 from mtrain.errors import SpecError
 
 _DEVIATION = 0.5
-"""Of the start values of positions and token: near that of embedded patches, so that places count from the first update on."""
+"""Standard deviation of the start values of positions and token.
+
+It is near that of embedded patches, so that positions matter from the first update on.
+"""
 
 
 class ViTOptions(BaseModel):
-    """What ``model.options`` may say."""
+    """Options of the vision transformer, given in the spec as ``model.options``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     patch: Annotated[int, Field(ge=1)] = 4
-    """Side in pixels of the squares that a picture is cut into."""
+    """Side in pixels of the square patches that a picture is cut into."""
     width: Annotated[int, Field(ge=1)] = 64
-    """Numbers that stand for a patch; a multiple of ``heads``."""
+    """Size of a patch's vector; a multiple of ``heads``."""
     depth: Annotated[int, Field(ge=1)] = 4
-    """Blocks."""
+    """Number of blocks."""
     heads: Annotated[int, Field(ge=1)] = 4
-    """Of each attention."""
+    """Number of attention heads of each block."""
     mlp_ratio: Annotated[int, Field(ge=1)] = 4
     """Hidden size of a block's perceptron, as a multiple of ``width``."""
     pooling: Literal["mean", "token"] = "mean"
-    """What is classified: the mean over patches (Beyer et al. 2022, arXiv 2205.01580), or an additional class token."""
+    """Input of the classifier: the mean over patches (Beyer et al. 2022, arXiv 2205.01580), or a class token."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target that is spread over all classes."""
 
 
 class ViT:
-    """``Model`` of ``core.interfaces``: Dosovitskiy et al. 2021, An Image is Worth 16x16 Words (arXiv 2010.11929)."""
+    """The vision transformer as a ``Model`` of ``core.interfaces``: Dosovitskiy et al. 2021 (arXiv 2010.11929)."""
 
     Options: ClassVar[type[BaseModel]] = ViTOptions
     kind: ClassVar[str] = "classification"
@@ -50,10 +53,10 @@ class ViT:
         self.options = ViTOptions() if options is None else options
 
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
-        """The task as it is: nothing of this model depends on the data.
+        """Check that the task fits, and return it unchanged: nothing in this model depends on the data.
 
         Raises:
-            SpecError: image size, patch, width and heads do not fit together, or there are no classes.
+            SpecError: Image size, patch, width and heads do not fit together, or there are fewer than two classes.
         """
         o, problems = self.options, []
         if task.image_size % o.patch:
@@ -73,7 +76,7 @@ class ViT:
         return task
 
     def build(self, task: Task, collective: Collective | None = None) -> Module:
-        """The network (``models.vit.network.Network``) on the bound framework."""
+        """Build the network (``models.vit.network.Network``) on the bound framework."""
         from mtrain.models.vit.network import Network, Shape
 
         o = self.options
@@ -89,12 +92,15 @@ class ViT:
         return Network(shape, with_token=o.pooling == "token", label_smoothing=o.label_smoothing)
 
     def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
-        """Start values by name: matrices uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio 2010, equation 16), positions
-        and token normal, norms at rest, biases 0."""
+        """Make the start values of the arrays with these names and shapes.
+
+        Matrices are uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio 2010, equation 16), positions and
+        token normal, norms the identity, biases 0.
+        """
         return {name: _initial_value(name, shape, seed=seed) for name, shape in shapes.items()}
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
-        """Per picture float32 (C,): the probability of each class."""
+        """Return the probability of each class for each picture: float32 (C,)."""
         return [np.asarray(row_C, np.float32) for row_C in output["probabilities"]]
 
 
@@ -107,6 +113,6 @@ def _initial_value(name: str, shape: tuple[int, ...], *, seed: int) -> Array:
     if len(shape) == 1:
         return np.ones(shape, np.float32)
     outputs, inputs = shape
-    # Queries, keys and values are three matrices in one.
+    # The matrix for queries, keys and values is three matrices in one, so its outputs count three times.
     bound = math.sqrt(6 / (inputs + (outputs // 3 if name.endswith("qkv.weight") else outputs)))
     return rng.uniform(-bound, bound, size=shape).astype(np.float32)

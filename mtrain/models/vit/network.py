@@ -1,9 +1,9 @@
 """The vision transformer's network on the bound framework. Import it only where a framework is bound.
 
-Architecture: Dosovitskiy et al. 2021 (arXiv 2010.11929), equations 1 to 4: patches through one linear map, learned positions, blocks
-that normalise first, GELU.
-Shape letters: B batch, S side of the picture in pixels, P side of a patch in pixels, G patches along a side, N patches (and the token),
-D width, M heads, K width of a head, C classes.
+Architecture: Dosovitskiy et al. 2021 (arXiv 2010.11929), equations 1 to 4: patches embedded by one linear map, learned
+positions, blocks that normalise first, GELU. Shape letters: B batch, S side of the picture in pixels, P side of a patch
+in pixels, G patches along a side, N patches (and the token), E numbers of a patch, D width, M heads, K width of a head,
+C classes.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Tensor
 
 _EPS = 1e-6
-"""Of the norms."""
+"""Epsilon of the norms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,20 +20,23 @@ class Shape:
     """Sizes of a network."""
 
     patch: int
-    """Pixels."""
+    """Side of a patch in pixels."""
     patches: int
+    """Number of patches of a picture."""
     width: int
     depth: int
+    """Number of blocks."""
     heads: int
     hidden: int
+    """Hidden size of a block's perceptron."""
     class_count: int
 
 
 class Attention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2).
 
-    Queries, keys and values have no bias: that of the keys changes nothing, since softmax does not see it, so its gradient is rounding
-    noise, which Adam would turn into steps that differ between frameworks.
+    Queries, keys and values have no bias. That of the keys would cancel in the softmax, so its gradient would be
+    rounding noise, which Adam would turn into steps that differ between frameworks.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -43,7 +46,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        """Shape kept."""
+        """Return a tensor of the same shape."""
         batch, count, width = ops.shape(x_BND)
         split_BN3MK = ops.reshape(self.qkv(x_BND), (batch, count, 3, self.heads, width // self.heads))
         qkv_3BMNK = ops.permute_dims(split_BN3MK, (2, 0, 3, 1, 4))
@@ -60,12 +63,12 @@ class Perceptron(nn.Module):
         self.outer = nn.Linear(hidden, width)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        """Shape kept."""
+        """Return a tensor of the same shape."""
         return self.outer(ops.gelu(self.inner(x_BND)))
 
 
 class Block(nn.Module):
-    """Attention, then a perceptron, each behind a norm and beside a shortcut: equations 2 and 3."""
+    """A block: attention, then a perceptron, each with a norm before and a shortcut around it (equations 2 and 3)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -75,17 +78,18 @@ class Block(nn.Module):
         self.perceptron = Perceptron(shape.width, shape.hidden)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        """Shape kept."""
+        """Return a tensor of the same shape."""
         x_BND = x_BND + self.attention(self.norm1(x_BND))
         return x_BND + self.perceptron(self.norm2(x_BND))
 
 
 class Network(nn.Module):
-    """The classifier with its loss: in training losses, in evaluation ``probabilities`` (B, C).
+    """The classifier with its loss. It returns losses in training, ``probabilities`` (B, C) in evaluation.
 
     Args:
-        with_token: classify an additional class token instead of the mean over the patches.
-        label_smoothing: see ``ops.cross_entropy``.
+        shape: Sizes of the network.
+        with_token: Classify an additional class token instead of the mean over the patches.
+        label_smoothing: See ``ops.cross_entropy``.
     """
 
     positions: Tensor
@@ -103,10 +107,10 @@ class Network(nn.Module):
         self.head = nn.Linear(shape.width, shape.class_count)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """``total``, the mean cross entropy over the micro batch, in training; ``probabilities`` in evaluation.
+        """Return ``total``, the mean cross entropy of the micro batch, in training; ``probabilities`` in evaluation.
 
         Args:
-            batch: ``images`` uint8 (B, S, S, 3) RGB; in training ``labels`` int64 (B,).
+            batch: ``images`` uint8 (B, S, S, 3) RGB; in training also ``labels`` int64 (B,).
         """
         logits_BC = self.logits(self.patches(batch["images"]))
         if not self.training:
@@ -115,7 +119,10 @@ class Network(nn.Module):
         return {"total": ops.mean(losses_B)}
 
     def patches(self, images_BSS3: Tensor) -> Tensor:
-        """uint8 (B, S, S, 3) cut into (B, N, 3 * P * P) from -1 to 1, in the type of the weights; patches row by row, pixels too."""
+        """Cut pictures, uint8 (B, S, S, 3), into patches (B, N, 3 * P * P) in -1..1, in the dtype of the weights.
+
+        Patches are ordered row by row, and so are the pixels within a patch.
+        """
         x_BSS3 = ops.astype(images_BSS3, "float32") * (2 / 255) - 1
         batch, height, width, channels = ops.shape(x_BSS3)
         side = self.patch
@@ -126,7 +133,7 @@ class Network(nn.Module):
         return ops.astype(x_BNE, ops.dtype(self.positions))
 
     def logits(self, patches_BNE: Tensor) -> Tensor:
-        """Of the classes, (B, C) in float32 or float64."""
+        """Compute the class logits (B, C), in float32 or float64, from patches."""
         x_BND = self.embedding(patches_BNE)
         if self.with_token:
             batch, _, width = ops.shape(x_BND)

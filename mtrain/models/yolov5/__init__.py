@@ -1,1 +1,1 @@
-"""YOLOv5 n, s, m, l and x."""
+"""YOLOv5 in its variants n, s, m, l and x."""

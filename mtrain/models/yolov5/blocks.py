@@ -1,4 +1,4 @@
-"""Layers that convolutional detectors are made of. Import it only where a framework is bound.
+"""The layers of YOLOv5. Import it only where a framework is bound.
 
 Shape letters: B batch, C channels, H and W height and width of the feature map.
 """
@@ -8,7 +8,7 @@ from mtrain.core.interfaces import Tensor
 
 
 class ConvNormAct(nn.Module):
-    """Convolution without bias, BatchNorm, SiLU. Padding keeps the size at stride 1 unless it is given."""
+    """A convolution without bias, BatchNorm and SiLU. The default padding keeps the size of the map at stride 1."""
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel: int = 1, stride: int = 1, padding: int | None = None
@@ -19,12 +19,12 @@ class ConvNormAct(nn.Module):
         self.bn = nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.03)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, out, H / stride, W / stride)."""
+        """Map (B, C, H, W) to (B, out, H / stride, W / stride)."""
         return ops.silu(self.bn(self.conv(x_BCHW)))
 
 
 class Bottleneck(nn.Module):
-    """1x1 then 3x3 convolution of as many channels, plus the input when ``shortcut``."""
+    """A 1x1 and a 3x3 convolution with the same number of channels, plus the input if ``shortcut``."""
 
     def __init__(self, channels: int, *, shortcut: bool) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Bottleneck(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Shape kept."""
+        """Return a map of the same shape."""
         y_BCHW = self.cv2(self.cv1(x_BCHW))
         return x_BCHW + y_BCHW if self.shortcut else y_BCHW
 
@@ -50,7 +50,7 @@ class C3(nn.Module):
         self.m = nn.Sequential(*(Bottleneck(hidden, shortcut=shortcut) for _ in range(repeats)))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, out, H, W)."""
+        """Map (B, C, H, W) to (B, out, H, W)."""
         return self.cv3(ops.concat((self.m(self.cv1(x_BCHW)), self.cv2(x_BCHW)), axis=1))
 
 
@@ -64,7 +64,7 @@ class SPPF(nn.Module):
         self.cv2 = ConvNormAct(4 * hidden, out_channels)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, out, H, W)."""
+        """Map (B, C, H, W) to (B, out, H, W)."""
         pyramid = [self.cv1(x_BCHW)]
         for _ in range(3):
             pyramid.append(ops.max_pool2d(pyramid[-1], 5, 1, 2))
@@ -72,8 +72,8 @@ class SPPF(nn.Module):
 
 
 class Concat(nn.Module):
-    """Joins feature maps of one size along the channels."""
+    """Joins feature maps of equal height and width along the channels."""
 
     def forward(self, maps: list[Tensor]) -> Tensor:
-        """Several (B, Ci, H, W) to (B, sum of Ci, H, W)."""
+        """Map several (B, Ci, H, W) to one (B, sum of Ci, H, W)."""
         return ops.concat(maps, axis=1)

@@ -1,4 +1,4 @@
-"""YOLOv5's targets and loss, all levels at once, without a shape that depends on values.
+"""YOLOv5's targets and loss, computed for all levels at once in shapes that do not depend on values.
 
 Shape letters: B batch, L levels, A anchors of a level, T targets, K blocks (own cell and four neighbours), R = K*A*T
 rows of a level in the order (block, anchor, target): candidates, of which the ``valid`` ones are matches; M = L*R; N
@@ -14,54 +14,63 @@ from mtrain.models.common.boxes import complete_iou_N
 from mtrain.models.common.losses import focal_cross_entropy
 
 _OFFSETS = ((0.0, 0.0), (-0.5, 0.0), (0.0, -0.5), (0.5, 0.0), (0.0, 0.5))
+"""Shift (x, y) of a target's centre, in cells, that leads to each block: the own cell, then the four neighbours."""
 START_BALANCE = (4.0, 1.0, 0.4)
 """Weight of the objectness loss of each level."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossSettings:
-    """Gains are after scaling by image size and class count; ``gain`` multiplies the sum."""
+    """Settings of the loss; gains are already scaled by image size and class count."""
 
     class_count: int
     box: float
     obj: float
     cls: float
+    """``box``, ``obj`` and ``cls`` are the gains of the three losses."""
     anchor_threshold: float
+    """Largest factor between the sides of an anchor and of a target that it matches."""
     cls_pw: float
     obj_pw: float
+    """``cls_pw`` and ``obj_pw`` are the weights of positive targets in the two cross entropies."""
     label_smoothing: float
     fl_gamma: float
+    """Gamma of the focal loss; 0 is plain cross entropy."""
     autobalance: bool
+    """Whether the weights of the levels' objectness losses adapt."""
     gain: float
+    """Factor of the summed loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matches:
-    """Rows of all levels: which cell and anchor answers for which target."""
+    """The cells and anchors that are responsible for targets: candidate rows of all levels."""
 
     valid_LR: Tensor
-    """bool (L, K*A*T)."""
+    """bool (L, K*A*T): whether the candidate is a match."""
     cell_LR: Tensor
-    """int64 (L, K*A*T): index into a level's (B, H, W, A)."""
+    """int64 (L, K*A*T): index of cell and anchor into a level's (B, H, W, A), flattened."""
     cell_LR2: Tensor
     """int64 (L, K*A*T, 2): x and y of the cell."""
     box_LR4: Tensor
-    """(L, K*A*T, 4): dx, dy from the cell's corner, w, h, in grid units."""
+    """(L, K*A*T, 4): target box as dx, dy from the cell's corner, w, h, in grid units."""
     anchor_LR2: Tensor
-    """(L, K*A*T, 2): in grid units."""
+    """(L, K*A*T, 2): width and height of the anchor in grid units."""
     target_R: Tensor
-    """int64 (K*A*T): row of the targets."""
+    """int64 (K*A*T): row of the target."""
 
 
 def match(targets_T6: Tensor, anchors_LA2: Tensor, sizes: Sequence[tuple[int, ...]], *, threshold: float) -> Matches:
-    """Which cells and anchors answer for each target.
+    """Find the cells and anchors that are responsible for each target.
 
-    An anchor matches when both sides are within a factor ``threshold`` of the target's. It answers in the cell that
-    holds the centre, and in the nearer neighbours in x and y, where the picture has one.
+    An anchor matches if both its sides are within a factor ``threshold`` of the target's. It is responsible in the cell
+    that contains the target's centre, and in the nearer neighbour cells in x and in y if they are inside the picture.
 
     Args:
-        targets_T6: rows ``[image, class, xc, yc, w, h]``, boxes as shares of the picture.
+        targets_T6: Rows ``[image, class, xc, yc, w, h]``, boxes as shares of the picture.
+        anchors_LA2: Anchors in grid units.
         sizes: (height, width) of each level in cells.
+        threshold: Largest factor between the sides of anchor and target.
     """
     levels, per_level, count = len(sizes), anchors_LA2.shape[1], targets_T6.shape[0]
     blocks, rows = len(_OFFSETS), len(_OFFSETS) * per_level * count
@@ -105,14 +114,22 @@ def match(targets_T6: Tensor, anchors_LA2: Tensor, sizes: Sequence[tuple[int, ..
 def loss(
     heads: Sequence[Tensor], targets_T6: Tensor, anchors_LA2: Tensor, balance_L: Tensor, settings: LossSettings
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """``total``, and ``box``, ``obj``, ``cls`` (after their gains, detached); and mean objectness losses (L,).
+    """Compute the losses of a micro batch.
 
     Args:
-        heads: raw predictions of each level, (B, A * C, H, W), float32 or float64.
+        heads: Raw predictions of each level, (B, A * C, H, W), float32 or float64.
+        targets_T6: Rows ``[image, class, xc, yc, w, h]``, boxes as shares of the picture.
+        anchors_LA2: Anchors in grid units.
+        balance_L: Weight of each level's objectness loss.
+        settings: Gains and other settings.
+
+    Returns: A mapping with ``total``, which carries the gradient, and ``box``, ``obj`` and ``cls``, after their gains
+        and detached; and the mean objectness loss of each level (L,), detached.
     """
     levels, columns = len(heads), 5 + settings.class_count
     if ops.shape(targets_T6)[0] == 0:
-        targets_T6 = ops.zeros((1, 6), like=heads[0])  # a box of no size matches nothing, and every framework takes it
+        # Paddle 2.6 refuses tensors without elements. A box of size 0 matches no anchor.
+        targets_T6 = ops.zeros((1, 6), like=heads[0])
     targets_T6 = ops.astype(targets_T6, ops.dtype(heads[0]))
     matches = match(
         targets_T6, anchors_LA2, [ops.shape(head)[2:] for head in heads], threshold=settings.anchor_threshold
@@ -134,7 +151,10 @@ def loss(
 
 
 def _overlap(pred_LRC: Tensor, matches: Matches) -> Tensor:
-    """Complete IoU of each row's prediction and target (L, R); what is no match gets a finite value and no gradient."""
+    """Compute the complete IoU of each row's prediction and target (L, R); rows that are no match have no gradient.
+
+    Predictions of such rows are replaced by constants, so that their values stay finite.
+    """
     valid_LR1 = matches.valid_LR[:, :, None]
     s_LR4 = ops.sigmoid(ops.where(valid_LR1, pred_LRC[:, :, :4], 0.0))
     pred_LR4 = ops.concat((s_LR4[..., :2] * 2 - 0.5, ops.square(s_LR4[..., 2:] * 2) * matches.anchor_LR2), axis=2)
@@ -156,16 +176,20 @@ def _class_loss(
 
 
 def _objectness_loss(obj: Sequence[Tensor], iou_LR: Tensor, matches: Matches, settings: LossSettings) -> Tensor:
-    """Mean over each level's cells (L,); target: the IoU of the last row, in row order, of the cell, else 0."""
+    """Compute the mean objectness loss of each level (L,).
+
+    The target of a cell and anchor is the IoU of the last match, in row order, that refers to it, or 0 without a match.
+    """
     sizes = [ops.shape(x)[0] for x in obj]
     rows = ops.shape(iou_LR)[1]
     logits_N = ops.concat(obj)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     start_L1 = ops.asarray([[start] for start in starts], like=matches.cell_LR)
-    spare = sum(sizes)  # one more cell takes what no cell wants
+    spare = sum(sizes)  # an extra cell, dropped at the end, receives the rows that are no match
     cell_M = ops.reshape(ops.where(matches.valid_LR, matches.cell_LR + start_L1, spare), (-1,))
     row_M = ops.arange(1, len(sizes) * rows + 1, like=cell_M)
     nothing = ops.zeros((spare + 1,), like=cell_M)
+    # Of several rows for one cell, frameworks would write an arbitrary one: the largest row number selects the last.
     last_M = ops.take(ops.put_along_axis(nothing, cell_M, row_M, axis=0, reduce="max"), cell_M)
     cell_M = ops.where(last_M == row_M, cell_M, spare)
     iou_M = ops.reshape(ops.where(cell_M == spare, 0.0, ops.clip(ops.reshape(iou_LR, (-1,)), 0)), (-1,))

@@ -1,6 +1,6 @@
-"""YOLOv5 n, s, m, l, x as plugins: options, anchors, start values, what predictions mean.
+"""YOLOv5 n, s, m, l and x as model plugins: options, anchors, start values, reading of predictions.
 
-Needs no framework until ``build``.
+Only ``build`` needs a framework.
 """
 
 import math
@@ -24,7 +24,7 @@ COCO_ANCHORS = (
     ((30.0, 61.0), (62.0, 45.0), (59.0, 119.0)),
     ((116.0, 90.0), (156.0, 198.0), (373.0, 326.0)),
 )
-"""Pixels, by level, for boxes like COCO's at 640."""
+"""Anchors (width, height) in pixels, by level, for boxes like COCO's at an image size of 640."""
 _SCALES = {"n": (0.33, 0.25), "s": (0.33, 0.50), "m": (0.67, 0.75), "l": (1.0, 1.0), "x": (1.33, 1.25)}
 """(depth, width) of each variant."""
 _ANCHOR_SEED = 0
@@ -32,37 +32,39 @@ _SELECTION = ("confidence", "iou_threshold", "max_detections", "multi_label", "c
 
 
 class YOLOv5Options(BaseModel):
-    """What ``model.options`` may say."""
+    """Options of the YOLOv5 models, given in the spec as ``model.options``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     anchors: Literal["auto"] | list[list[tuple[float, float]]] | None = None
-    """Pixels at ``image_size``: 3 levels of 3 (width, height), small to large. "auto": always computed from the data;
-    None: COCO's."""
+    """Anchors in pixels at ``image_size``: 3 levels of 3 (width, height), small to large.
+
+    "auto": always computed from the data; None: COCO's.
+    """
     autoanchor: bool = True
-    """Compute anchors from the data where COCO's could match 98% of its boxes or fewer."""
+    """Compute anchors from the data if COCO's match at most 98% of its boxes."""
     anchor_threshold: Annotated[float, Field(gt=1)] = 4.0
-    """An anchor matches a box when both sides are within this factor."""
+    """An anchor matches a box if both sides are within this factor."""
     box: Annotated[float, Field(ge=0)] = 0.05
     obj: Annotated[float, Field(ge=0)] = 1.0
     cls: Annotated[float, Field(ge=0)] = 0.5
-    """Gains of the three losses, for 640 px and 80 classes when ``scale_gains``."""
+    """``box``, ``obj``, ``cls``: gains of the three losses; with ``scale_gains``, those for 640 px and 80 classes."""
     scale_gains: bool = True
-    """``obj`` times (image_size / 640)^2, ``cls`` times (classes / 80)."""
+    """Multiply ``obj`` by (image_size / 640)^2 and ``cls`` by (classes / 80)."""
     cls_pw: Annotated[float, Field(gt=0)] = 1.0
     obj_pw: Annotated[float, Field(gt=0)] = 1.0
-    """Weights of positive targets in the two cross entropies."""
+    """``cls_pw`` and ``obj_pw`` are the weights of positive targets in the two cross entropies."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     fl_gamma: Annotated[float, Field(ge=0)] = 0.0
-    """Focal loss; 0: plain cross entropy."""
+    """Gamma of the focal loss; 0 is plain cross entropy."""
     autobalance: bool = False
     """Adapt the weights of the levels' objectness losses during training."""
     confidence: Annotated[float, Field(ge=0, lt=1)] = 0.001
-    """Predictions with a lower score are dropped."""
+    """Predictions with this score or a lower one are dropped."""
     iou_threshold: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """A prediction that overlaps a better one by more is dropped."""
+    """A prediction that overlaps a better one by more than this is dropped."""
     max_detections: Annotated[int, Field(ge=1)] = 300
-    """Per picture."""
+    """Largest number of detections per picture."""
     multi_label: bool = True
     """A box may be reported for several classes."""
     class_agnostic: bool = False
@@ -89,7 +91,7 @@ class YOLOv5Options(BaseModel):
 
 
 class YOLOv5:
-    """YOLOv5 as a plugin: ``Model`` of ``core.interfaces``. Subclasses name the variant."""
+    """YOLOv5 as a ``Model`` of ``core.interfaces``. Subclasses name the variant."""
 
     Options: ClassVar[type[BaseModel]] = YOLOv5Options
     kind: ClassVar[str] = "detection"
@@ -104,44 +106,46 @@ class YOLOv5:
         self.options = YOLOv5Options() if options is None else options
 
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
-        """Add ``anchors`` (pixels, 3 x 3 x 2, as lists) and ``anchor_report`` to the task's details.
+        """Return the task with ``anchors`` (pixels, 3 x 3 x 2, as lists) and ``anchor_report`` added to its details.
 
         Args:
+            task: Image size, class names and details.
             statistics: ``boxes_wh_px``, sizes (N, 2) of the training boxes in pixels at ``image_size``; ``class_count``
                 of the data, optional.
 
         Raises:
-            SpecError: the image size or the class names do not fit.
+            SpecError: The image size or the class names do not fit.
         """
         self._check(task, statistics)
         boxes = np.asarray(statistics.get("boxes_wh_px", ()), np.float64).reshape(-1, 2)
         boxes = boxes[(boxes > 0).all(axis=1)]
-        given, threshold = self.options.anchors, self.options.anchor_threshold
-        current = np.asarray(given if isinstance(given, list) else COCO_ANCHORS, np.float64)
-        if given == "auto" or (given is None and self.options.autoanchor):
-            chosen, report = fitting.choose(
-                boxes, current, threshold=threshold, always=given == "auto", seed=_ANCHOR_SEED
+        option, threshold = self.options.anchors, self.options.anchor_threshold
+        current = np.asarray(option if isinstance(option, list) else COCO_ANCHORS, np.float64)
+        if option == "auto" or (option is None and self.options.autoanchor):
+            anchors, report = fitting.choose(
+                boxes, current, threshold=threshold, always=option == "auto", seed=_ANCHOR_SEED
             )
         else:
-            found = fitting.recall(boxes, current.reshape(-1, 2), threshold=threshold)
-            chosen = current
-            report = {"recall_before": found, "recall_after": found, "changed": False, "reason": "as the spec says"}
-        rounded = np.round(chosen, 2).tolist()
+            recall = fitting.recall(boxes, current.reshape(-1, 2), threshold=threshold)
+            anchors = current
+            report = {"recall_before": recall, "recall_after": recall, "changed": False, "reason": "as the spec says"}
+        rounded = np.round(anchors, 2).tolist()
         return replace(
             task, details={**task.details, "anchors": rounded, "anchor_report": {**report, "boxes": len(boxes)}}
         )
 
     def build(self, task: Task, collective: Collective | None = None) -> Module:
-        """The network (``models.yolov5.network.Network``) on the bound framework, with the task's anchors."""
+        """Build the network (``models.yolov5.network.Network``) on the bound framework, with the task's anchors."""
         from mtrain.models.yolov5.network import Network
 
         depth, width = _SCALES[self.variant]
         return Network(depth=depth, width=width, anchors_px=self._anchors(task), settings=self.loss_settings(task))
 
     def loss_settings(self, task: Task) -> LossSettings:
-        """The options' loss settings with gains scaled to the task.
+        """Return the settings of the loss, with gains scaled to the task.
 
-        ``gain`` is the global batch: YOLOv5 sums its loss over the pictures of an update, an optimizer here averages.
+        ``gain`` is the global batch, because YOLOv5 sums its loss over the pictures of an update, while mtrain's
+        optimizers average gradients.
         """
         o, classes = self.options, len(task.class_names)
         size_scale = (task.image_size / 640) ** 2 if o.scale_gains else 1.0
@@ -161,10 +165,11 @@ class YOLOv5:
         )
 
     def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
-        """Start values by name: convolutions uniform in +-1/sqrt(fan in), BatchNorm at rest.
+        """Make the start values of the arrays with these names and shapes.
 
-        Head biases start at the expected rates (Lin et al. 2017, section 4.1): eight objects in a picture of 640 px,
-        classes at 0.6 / classes.
+        Convolutions are uniform in +-1/sqrt(fan in); BatchNorms are the identity. The biases of the heads start at
+        expected rates (Lin et al. 2017, section 4.1): eight objects in a picture of 640 px, each class at 0.6 /
+        classes.
         """
         values = {name: self._initial_value(name, shape, shapes, task, seed) for name, shape in shapes.items()}
         for level, stride in enumerate(STRIDES):
@@ -176,17 +181,17 @@ class YOLOv5:
         return values
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
-        """Per picture float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
+        """Return the detections of each picture: float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
 
-        Pixels are those of the network's input.
+        Boxes are in pixels of the network's input.
         """
-        chosen = {name: getattr(self.options, name) for name in _SELECTION}
-        selection = Selection(**chosen)
+        settings = {name: getattr(self.options, name) for name in _SELECTION}
+        selection = Selection(**settings)
         return [detections(decoded_NC, selection) for decoded_NC in output["decoded"]]
 
     def _anchors(self, task: Task) -> Array:
-        given = self.options.anchors if isinstance(self.options.anchors, list) else COCO_ANCHORS
-        return np.asarray(task.details.get("anchors", given), np.float32)
+        default = self.options.anchors if isinstance(self.options.anchors, list) else COCO_ANCHORS
+        return np.asarray(task.details.get("anchors", default), np.float32)
 
     def _initial_value(
         self, name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]], task: Task, seed: int
@@ -216,10 +221,10 @@ class YOLOv5:
             )
         if len(task.class_names) == 0:
             problems.append("data: no class names; a detector needs at least one class")
-        found = statistics.get("class_count")
-        if found is not None and found != len(task.class_names):
+        class_count = statistics.get("class_count")
+        if class_count is not None and class_count != len(task.class_names):
             problems.append(
-                f"data: {len(task.class_names)} class names ({', '.join(task.class_names)}), {found} classes in the "
+                f"data: {len(task.class_names)} class names ({', '.join(task.class_names)}), {class_count} classes in the "
                 "annotations; name each class of the annotations once"
             )
         if problems:
@@ -227,30 +232,30 @@ class YOLOv5:
 
 
 class YOLOv5n(YOLOv5):
-    """1.9 million parameters at 80 classes."""
+    """YOLOv5n: 1.9 million parameters at 80 classes."""
 
     variant = "n"
 
 
 class YOLOv5s(YOLOv5):
-    """7.2 million parameters at 80 classes."""
+    """YOLOv5s: 7.2 million parameters at 80 classes."""
 
     variant = "s"
 
 
 class YOLOv5m(YOLOv5):
-    """21.2 million parameters at 80 classes."""
+    """YOLOv5m: 21.2 million parameters at 80 classes."""
 
     variant = "m"
 
 
 class YOLOv5l(YOLOv5):
-    """46.5 million parameters at 80 classes."""
+    """YOLOv5l: 46.5 million parameters at 80 classes."""
 
     variant = "l"
 
 
 class YOLOv5x(YOLOv5):
-    """86.7 million parameters at 80 classes."""
+    """YOLOv5x: 86.7 million parameters at 80 classes."""
 
     variant = "x"

@@ -17,12 +17,16 @@ from mtrain.models.yolov5.loss import START_BALANCE, LossSettings, loss
 
 STRIDES = (8, 16, 32)
 _INPUTS = {12: 6, 16: 4, 19: 14, 22: 10}
-"""The second input of the layers that join two maps; every other layer takes the one before."""
+"""Maps the number of a layer that joins two maps to the layer of its second input.
+
+All others take the previous layer.
+"""
 _HEADS = (17, 20, 23)
+"""Numbers of the layers whose outputs the heads read."""
 
 
 class Detect(nn.Module):
-    """One 1x1 convolution a level, and the anchors in grid units."""
+    """The heads: a 1x1 convolution per level, and the anchors in grid units."""
 
     def __init__(self, channels: Sequence[int], anchors_px: Array, class_count: int) -> None:
         super().__init__()
@@ -32,14 +36,15 @@ class Detect(nn.Module):
         self.m = nn.ModuleList([nn.Conv2d(c, outputs, 1) for c in channels])
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """A feature map of each level to raw predictions (B, A * C, H, W)."""
+        """Map the feature map of each level to raw predictions (B, A * C, H, W)."""
         return [conv(x_BCHW) for conv, x_BCHW in zip(self.m, maps, strict=True)]
 
 
 class LevelBalance(nn.Module):
-    """Weight of each level's objectness loss. With ``adapt`` they move towards 1 / loss, stride 16 keeping weight 1.
+    """The weights of the levels' objectness losses; with ``adapt`` they move towards 1 / loss.
 
-    They are a buffer then, so that a resumed job goes on with them; each rank follows its own micro batches.
+    The weight of stride 16 stays 1. Weights that adapt are a buffer, so that a resumed job continues with them; each
+    rank follows its own micro batches.
     """
 
     moved_L: Tensor
@@ -51,23 +56,24 @@ class LevelBalance(nn.Module):
             nn.buffer(self, "moved_L", np.asarray(START_BALANCE, np.float64))
 
     def weights_L(self, like: Tensor) -> Tensor:
-        """A copy of the weights (L,) for this micro batch."""
+        """Return a copy of the weights (L,) for this micro batch."""
         return ops.astype(self.moved_L, ops.dtype(like)) * 1 if self.adapt else ops.asarray(START_BALANCE, like=like)
 
     def update(self, weights_L: Tensor, obj_L: Tensor) -> None:
-        """Take the mean objectness loss of each level of this micro batch into account."""
+        """Move the weights according to each level's mean objectness loss in this micro batch."""
         if self.adapt:
             moved_L = 0.9999 * weights_L + 0.0001 / obj_L
             self.moved_L[:] = moved_L / moved_L[1:2]
 
 
 class Network(nn.Module):
-    """YOLOv5 with its loss: in training losses, in evaluation ``decoded`` (B, N, C).
+    """YOLOv5 with its loss. It returns losses in training, ``decoded`` (B, N, C) in evaluation.
 
     Args:
-        depth: multiplies the number of bottlenecks.
-        width: multiplies the number of channels.
-        anchors_px: (L, A, 2) in pixels.
+        depth: Factor for the number of bottlenecks.
+        width: Factor for the number of channels.
+        anchors_px: Anchors (L, A, 2) in pixels.
+        settings: Settings of the loss.
     """
 
     def __init__(self, *, depth: float, width: float, anchors_px: Array, settings: LossSettings) -> None:
@@ -77,10 +83,10 @@ class Network(nn.Module):
         self.balance = LevelBalance(adapt=settings.autobalance)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Losses in training, ``decoded`` in evaluation.
+        """Return losses in training (see ``loss``), ``decoded`` in evaluation (see ``decode``).
 
         Args:
-            batch: ``images`` uint8 (B, H, W, 3) RGB, sides multiples of 32; in training ``targets`` float32 (T, 6)
+            batch: ``images`` uint8 (B, H, W, 3) RGB, sides multiples of 32; in training also ``targets`` float32 (T, 6)
                 ``[image, class, xc, yc, w, h]``, boxes as shares of the picture.
         """
         images_BHW3 = ops.astype(ops.astype(batch["images"], "float32") / 255, ops.dtype(self.model[0].conv.weight))
@@ -88,7 +94,7 @@ class Network(nn.Module):
         return self.loss(heads, batch["targets"]) if self.training else {"decoded": self.decode(heads)}
 
     def features(self, images_B3HW: Tensor) -> list[Tensor]:
-        """The output of each of the 24 layers before the heads."""
+        """Return the output of each of the 24 layers before the heads."""
         outputs: list[Tensor] = []
         x_BCHW = images_B3HW
         for i in range(len(self.model) - 1):
@@ -98,12 +104,12 @@ class Network(nn.Module):
         return outputs
 
     def heads(self, images_B3HW: Tensor) -> list[Tensor]:
-        """Raw predictions of each level, (B, A * C, H / stride, W / stride)."""
+        """Return the raw predictions of each level, (B, A * C, H / stride, W / stride)."""
         outputs = self.features(images_B3HW)
         return list(self.model[-1]([outputs[i] for i in _HEADS]))
 
     def loss(self, heads: Sequence[Tensor], targets_T6: Tensor) -> dict[str, Tensor]:
-        """``total`` carries the gradient; ``box``, ``obj``, ``cls`` are detached, after their gains."""
+        """Compute the losses: ``total`` carries the gradient; ``box``, ``obj``, ``cls`` (after gains) are detached."""
         heads = [_at_least_float32(head) for head in heads]
         anchors_LA2 = ops.astype(self.model[-1].anchors, ops.dtype(heads[0]))
         balance_L = self.balance.weights_L(like=heads[0])
@@ -112,7 +118,10 @@ class Network(nn.Module):
         return losses
 
     def decode(self, heads: Sequence[Tensor]) -> Tensor:
-        """(B, N, C): xc, yc, w, h in pixels of the network's input, scores in 0..1; rows by (level, anchor, y, x)."""
+        """Decode raw predictions to (B, N, C): xc, yc, w, h in pixels of the network's input, then scores in 0..1.
+
+        Rows are ordered by (level, anchor, y, x).
+        """
         return ops.concat([self._decode_level(_at_least_float32(head), i) for i, head in enumerate(heads)], axis=1)
 
     def _decode_level(self, head_BCHW: Tensor, level: int) -> Tensor:
@@ -135,7 +144,7 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 
 def _layers(depth: float, width: float, anchors_px: Array, class_count: int) -> list[nn.Module]:
-    """The 25 layers in the order of their state names."""
+    """Make the 25 layers in the order of their state names."""
 
     def c(channels: int) -> int:
         return math.ceil(channels * width / 8) * 8
