@@ -1,1 +1,2 @@
-"""One spec on several backends: what the jobs have left, how far apart they are, why, and how fast. Imports core and numpy only."""
+"""Compare the training of one spec on several backends: how far the jobs differ, why, and how fast they are. Imports
+core and numpy only."""

@@ -1,4 +1,4 @@
-"""Two jobs' last checkpoints, array by array."""
+"""Compare the last checkpoints of two jobs, array by array."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from mtrain.core.checkpoint.store import load
 from mtrain.core.interfaces import Array, State
 
 SMALLEST = 1e-3
-"""Arrays whose largest magnitude is below it are measured against it: a bias near zero is not a difference of 100%."""
+"""Smallest magnitude against which a difference is measured: a bias near zero does not count as a difference of
+100%."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,11 +20,11 @@ class Farthest:
 
     name: str
     difference: float
-    """Largest |a - b| over the largest |a|."""
+    """Largest |a - b| divided by the largest |a|."""
 
 
 def state_of(checkpoint: Path) -> State:
-    """What a checkpoint holds.
+    """Load the state in a checkpoint.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -32,18 +33,19 @@ def state_of(checkpoint: Path) -> State:
 
 
 def farthest(a: State, b: State) -> dict[str, Farthest]:
-    """Of weights (with buffers), averaged weights and moments; what one job lacks differs by inf."""
+    """Return the farthest array of weights (with buffers), averaged weights and moments; an array that one job lacks
+    differs by inf."""
     pairs = {"weights": (a.weights, b.weights), "ema": (a.ema, b.ema), "moments": (a.moments, b.moments)}
     return {part: _farthest(one, other) for part, (one, other) in pairs.items() if one or other}
 
 
 def _farthest(a: Mapping[str, Array], b: Mapping[str, Array]) -> Farthest:
-    alone = sorted(a.keys() ^ b.keys())
-    if alone:
-        return Farthest(name=alone[0], difference=float("inf"))
-    found = {name: _relative(a[name], b[name]) for name in a}
-    name = max(found, key=lambda name: found[name])
-    return Farthest(name=name, difference=found[name])
+    unmatched = sorted(a.keys() ^ b.keys())
+    if unmatched:
+        return Farthest(name=unmatched[0], difference=float("inf"))
+    distances = {name: _relative(a[name], b[name]) for name in a}
+    name = max(distances, key=lambda name: distances[name])
+    return Farthest(name=name, difference=distances[name])
 
 
 def _relative(a: Array, b: Array) -> float:

@@ -1,7 +1,7 @@
-"""Known reasons for which a job parts from another one, recognised in the first update in which they differ.
+"""Recognise known reasons why a job departs from another one, from the first update in which they differ.
 
-Until then both have the same bits. So what one step of b is may be written as the step of a with one thing changed, and sketches,
-being linear, tell which thing: the change that explains them leaves next to nothing over.
+Until then both have the same bits, so the step of b may be written as the step of a with one thing changed. Sketches
+are linear and show which thing: the change that explains them leaves almost no remainder.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,50 +21,50 @@ from mtrain.core.interfaces import Array, Recipe
 from mtrain.core.recipe import ema_shares
 
 EXPLAINED = 0.03
-"""What a change may leave unexplained, as a share of the difference."""
+"""Largest remainder that an explanation may leave, as a share of the difference."""
 ROUNDING = {LOSS: 1e-5, NORM: 1e-3, MOMENTS: 1e-3, WEIGHTS: 1e-3, BUFFERS: 1e-4, EMA: 1e-3}
-"""Relative differences up to these, when they first appear, are called rounding."""
+"""Relative differences up to these count as rounding when they first appear."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What the jobs were asked to do."""
+    """The settings of job b that the explanations need."""
 
     recipe: Recipe
-    """Of job b."""
+    """Recipe of job b."""
     ranks: int
-    """Of job b."""
+    """Number of ranks of job b."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """The update in which the jobs part."""
+    """The first update in which the jobs differ."""
 
     a: Trace
     b: Trace
     facts: Facts
     update: int
-    found: Difference
+    gap: Difference
 
     @property
     def momentum(self) -> float:
-        """What the schedule or the recipe says; of groups that say different things, the last one's."""
-        given = self.a.momenta[self.update]
+        """Return the momentum of the schedule or else the recipe; if groups differ, the last group's."""
+        scheduled = self.a.momenta[self.update]
         options = self.facts.recipe.groups[-1][1]
-        return given if given is not None else options.get("momentum", options.get("beta1", 0.0))
+        return scheduled if scheduled is not None else options.get("momentum", options.get("beta1", 0.0))
 
     def before(self, part: str) -> Array:
-        """Sketch of a part as the update found it; the same in both jobs."""
-        found: Array = self.a.sketches[part][self.update]
-        return found
+        """Return the sketch of a part before the update; it is the same in both jobs."""
+        sketch: Array = self.a.sketches[part][self.update]
+        return sketch
 
-    def behind(self, trace: Trace, part: str) -> Array:
-        """Sketch of what the update made of it."""
-        found: Array = trace.sketches[part][self.update + 1]
-        return found
+    def after(self, trace: Trace, part: str) -> Array:
+        """Return the sketch of a part after the update."""
+        sketch: Array = trace.sketches[part][self.update + 1]
+        return sketch
 
     def first_moments(self) -> list[str]:
-        """Parts that hold the running gradient."""
+        """Return the parts that hold the running gradient."""
         return [
             part
             for part in self.a.named(MOMENTS)
@@ -72,73 +72,75 @@ class _Step:
         ]
 
     def gradient(self, trace: Trace, part: str) -> Array:
-        """Sketch of what was added to a running gradient, without weight decay (for adam times ``1 - beta1``)."""
-        added = self.behind(trace, part) - self.momentum * self.before(part)
+        """Return the sketch of the gradient added to the running gradient, without weight decay (for adam times ``1 -
+        beta1``)."""
+        added = self.after(trace, part) - self.momentum * self.before(part)
         recipe, group = self.facts.recipe, part.split("/")[1]
         decay = recipe.groups[int(group)][1].get("weight_decay", 0.0) if recipe.rule != "adamw" else 0.0
         share = 1.0 if recipe.rule == "sgd" else 1 - self.momentum
         return added - share * decay * self.before(f"weights/{group}")
 
     def plain(self, weights: list[str]) -> Array:
-        """Sketch of the step of sgd with momentum."""
+        """Return the sketch of the step of sgd with momentum."""
         groups = [name.split("/")[1] for name in weights]
-        return np.concatenate([-self._rate(group) * self.behind(self.a, f"momentum/{group}") for group in groups])
+        return np.concatenate([-self._rate(group) * self.after(self.a, f"momentum/{group}") for group in groups])
 
     def ahead(self, weights: list[str]) -> Array:
-        """Sketch of the step of sgd with nesterov's momentum."""
+        """Return the sketch of the step of sgd with nesterov's momentum."""
         steps = []
         for group in (name.split("/")[1] for name in weights):
-            held = self.behind(self.a, f"momentum/{group}")
-            added = held - self.momentum * self.before(f"momentum/{group}")
-            steps.append(-self._rate(group) * (added + self.momentum * held))
+            momentum = self.after(self.a, f"momentum/{group}")
+            added = momentum - self.momentum * self.before(f"momentum/{group}")
+            steps.append(-self._rate(group) * (added + self.momentum * momentum))
         return np.concatenate(steps)
 
     def _rate(self, group: str) -> float:
         return float(self.a.rates[self.update][int(group)])
 
 
-def causes(a: Trace, b: Trace, found: Difference, facts: Facts) -> list[str]:
-    """Sentences about job b, the likeliest cause first; empty for the same bits."""
-    if found.first is None:
+def causes(a: Trace, b: Trace, gap: Difference, facts: Facts) -> list[str]:
+    """Return sentences about job b, the likeliest cause first; empty for the same bits."""
+    if gap.first is None:
         return []
-    step = _Step(a=a, b=b, facts=facts, update=found.first, found=found)
-    said = []
+    step = _Step(a=a, b=b, facts=facts, update=gap.first, gap=gap)
+    sentences = []
     if b.drifted is not None and a.drifted is None:
-        said.append(
-            f"its ranks do not hold the same weights behind update {b.drifted - 1}: gradients are not the same on all ranks"
+        sentences.append(
+            f"its ranks do not hold the same weights after update {b.drifted - 1}: gradients are not the same on all "
+            "ranks"
         )
-    first = found.what[0]
+    first = gap.what[0]
     if _is_rounding(step, first):
-        said.append(_of_rounding(step, first))
+        sentences.append(_rounding_sentence(step, first))
         if facts.recipe.rule != "sgd":
-            said.append(
+            sentences.append(
                 "adam divides by the size of each gradient, so rounding of the small ones moves weights by whole steps"
             )
-        return said
-    return [*said, *_BY_QUANTITY[first](step)]
+        return sentences
+    return [*sentences, *_BY_QUANTITY[first](step)]
 
 
 def _is_rounding(step: _Step, first: str) -> bool:
     limit = ROUNDING.get(first)
-    return limit is not None and bool(step.found.gaps[first].curve[step.update] <= limit)
+    return limit is not None and bool(step.gap.gaps[first].curve[step.update] <= limit)
 
 
-def _of_rounding(step: _Step, first: str) -> str:
-    size = f"{step.found.gaps[first].curve[step.update]:.0e}"
+def _rounding_sentence(step: _Step, first: str) -> str:
+    size = f"{step.gap.gaps[first].curve[step.update]:.0e}"
     if first == NORM:
         return f"the loss is the same and the gradient norm {size} apart: gradients are added up in another order"
     if first == LOSS:
-        return f"the forward pass is rounded otherwise ({size}): other kernels, another order of additions"
+        return f"the forward pass is rounded differently ({size}): other kernels, another order of additions"
     return f"a difference of {size} is the size of rounding"
 
 
-# -------------------------------------------------------------------------------------------- by what differs first
+# -------------------------------------------------------------------------------- by the quantity that differs first
 def _start(step: _Step) -> list[str]:
-    return ["it starts from other weights; everything behind follows from that"]
+    return ["it starts from other weights; all later differences follow from that"]
 
 
 def _samples(step: _Step) -> list[str]:
-    return ["its ranks were given other samples, in another order, or augmented otherwise"]
+    return ["its ranks received other samples, in another order, or augmented differently"]
 
 
 def _loss(step: _Step) -> list[str]:
@@ -147,11 +149,13 @@ def _loss(step: _Step) -> list[str]:
     named = _named_factor(factor, step.facts)
     if named:
         return [
-            f"its loss is {factor:.4g} times as large, {named}: the loss is summed where the mean is meant, or the other way round"
+            f"its loss is {factor:.4g} times as large, {named}: the loss is summed where the mean is meant, or the "
+            "other way round"
         ]
     same = "weights and samples are the same" if u else "start weights and samples are the same"
     return [
-        f"{same} and the loss is not ({step.found.gaps[LOSS].curve[u]:.1e}): the forward pass itself differs; look at precision, at "
+        f"{same} and the loss is not ({step.gap.gaps[LOSS].curve[u]:.1e}): the forward pass itself differs; look at "
+        "precision, at "
         "BatchNorm over ranks (train.sync_batchnorm), at the micro batch, at dropout"
     ]
 
@@ -164,7 +168,8 @@ def _norm(step: _Step) -> list[str]:
         kind = "summed, not averaged" if factor > 1 else "divided once too often"
         return [f"its gradient norm is {factor:.4g} times as large at the same loss, {named}: gradients are {kind}"]
     return [
-        f"the loss is the same and the gradient norm is not ({step.b.norms[u]:.4g} instead of {step.a.norms[u]:.4g}): look at the "
+        f"the loss is the same and the gradient norm is not ({step.b.norms[u]:.4g} instead of {step.a.norms[u]:.4g}): "
+        "look at the "
         "exchange between ranks, at micro batches that are left out, at the scaling of the loss"
     ]
 
@@ -173,52 +178,53 @@ def _moments(step: _Step) -> list[str]:
     parts = step.first_moments()
     if not parts:
         return ["loss and gradient norm are the same, the moments are not"]
-    change = np.concatenate([step.behind(step.b, part) - step.behind(step.a, part) for part in parts])
+    change = np.concatenate([step.after(step.b, part) - step.after(step.a, part) for part in parts])
     if not change.any():
         return ["the running squares of the gradient are not the same: look at beta2"]
     applied = np.concatenate([step.gradient(step.a, part) for part in parts])
-    held = np.concatenate([step.before(part) for part in parts])
+    momenta = np.concatenate([step.before(part) for part in parts])
     weights = np.concatenate([step.before(f"weights/{part.split('/')[1]}") for part in parts])
-    tries = [
+    explanations = [
         (*_fit(change, applied), _scaled),
-        (*_fit(change, held), _other_momentum),
+        (*_fit(change, momenta), _other_momentum),
         (*_fit(change, weights), _other_decay),
     ]
-    left, times, sentence = min(tries, key=lambda attempt: attempt[0])
-    if left <= EXPLAINED:
+    remainder, times, sentence = min(explanations, key=lambda attempt: attempt[0])
+    if remainder <= EXPLAINED:
         return [sentence(step, times)]
-    groups = [part.split("/")[1] for part in parts if (step.behind(step.b, part) != step.behind(step.a, part)).any()]
+    groups = [part.split("/")[1] for part in parts if (step.after(step.b, part) != step.after(step.a, part)).any()]
     return [
-        f"loss and gradient norm are the same, the moments are not (parameter groups {', '.join(groups)}): {_decay_of(step, parts)}"
+        f"loss and gradient norm are the same, the moments are not (parameter groups {', '.join(groups)}): "
+        f"{_decay_of(step, parts)}"
     ]
 
 
 def _decay_of(step: _Step, parts: list[str]) -> str:
-    """Weight decay that some groups have otherwise; they are looked at one by one."""
-    told = []
+    """Report the groups whose weight decay differs; each group is checked on its own."""
+    findings = []
     for part in parts:
-        change = step.behind(step.b, part) - step.behind(step.a, part)
+        change = step.after(step.b, part) - step.after(step.a, part)
         group = part.split("/")[1]
-        left, times = _fit(change, step.before(f"weights/{group}"))
-        if change.any() and left <= EXPLAINED:
-            told.append(f"group {group} has a weight decay that differs by {times:+.2g}")
-    return "; ".join(told) or "look at clipping, momentum and weight decay"
+        remainder, times = _fit(change, step.before(f"weights/{group}"))
+        if change.any() and remainder <= EXPLAINED:
+            findings.append(f"group {group} has a weight decay that differs by {times:+.2g}")
+    return "; ".join(findings) or "look at clipping, momentum and weight decay"
 
 
 def _scaled(step: _Step, change: float) -> str:
-    """b applied ``1 + change`` times the gradient that a applied."""
+    """Explain a gradient that b applied ``1 + change`` times as long as a did."""
     norm, limit = float(step.a.norms[step.update]), step.facts.recipe.clip_norm
     factor = 1 + change
     clipped = min(1.0, limit / (norm + 1e-6)) * factor
-    asked = f"the spec says {limit:g}" if np.isfinite(limit) else "the spec says no limit"
-    same = "loss and gradient norm are the same, the gradient that is applied is not"
+    spec_text = f"the spec says {limit:g}" if np.isfinite(limit) else "the spec says no limit"
+    prefix = "loss and gradient norm are the same, the gradient that is applied is not"
     if abs(clipped - 1) < EXPLAINED and norm > limit * (1 + EXPLAINED):
-        return f"{same}: it does not clip, {asked} (the norm was {norm:.4g})"
+        return f"{prefix}: it does not clip, {spec_text} (the norm was {norm:.4g})"
     length, earlier = clipped * norm, step.a.norms[: step.update]
     if clipped < 1 and (earlier <= length * (1 + EXPLAINED)).all():
-        return f"{same}: it clips at {_round(length)}, {asked} (the norm was {norm:.4g})"
+        return f"{prefix}: it clips at {_round(length)}, {spec_text} (the norm was {norm:.4g})"
     named = _named_factor(factor, step.facts)
-    return f"{same}: it is {factor:.4g} times as large" + (f", {named}" if named else "")
+    return f"{prefix}: it is {factor:.4g} times as large" + (f", {named}" if named else "")
 
 
 def _other_momentum(step: _Step, change: float) -> str:
@@ -231,57 +237,62 @@ def _other_decay(step: _Step, change: float) -> str:
 
 def _weights(step: _Step) -> list[str]:
     names = [name for name in step.a.named(WEIGHTS) if name in step.b.digests]
-    ours, theirs = ([step.behind(trace, name) - step.before(name) for name in names] for trace in (step.a, step.b))
-    stepped, others = np.concatenate(ours), np.concatenate(theirs)
+    parts_a, parts_b = ([step.after(trace, name) - step.before(name) for name in names] for trace in (step.a, step.b))
+    steps_a, steps_b = np.concatenate(parts_a), np.concatenate(parts_b)
     if step.facts.recipe.rule == "sgd":
-        if _is(others, step.plain(names)):
+        if _is(steps_b, step.plain(names)):
             return ["moments are the same, its step is the plain momentum: nesterov is off"]
-        if _is(others, step.ahead(names)):
+        if _is(steps_b, step.ahead(names)):
             return ["moments are the same, its step looks ahead: nesterov is on"]
-    left, change = _fit(others - stepped, stepped)
-    if left <= EXPLAINED:
+    remainder, change = _fit(steps_b - steps_a, steps_a)
+    if remainder <= EXPLAINED:
         return [
             f"moments are the same, its step is {1 + change:.4g} times as long{_reason_of_length(step, 1 + change)}"
         ]
-    groups = [name.split("/")[1] for name in names if (step.behind(step.b, name) != step.behind(step.a, name)).any()]
+    groups = [name.split("/")[1] for name in names if (step.after(step.b, name) != step.after(step.a, name)).any()]
     return [
-        f"moments are the same, the step of the weights is not (parameter groups {', '.join(groups)}): look at learning rates, "
+        f"moments are the same, the step of the weights is not (parameter groups {', '.join(groups)}): look at "
+        "learning rates, "
         "nesterov, and decoupled weight decay"
     ]
 
 
 def _reason_of_length(step: _Step, factor: float) -> str:
-    """Why a step may be ``factor`` times as long. In the first one nesterov's ``1 + momentum`` is a factor like the rate."""
+    """Explain why a step may be ``factor`` times as long. In the first step nesterov's ``1 + momentum`` acts like the
+    rate."""
     named = _named_factor(factor, step.facts)
     if named:
         return f", {named}: look at the learning rate"
     options = step.facts.recipe.groups[-1][1]
     momentum = factor * (1 + step.momentum) - 1
-    fresh = not any(step.before(part).any() for part in step.first_moments())
-    if fresh and options.get("nesterov") and 0 <= momentum < 1:
+    is_first_step = not any(step.before(part).any() for part in step.first_moments())
+    if is_first_step and options.get("nesterov") and 0 <= momentum < 1:
         return f": as with a momentum of {momentum:.3g} instead of {step.momentum:.3g}, or another learning rate"
     return ": look at the learning rate"
 
 
 def _buffers(step: _Step) -> list[str]:
     return [
-        "all trained weights are the same, the buffers are not: running statistics of BatchNorm are kept with another momentum or "
+        "all trained weights are the same, the buffers are not: running statistics of BatchNorm are kept with another "
+        "momentum or "
         "variance, or are not rank 0's"
     ]
 
 
 def _average(step: _Step) -> list[str]:
-    keep, take = ema_shares(step.facts.recipe, step.update + 1)
+    keep_share, new_share = ema_shares(step.facts.recipe, step.update + 1)
     before, weights = step.a.sketch(EMA)[step.update], step.a.sketch(WEIGHTS)[step.update + 1]
     weights = weights + step.a.sketch(BUFFERS)[step.update + 1]
     change = step.b.sketch(EMA)[step.update + 1] - step.a.sketch(EMA)[step.update + 1]
-    left, times = _fit(change, before - weights)
-    if left <= EXPLAINED:
+    remainder, times = _fit(change, before - weights)
+    if remainder <= EXPLAINED:
         return [
-            f"weights are the same, their average is not: it keeps {keep + times:.3g} of itself per update, {keep:.3g} was asked for"
+            f"weights are the same, their average is not: it keeps {keep_share + times:.3g} of itself per update, "
+            f"{keep_share:.3g} was asked for"
         ]
     return [
-        f"weights are the same, their average is not (asked for: keep {keep:.4g}, take {take:.4g}): look at train.ema"
+        f"weights are the same, their average is not (asked for: keep {keep_share:.4g}, take {new_share:.4g}): look at "
+        "train.ema"
     ]
 
 
@@ -299,12 +310,12 @@ _BY_QUANTITY: Mapping[str, Callable[[_Step], list[str]]] = {
 
 # ------------------------------------------------------------------------------------------------------------ figures
 def _fit(change: Array, direction: Array) -> tuple[float, float]:
-    """(share of ``change`` that is left over, times) of the best ``times * direction``."""
+    """Return (share of ``change`` that remains, factor) of the best ``factor * direction``."""
     squared = float(direction @ direction)
     if not squared or not change.any():
         return 1.0, 0.0
-    times = float(change @ direction) / squared
-    return float(np.linalg.norm(change - times * direction) / np.linalg.norm(change)), times
+    factor = float(change @ direction) / squared
+    return float(np.linalg.norm(change - factor * direction) / np.linalg.norm(change)), factor
 
 
 def _is(one: Array, other: Array) -> bool:
@@ -313,16 +324,16 @@ def _is(one: Array, other: Array) -> bool:
 
 
 def _named_factor(factor: float, facts: Facts) -> str:
-    """Where a factor may come from; empty: nobody knows."""
+    """Return a possible origin of a factor; empty if none is known."""
     ranks, accumulate = facts.ranks, facts.recipe.accumulate
-    known = {
+    origins = {
         ranks * accumulate: f"ranks x micro batches per update ({ranks} x {accumulate})",
         accumulate: f"the micro batches per update ({accumulate})",
         ranks: f"the number of ranks ({ranks})",
     }
     if ranks == accumulate:
-        known[ranks] = f"the number of ranks and of micro batches per update ({ranks})"
-    for value, words in known.items():
+        origins[ranks] = f"the number of ranks and of micro batches per update ({ranks})"
+    for value, words in origins.items():
         if value > 1 and abs(factor / value - 1) < 1e-2:
             return words
         if value > 1 and abs(factor * value - 1) < 1e-2:
@@ -331,6 +342,6 @@ def _named_factor(factor: float, facts: Facts) -> str:
 
 
 def _round(value: float) -> str:
-    """A plain number where ``value`` is near one: 0.998 is 1."""
-    near = float(f"{value:.1g}")
-    return f"{near:.1f}" if abs(value / near - 1) < EXPLAINED else f"{value:.3g}"
+    """Format a rounded number if ``value`` is near one: 0.998 as 1."""
+    rounded = float(f"{value:.1g}")
+    return f"{rounded:.1f}" if abs(value / rounded - 1) < EXPLAINED else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Curves and bars as SVG text; colours are classes of the page's style sheet."""
+"""Draw curves and bars as SVG text; their colours are classes of the page's style sheet."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 34
 """Margins in the units of the view box, in which text is 12 high."""
 COLOURS = 8
 POINTS = 120
-"""Curves of up to so many updates show their figures under the pointer."""
+"""Largest number of updates for which a curve shows its values under the pointer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Line:
     label: str
     colour: int
     values: Array
-    """(U,); what is not finite, and on a log scale what is not positive, is left out."""
+    """(U,); values that are not finite, or not positive on a log scale, are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class _Scale:
-    """From values to places on one axis."""
+    """A linear map from values to positions on one axis."""
 
     low: float
     high: float
@@ -55,43 +55,44 @@ class _Scale:
 def curves(
     title: str, lines: Sequence[Line], *, updates: int, log: bool = False, bound: float | None = None, about: str = ""
 ) -> str:
-    """One picture; ``bound``: a level that may not be crossed; ``about``: behind the title. Without anything to draw it says so."""
-    drawn = [(line, np.asarray(line.values, dtype=float)) for line in lines]
-    shown = [
-        (line, np.where(np.isfinite(values) & ((values > 0) | (not log)), values, np.nan)) for line, values in drawn
+    """Draw curves over updates. ``bound``: a level that may not be crossed; ``about``: text after the title. Without
+    any value the drawing says so."""
+    arrays = [(line, np.asarray(line.values, dtype=float)) for line in lines]
+    visible = [
+        (line, np.where(np.isfinite(values) & ((values > 0) | (not log)), values, np.nan)) for line, values in arrays
     ]
-    known = np.concatenate([values[~np.isnan(values)] for _, values in shown]) if shown else np.zeros(0)
+    all_values = np.concatenate([values[~np.isnan(values)] for _, values in visible]) if visible else np.zeros(0)
     head = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
-    behind = f'<tspan class="about" dx="8">{escape(about)}</tspan>' if about else ""
-    head.append(f'<text class="title" x="{LEFT}" y="18">{escape(title)}{behind}</text>')
-    if not len(known):
+    about_text = f'<tspan class="about" dx="8">{escape(about)}</tspan>' if about else ""
+    head.append(f'<text class="title" x="{LEFT}" y="18">{escape(title)}{about_text}</text>')
+    if not len(all_values):
         middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}"'
         return "".join(
             [*head, f'<text class="none" {middle} text-anchor="middle">no difference in any update</text></svg>']
         )
-    levels = [*known, *([bound] if bound else [])]
-    ticks = _decades(levels) if log else _steps(float(known.min()), float(known.max()))
-    move = math.log10 if log else float
-    y = _Scale(low=move(ticks[0]), high=move(ticks[-1]), start=HEIGHT - BOTTOM, end=TOP)
+    levels = [*all_values, *([bound] if bound else [])]
+    ticks = _decades(levels) if log else _steps(float(all_values.min()), float(all_values.max()))
+    to_axis = math.log10 if log else float
+    y = _Scale(low=to_axis(ticks[0]), high=to_axis(ticks[-1]), start=HEIGHT - BOTTOM, end=TOP)
     x = _Scale(low=0, high=max(updates - 1, 1), start=LEFT, end=WIDTH - RIGHT)
-    parts = [*head, *_frame(x, [(tick, y(move(tick))) for tick in ticks], updates)]
+    parts = [*head, *_frame(x, [(tick, y(to_axis(tick))) for tick in ticks], updates)]
     if bound:
-        level = y(move(bound))
-        beside = level - 4 if level > TOP + 16 else level + 13
+        level = y(to_axis(bound))
+        bound_text_y = level - 4 if level > TOP + 16 else level + 13
         parts.append(f'<line class="bound" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{level}" y2="{level}"/>')
         parts.append(
-            f'<text class="bound" x="{WIDTH - RIGHT - 2}" y="{beside}" text-anchor="end">allowed {bound:g}</text>'
+            f'<text class="bound" x="{WIDTH - RIGHT - 2}" y="{bound_text_y}" text-anchor="end">allowed {bound:g}</text>'
         )
-    parts += [_line(line, values, x, y, log=log) for line, values in shown]
+    parts += [_line(line, values, x, y, log=log) for line, values in visible]
     return "".join([*parts, "</svg>"])
 
 
 def bars(title: str, rows: Sequence[Bar], *, unit: str) -> str:
-    """Medians as bars with quartiles as whiskers, one below the other."""
-    left, step = 180, 26
+    """Draw medians as bars with quartiles as whiskers, one below the other."""
+    bars_x, step = 180, 26
     height = TOP + step * len(rows) + 8
     scale = _Scale(
-        low=0.0, high=max(max(row.high, row.middle) for row in rows) * 1.12, start=left, end=2 * WIDTH - RIGHT
+        low=0.0, high=max(max(row.high, row.middle) for row in rows) * 1.12, start=bars_x, end=2 * WIDTH - RIGHT
     )
     parts = [f'<svg class="bars" viewBox="0 0 {2 * WIDTH} {height}" role="img" aria-label="{escape(title)}">']
     parts.append(f'<text class="title" x="0" y="18">{escape(title)}</text>')
@@ -99,8 +100,9 @@ def bars(title: str, rows: Sequence[Bar], *, unit: str) -> str:
         y = TOP + i * step
         low, middle, high = scale(row.low), scale(row.middle), scale(row.high)
         parts += [
-            f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(row.label)}</text>',
-            f'<rect class="f{row.colour % COLOURS}" x="{left}" y="{y + 3}" width="{round(middle - left, 1)}" height="17" rx="2"/>',
+            f'<text x="{bars_x - 8}" y="{y + 15}" text-anchor="end">{escape(row.label)}</text>',
+            f'<rect class="f{row.colour % COLOURS}" x="{bars_x}" y="{y + 3}" '
+            f'width="{round(middle - bars_x, 1)}" height="17" rx="2"/>',
             f'<path class="whisker" d="M{low} {y + 11.5}H{high}M{low} {y + 7.5}v8M{high} {y + 7.5}v8"/>',
             f'<text class="value" x="{max(high, middle) + 6}" y="{y + 15}">{row.middle:.0f} {escape(unit)}</text>',
         ]
@@ -108,7 +110,7 @@ def bars(title: str, rows: Sequence[Bar], *, unit: str) -> str:
 
 
 def _frame(x: _Scale, levels: Sequence[tuple[float, float]], updates: int) -> list[str]:
-    """Grid, and the numbers of both axes."""
+    """Draw the grid and the numbers of both axes."""
     parts = []
     for tick, y in levels:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
@@ -120,21 +122,22 @@ def _frame(x: _Scale, levels: Sequence[tuple[float, float]], updates: int) -> li
 
 
 def _line(line: Line, values: Array, x: _Scale, y: _Scale, *, log: bool) -> str:
-    """Pieces between gaps, and a dot under the pointer at each update of a short job."""
-    places = [
+    """Draw the pieces of a curve between gaps, and for a short job a dot with its value at each update."""
+    points = [
         (i, float(value), y(math.log10(value) if log else value))
         for i, value in enumerate(values)
         if not np.isnan(value)
     ]
-    path, before = [], -2
-    for i, _, level in places:
-        path.append(f"{'L' if i == before + 1 else 'M'}{x(i)} {level}")
-        before = i
-    told = [
-        f'<circle class="dot" cx="{x(i)}" cy="{level}" r="5"><title>{escape(line.label)}, update {i}: {value:.4g}</title></circle>'
-        for i, value, level in (places if len(values) <= POINTS else ())
+    path, previous = [], -2
+    for i, _, level in points:
+        path.append(f"{'L' if i == previous + 1 else 'M'}{x(i)} {level}")
+        previous = i
+    dots = [
+        f'<circle class="dot" cx="{x(i)}" cy="{level}" r="5">'
+        f"<title>{escape(line.label)}, update {i}: {value:.4g}</title></circle>"
+        for i, value, level in (points if len(values) <= POINTS else ())
     ]
-    return f'<path class="curve s{line.colour % COLOURS}" d="{"".join(path)}"/>{"".join(told)}'
+    return f'<path class="curve s{line.colour % COLOURS}" d="{"".join(path)}"/>{"".join(dots)}'
 
 
 def _decades(values: Sequence[float]) -> list[float]:
@@ -145,7 +148,7 @@ def _decades(values: Sequence[float]) -> list[float]:
 
 
 def _steps(low: float, high: float) -> list[float]:
-    """Three to seven plain numbers around a range."""
+    """Return three to seven round numbers around a range."""
     span = high - low or abs(high) or 1.0
     step = 10 ** math.floor(math.log10(span / 4))
     step *= next(times for times in (1, 2, 5, 10) if span / (step * times) <= 5)

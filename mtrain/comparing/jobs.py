@@ -1,4 +1,4 @@
-"""The jobs of ``mtrain compare``: one spec, a variant of it per backend, run one after the other."""
+"""Run the jobs of ``mtrain compare``: one spec, a variant of it per backend, one job after the other."""
 
 import io
 import json
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
 
 ENDED = (130, 143)
-"""Exit codes of a job that was asked to end."""
+"""Exit codes of a job that was asked to end from outside."""
 ALONE = "none"
-"""The rendezvous of a backend that trains in one process."""
+"""Rendezvous of a backend that trains in one process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,17 +48,17 @@ class Variant:
     name: str
     options: Mapping[str, Any]
     overrides: Sequence[str] = ()
-    """``PATH=VALUE`` of the spec, for this backend alone."""
+    """``PATH=VALUE`` settings of the spec, for this backend alone."""
 
     @property
     def folder(self) -> str:
-        """For a run folder's name."""
+        """Return the label in a form that suits the name of a run folder."""
         return re.sub(r"[^\w.=-]+", "-", self.label)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What is to be compared, and how."""
+    """The settings of a comparison."""
 
     config: str | None
     overrides: Sequence[str]
@@ -67,15 +67,15 @@ class Order:
     ranks: int
     profile: Profile
     rounds: int
-    """Timed jobs of each backend."""
+    """Number of timed jobs of each backend."""
     out: Path
     tell: Callable[[str], None]
-    """Takes a line about what is going on."""
+    """Receives one line at a time about the progress."""
 
 
 @dataclass(kw_only=True)
 class _Bench:
-    """A variant with its spec, and what its jobs have left so far."""
+    """A variant with its spec and the results of its jobs so far."""
 
     variant: Variant
     loaded: "Loaded"
@@ -89,7 +89,7 @@ class _Bench:
 
 
 class Ended(MtrainError):
-    """A job was asked to end from outside; so does the comparison."""
+    """A job was asked to end from outside, and the comparison ends with it."""
 
     def __init__(self, code: int) -> None:
         super().__init__("ended from outside; nothing was compared")
@@ -97,12 +97,13 @@ class Ended(MtrainError):
 
 
 def parse_variants(text: str) -> list[Variant]:
-    """``ddp,deepspeed:stage=3,solo:framework=paddle:train.channels_last=false``.
+    """Parse the value of ``--backends``, such as
+    ``ddp,deepspeed:stage=3,solo:framework=paddle:train.channels_last=false``.
 
     Raises:
-        UsageError: an entry is none, or is given twice.
+        UsageError: an entry is malformed, or occurs twice.
     """
-    found: list[Variant] = []
+    variants: list[Variant] = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, *settings = entry.split(":")
         options, overrides = {}, []
@@ -121,17 +122,17 @@ def parse_variants(text: str) -> list[Variant]:
                 raise UsageError(
                     f"--backends {entry}: {key}: {error}; a value there has no comma and no colon"
                 ) from error
-        found.append(Variant(label=entry, name=name, options=options, overrides=overrides))
-    labels = [variant.label for variant in found]
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice or not found:
-        what = f"{', '.join(twice)} is given twice" if twice else "names no backend"
-        raise UsageError(f"--backends {text}: {what}; expected for example ddp,horovod,deepspeed:stage=3")
-    return found
+        variants.append(Variant(label=entry, name=name, options=options, overrides=overrides))
+    labels = [variant.label for variant in variants]
+    duplicates = sorted({label for label in labels if labels.count(label) > 1})
+    if duplicates or not variants:
+        problem = f"{', '.join(duplicates)} is given twice" if duplicates else "names no backend"
+        raise UsageError(f"--backends {text}: {problem}; expected for example ddp,horovod,deepspeed:stage=3")
+    return variants
 
 
 def compare(order: Order) -> Comparison:
-    """Run everything and compare.
+    """Run all jobs of a comparison and compare them.
 
     Raises:
         UsageError: the spec, a backend's options or the folder are wrong; nothing was started.
@@ -185,7 +186,8 @@ def write(result: Comparison, folder: Path) -> tuple[Path, Path]:
 
 # ------------------------------------------------------------------------------------------------------------ the specs
 def _common(order: Order) -> dict[str, Any]:
-    """What every job of a comparison has: its length, logs of its own, no evaluation, one checkpoint at the end."""
+    """Return the settings of every job of a comparison: its length, its own logs, no evaluation, one checkpoint at the
+    end."""
     return {
         "train.updates": order.updates,
         "train.epochs": None,
@@ -217,26 +219,29 @@ def _bench(order: Order, variant: Variant) -> _Bench:
     loaded = config.load(order.config, overrides=[*order.overrides, *variant.overrides], flags=flags)
     policy = loaded.policy
     plugin = plugins.load("backends", variant.name, policy=policy)
-    asked = loaded.spec.backend
-    carried = {
+    spec_backend = loaded.spec.backend
+    shared_options = {
         key: value
-        for key, value in asked.options.items()
-        if asked.name == variant.name or key in plugin.Options.model_fields
+        for key, value in spec_backend.options.items()
+        if spec_backend.name == variant.name or key in plugin.Options.model_fields
     }
-    options = {**carried, **variant.options}
-    checked = plugins.options("backends", variant.name, options, path=f"--backends {variant.label}", policy=policy)
+    options = {**shared_options, **variant.options}
+    checked_options = plugins.options(
+        "backends", variant.name, options, path=f"--backends {variant.label}", policy=policy
+    )
     values = deepcopy(dict(loaded.values))
     values["backend"] |= {"name": variant.name, "options": options}
     notes, ranks = [], order.ranks
-    dropped = sorted(asked.options.keys() - options.keys())
+    dropped = sorted(spec_backend.options.keys() - options.keys())
     if dropped:
         notes.append(f"backend.options of the spec that it does not have: {', '.join(dropped)}")
-    if plugins.made("backends", variant.name, checked, policy=policy).rendezvous == ALONE and order.ranks > 1:
+    if plugins.made("backends", variant.name, checked_options, policy=policy).rendezvous == ALONE and order.ranks > 1:
         recipe = make_recipe(loaded.spec, size=order.ranks)
         ranks, values["cluster"]["nproc_per_node"] = 1, 1
         values["train"]["accumulate"] = recipe.accumulate * order.ranks
         notes.append(
-            f"one rank, with {recipe.accumulate * order.ranks} micro batches per update: the same ones as on {order.ranks} ranks"
+            f"one rank, with {recipe.accumulate * order.ranks} micro batches per update: the same ones as on "
+            f"{order.ranks} ranks"
         )
     return _Bench(variant=variant, loaded=_with(loaded, values), ranks=ranks, notes=notes)
 
@@ -247,11 +252,12 @@ def _with(loaded: "Loaded", values: Mapping[str, Any]) -> "Loaded":
 
 
 def _preflight(order: Order, benches: Sequence[_Bench]) -> None:
-    """Look for what each backend needs, and make its plan; check the data once, on the first that can run."""
+    """Check the requirements of each backend and make its plan; check the data once, on the first backend that can
+    run."""
     from mtrain.jobs import preflight
     from mtrain.system import interpreter
 
-    checked = False
+    data_checked = False
     for bench in benches:
         spec = bench.loaded.spec
         make_recipe(spec, size=bench.ranks)
@@ -264,22 +270,28 @@ def _preflight(order: Order, benches: Sequence[_Bench]) -> None:
             order.tell(f"{bench.variant.label}: not installed")
             continue
         starting.planned(bench.loaded, starting.Where(run_dir=order.out / bench.variant.folder, checkpoint=None))
-        if not checked:
+        if not data_checked:
             for note in preflight.check(spec, size=bench.ranks):
                 order.tell(note)
-            checked = True
+            data_checked = True
 
 
 # ------------------------------------------------------------------------------------------------------------- the jobs
 def _trace(order: Order, bench: _Bench) -> State | None:
-    """The job that tells everything; its state at the end, or None where it did not end well."""
+    """Run the traced job; return its final state, or None if it failed."""
     label = bench.variant.label
     bench.started = time.time()
     code, text, folder = _run(bench.loaded, order.out, bench.variant.folder)
     plan = (folder.path / "plan.txt").read_text(encoding="utf-8")
     if code:
         outcome = "refused" if code == UsageError.exit_code else "failed"
-        bench.row = Row(label=label, outcome=outcome, reason=_reason(text), ranks=bench.ranks, plan=plan)  # type: ignore[arg-type]
+        bench.row = Row(
+            label=label,
+            outcome=outcome,  # type: ignore[arg-type]
+            reason=_reason(text),
+            ranks=bench.ranks,
+            plan=plan,
+        )
         order.tell(f"{label}: {outcome}: {_reason(text)}")
         return None
     order.tell(f"{label}: {order.updates} updates traced in {time.time() - bench.started:.0f} s")
@@ -302,7 +314,7 @@ def _trace(order: Order, bench: _Bench) -> State | None:
 def _settle(
     order: Order, reference: tuple[_Bench, State], benches: Sequence[_Bench], against: Mapping[str, Against]
 ) -> Referee | None:
-    """Ask float64 where backends differ; None: all have the same bits, or float64 cannot be had."""
+    """Compare with float64 where backends differ. None: all have the same bits, or float64 is not available."""
     first, state = reference
     if all(one.bits for one in against.values()):
         return None
@@ -322,7 +334,7 @@ def _settle(
 
 
 def _time(order: Order, bench: _Bench, turn: int) -> None:
-    """A job as ``mtrain train`` runs it; it must end with the bits of the traced one."""
+    """Run a job as ``mtrain train`` does, to time it; it must end with the bits of the traced one."""
     values = deepcopy(dict(bench.loaded.values))
     values["report"]["trace"] = "traffic"
     started = time.time()
@@ -345,25 +357,25 @@ def _result(history: History | None) -> tuple[Any, Any]:
 
 
 def _run(loaded: "Loaded", out: Path, name: str) -> tuple[int, str, RunFolder]:
-    """One job to its end: exit code, what it told a person, its folder.
+    """Run one job to its end; return its exit code, its output and its folder.
 
     Raises:
-        Ended: it was asked to end.
+        Ended: the job was asked to end.
     """
-    folder, told = runfolder.create(out, name, latest=False), io.StringIO()
+    folder, output = runfolder.create(out, name, latest=False), io.StringIO()
     try:
-        code = starting.run_job(loaded, starting.Where(run_dir=folder, checkpoint=None), quiet=True, stream=told)
+        code = starting.run_job(loaded, starting.Where(run_dir=folder, checkpoint=None), quiet=True, stream=output)
     except LaunchError as error:
         return 1, f"error: {error}", RunFolder(folder)
     if code in ENDED:
         raise Ended(code)
-    return code, told.getvalue(), RunFolder(folder)
+    return code, output.getvalue(), RunFolder(folder)
 
 
 def _reason(text: str) -> str:
-    """The error itself, of what a failed job printed."""
-    _, found, message = text.rpartition("error: ")
-    lines = (message if found else text).strip().splitlines()
+    """Extract the error itself from the output of a failed job."""
+    _, separator, message = text.rpartition("error: ")
+    lines = (message if separator else text).strip().splitlines()
     return (lines[0] if lines else "no reason was given").strip()
 
 
@@ -375,13 +387,13 @@ def _against(order: Order, reference: tuple[_Bench, State], other: tuple[_Bench,
     a, b = first.row.trace, bench.row.trace
     assert a is not None
     assert b is not None
-    found = difference(a, b)
+    gap = difference(a, b)
     facts = Facts(recipe=make_recipe(bench.loaded.spec, size=bench.ranks), ranks=bench.ranks)
     return Against(
-        difference=found,
+        difference=gap,
         farthest=farthest(ours, theirs),
-        beyond=violations(found, order.profile),
-        causes=causes(a, b, found, facts),
+        beyond=violations(gap, order.profile),
+        causes=causes(a, b, gap, facts),
     )
 
 
@@ -400,22 +412,23 @@ def _finished(bench: _Bench) -> Row:
 def _facts(order: Order, bench: _Bench) -> dict[str, str]:
     spec = bench.loaded.spec
     recipe = make_recipe(spec, size=bench.ranks)
-    described = runfolder.describe_environment({})
-    wanted = ("mtrain", "torch", "paddlepaddle", "horovod", "deepspeed", "numpy")
-    versions = {name: described["versions"][name] for name in wanted if name in described["versions"]}
+    environment = runfolder.describe_environment({})
+    packages = ("mtrain", "torch", "paddlepaddle", "horovod", "deepspeed", "numpy")
+    versions = {name: environment["versions"][name] for name in packages if name in environment["versions"]}
     clip = "none" if spec.train.clip_norm is None else f"{spec.train.clip_norm:g}"
     ema = "none" if spec.train.ema is None else f"{spec.train.ema.decay:g}, {spec.train.ema.rule}"
     return {
         "model": spec.model.name,
         "data": f"{spec.data.format}, {spec.data.image_size} px",
-        "updates": f"{order.updates} updates of {spec.train.batch_size} samples: {bench.ranks} rank{'s' if bench.ranks > 1 else ''} x "
-        f"{recipe.micro_batch} (micro batch) x {recipe.accumulate} (accumulate)",
+        "updates": f"{order.updates} updates of {spec.train.batch_size} samples: "
+        f"{bench.ranks} rank{'s' if bench.ranks > 1 else ''} x {recipe.micro_batch} (micro batch) x "
+        f"{recipe.accumulate} (accumulate)",
         "optimizer": f"{recipe.rule}, rate {spec.optimizer.rate:g}, {spec.schedule.name}",
         "clipping": clip,
         "average of weights": ema,
         "precision": recipe.precision,
         "BatchNorm over ranks": "yes" if recipe.sync_batchnorm else "no",
         "seed": str(spec.train.seed),
-        "machine": f"{described['platform']}, {described['cores']} cores",
+        "machine": f"{environment['platform']}, {environment['cores']} cores",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }

@@ -1,4 +1,4 @@
-"""A comparison as one HTML file that needs nothing else."""
+"""Render a comparison as one self-contained HTML file."""
 
 from collections.abc import Sequence
 from html import escape
@@ -14,14 +14,14 @@ from mtrain.comparing.results import Comparison, Row
 from mtrain.comparing.traces import EMA, WEIGHTS
 
 PICTURES = (LOSS, NORM, WEIGHTS, EMA)
-"""Whose growth is drawn."""
+"""Quantities whose differences are drawn over updates."""
 
 
 def page(result: Comparison) -> str:
-    """The whole file."""
+    """Return the content of the HTML file."""
     style = (resources.files("mtrain.comparing") / "page.css").read_text(encoding="utf-8")
     body = [_head(result), _summary(result)]
-    body.append(_section("Agreement", _table(tables.agreement(result), result, kind="agreement"), _explained(result)))
+    body.append(_section("Agreement", _table(tables.agreement(result), result, kind="agreement"), _bounds_note(result)))
     if result.reference is not None:
         body.append(_section("Training", _legend(result), _grid(_training(result))))
         body.append(_section("Differences from " + result.reference.label, _same(result), _grid(_growth(result))))
@@ -44,15 +44,16 @@ def _head(result: Comparison) -> str:
     kind = "good" if result.agree else "bad"
     about = f"{result.facts.get('updates', '')}; {result.facts.get('optimizer', '')}; {result.facts.get('data', '')}"
     return (
-        f'<header><p class="what">mtrain compare: {escape(result.title)}</p><h1 class="{kind}">{escape(wording.headline(result))}</h1>'
+        f'<header><p class="what">mtrain compare: {escape(result.title)}</p>'
+        f'<h1 class="{kind}">{escape(wording.headline(result))}</h1>'
         f"<p>{escape(about)}. Profile <b>{result.profile.name}</b>: {escape(result.profile.meaning)}.</p></header>"
     )
 
 
 def _summary(result: Comparison) -> str:
     kinds = {True: "good", False: "bad", None: "plain"}
-    told = [f'<li class="{kinds[sentence.good]}">{escape(sentence.text)}</li>' for sentence in wording.summary(result)]
-    return f'<ul class="summary">{"".join(told)}</ul>' if told else ""
+    items = [f'<li class="{kinds[sentence.good]}">{escape(sentence.text)}</li>' for sentence in wording.summary(result)]
+    return f'<ul class="summary">{"".join(items)}</ul>' if items else ""
 
 
 def _table(table: tables.Table, result: Comparison, *, kind: str) -> str:
@@ -83,7 +84,7 @@ def _kind(row: Row, result: Comparison) -> str:
     return "good" if row.label in result.against else "plain"
 
 
-def _explained(result: Comparison) -> str:
+def _bounds_note(result: Comparison) -> str:
     bounds = [
         f"{WORDS[name]} {result.profile.at_start.get(name, float('nan')):.0e} in the first update"
         if name not in result.profile.throughout
@@ -93,22 +94,25 @@ def _explained(result: Comparison) -> str:
         if name in result.profile.at_start or name in result.profile.throughout
     ]
     exact = not any(result.profile.throughout.values())
-    allowed = "nothing but the same bits" if exact else ", ".join(bounds)
-    settled = ""
+    allowed_text = "nothing but the same bits" if exact else ", ".join(bounds)
+    referee_note = ""
     if result.referee is not None and result.referee.nudge is not None:
-        settled = (
-            f" The first update may be {EXACT:.0e} from float64 in loss and gradient norm; else, bounds are {GROWTH:.0f} times as "
-            "far as the reference is from itself when every weight starts one unit in the last place away."
+        referee_note = (
+            f" The first update may be {EXACT:.0e} from float64 in loss and gradient norm; other bounds are "
+            f"{GROWTH:.0f} times the difference of the reference from itself when every weight starts one unit in the "
+            "last place away."
         )
     return (
-        "<p class='note'>Largest relative differences: of loss and gradient norm over all updates; of weights, average and moments in "
-        f"the last checkpoint, the array that differs most. Profile {result.profile.name} allows: {escape(allowed)}.{settled}</p>"
+        "<p class='note'>Largest relative differences: of loss and gradient norm over all updates; of weights, average "
+        "and moments in "
+        f"the last checkpoint, the array that differs most. Profile {result.profile.name} allows: "
+        f"{escape(allowed_text)}.{referee_note}</p>"
     )
 
 
 # -------------------------------------------------------------------------------------------------------------- curves
 def _families(result: Comparison) -> list[tuple[str, Row]]:
-    """Backends with the same bits are one line: its name, and one of them."""
+    """Group backends with the same bits: a name for each group, and one of its rows."""
     rows = {row.label: row for row in result.rows}
     return [(wording.listed(labels), rows[labels[0]]) for labels in result.alike()]
 
@@ -126,7 +130,7 @@ def _legend(result: Comparison) -> str:
 
 
 def _training(result: Comparison) -> list[str]:
-    found = [(name, row, row.trace) for name, row in _families(result)]
+    families = [(name, row, row.trace) for name, row in _families(result)]
     updates = result.updates
     pictures = []
     for title, log, values in (("loss", False, "loss"), ("gradient norm before clipping", True, "norm")):
@@ -136,7 +140,7 @@ def _training(result: Comparison) -> list[str]:
                 colour=_colour(row.label, result),
                 values=trace.losses["total"] if values == "loss" else trace.norms,
             )
-            for name, row, trace in found
+            for name, row, trace in families
             if trace is not None
         ]
         pictures.append(curves.curves(title, lines, updates=updates, log=log))
@@ -151,14 +155,16 @@ def _same(result: Comparison) -> str:
 
 
 def _growth(result: Comparison) -> list[str]:
-    apart = [row for _, row in _families(result) if row.label in result.against and not result.against[row.label].bits]
-    if not apart:
+    different = [
+        row for _, row in _families(result) if row.label in result.against and not result.against[row.label].bits
+    ]
+    if not different:
         return []
     pictures = []
     for name in PICTURES:
         lines = [
             Line(label=row.label, colour=_colour(row.label, result), values=gaps[name].curve)
-            for row in apart
+            for row in different
             if name in (gaps := result.against[row.label].difference.gaps)
         ]
         if lines:
@@ -202,13 +208,14 @@ def _timing(result: Comparison) -> str:
         else "Timed on the jobs that left the traces; their bookkeeping lies between updates"
     )
     return (
-        f"<p class='note'>{how}; {updates} updates each, the first ones left out. Waits are shares of the time, for the exchange of "
+        f"<p class='note'>{how}; {updates} updates each, the first ones left out. Waits are shares of the time, for "
+        "the exchange of "
         "the ranks that wait least and most; sent: rank 0 over TCP, as the kernel counts it. "
         "Start-up: from the command to the end of the first update.</p>"
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- what was run
+# --------------------------------------------------------------------------------------------------------- what was run
 def _facts(result: Comparison) -> str:
     rows = {"spec": result.source, **result.facts}
     cells = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows.items())

@@ -1,4 +1,4 @@
-"""How far apart two jobs may be and still agree."""
+"""Define how much two jobs may differ and still agree."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,16 +9,18 @@ from mtrain.comparing.traces import BUFFERS, EMA, MOMENTS, WEIGHTS
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Bounds on relative differences (see ``differences.MEANING``); samples and start weights must have the same bits."""
+    """Bounds on relative differences (see ``differences.MEANING``); samples and start weights must have the same
+    bits."""
 
     name: str
     meaning: str
     at_start: Mapping[str, float]
-    """Of the first update: only rounding lies between two jobs there."""
+    """Bounds for the first update, in which jobs differ by rounding only."""
     throughout: Mapping[str, float]
-    """Of every update: training multiplies differences."""
+    """Bounds for every update; they are wider because training multiplies differences."""
     measured: bool = False
-    """Whether float64 and a nudged job settle the bounds where backends differ; those here stand in where these cannot be had."""
+    """Whether float64 and a nudged job set the bounds where backends differ; the bounds here are used if these are not
+    available."""
 
 
 def _all(value: float) -> dict[str, float]:
@@ -31,7 +33,7 @@ PROFILES: Mapping[str, Profile] = {
         Profile(name="bitwise", meaning="the same bits in every update", at_start=_all(0.0), throughout=_all(0.0)),
         Profile(
             name="float32",
-            meaning="rounding of float32 in the first update, and what training makes of it afterwards",
+            meaning="rounding of float32 in the first update, and its growth during training afterwards",
             measured=True,
             at_start={LOSS: 1e-5, NORM: 1e-4, MOMENTS: 5e-4, WEIGHTS: 5e-4, BUFFERS: 5e-4},
             throughout={LOSS: 5e-2, WEIGHTS: 0.3, EMA: 0.1},
@@ -46,13 +48,15 @@ PROFILES: Mapping[str, Profile] = {
 }
 
 
-def violations(found: Difference, profile: Profile) -> list[str]:
-    """What is beyond the profile, in words; empty: the two agree."""
-    beyond = [f"{WORDS[name]} are not the same" for name in (START, SAMPLES) if found.gaps[name].first is not None]
+def violations(differences: Difference, profile: Profile) -> list[str]:
+    """Return the violations of the profile as text; empty: the two jobs agree."""
+    beyond = [
+        f"{WORDS[name]} are not the same" for name in (START, SAMPLES) if differences.gaps[name].first is not None
+    ]
     for name in MEASURED:
-        if name not in found.gaps or found.gaps[name].first is None:
+        if name not in differences.gaps or differences.gaps[name].first is None:
             continue
-        gap = found.gaps[name]
+        gap = differences.gaps[name]
         if not profile.throughout.get(name, 1.0) and not profile.at_start.get(name, 1.0):
             beyond.append(
                 f"{WORDS[name]} of update {gap.first} not the same bits (largest difference {gap.largest:.1e})"

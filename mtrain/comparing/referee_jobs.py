@@ -1,4 +1,5 @@
-"""The two further jobs of ``mtrain compare`` where backends differ: one update in float64, and a start one rounding beside."""
+"""Run the two further jobs of ``mtrain compare`` where backends differ: one update in float64, and one with nudged
+weights."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
 
 Run = Callable[["Loaded", str], tuple[int, str, RunFolder]]
-"""Takes a spec and the name of a run folder; returns exit code, what was told, the folder."""
+"""Function from a spec and the name of a run folder to exit code, output and folder."""
 NUDGED = "nudged.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A backend whose traced job is done."""
+    """A backend whose traced job has ended."""
 
     label: str
     folder: str
@@ -39,7 +40,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Settling:
-    """What it needs to run further jobs."""
+    """Functions and folder for running further jobs."""
 
     run: Run
     with_values: Callable[["Loaded", Mapping[str, Any]], "Loaded"]
@@ -50,9 +51,9 @@ class Settling:
 def settle(
     settling: Settling, reference: Entry, state: State, others: Sequence[Entry], *, nudge: bool
 ) -> Referee | None:
-    """Ask for float64, and for a nudged job of the reference where ``nudge``; None: the reference has no float64.
+    """Run the float64 jobs, and with ``nudge`` a nudged job of the reference. None: the reference has no float64.
 
-    ``state``: what the reference ended with. ``others``: backends that are asked for their own float64.
+    ``state``: final state of the reference. ``others``: backends that also run in float64.
     """
     if reference.loaded.spec.train.precision != "fp32":
         return None
@@ -63,8 +64,8 @@ def settle(
             exact[entry.label] = trace
     if reference.label not in exact:
         return None
-    found = _nudge(settling, reference, state) if nudge else None
-    return Referee(exact=exact, label=reference.label, nudge=found)
+    nudged_gap = _nudge(settling, reference, state) if nudge else None
+    return Referee(exact=exact, label=reference.label, nudge=nudged_gap)
 
 
 def _in_float64(settling: Settling, entry: Entry) -> Trace | None:
@@ -74,7 +75,7 @@ def _in_float64(settling: Settling, entry: Entry) -> Trace | None:
 
 
 def _trace(settling: Settling, entry: Entry, values: Mapping[str, Any], what: str) -> Trace | None:
-    """A further job of a backend; None: it did not end well, which is told."""
+    """Run a further job of a backend; report its failure and return None if it fails."""
     try:
         code, text, folder = settling.run(settling.with_values(entry.loaded, values), f"{entry.folder}-{what}")
         if code:
@@ -101,7 +102,7 @@ def _nudge(settling: Settling, entry: Entry, state: State) -> Difference | None:
 
 
 def _start_weights(loaded: "Loaded", state: State) -> dict[str, Array]:
-    """The start weights of a job, found without a framework; ``state`` says which there are."""
+    """Compute the start weights of a job without a framework; ``state`` gives their names and shapes."""
     spec = loaded.spec
     data = assembly.open_task(spec)
     plugin = assembly.model_plugin(spec)
@@ -116,13 +117,13 @@ def _trained(state: State) -> set[str]:
 
 
 def nudged(weights: Mapping[str, Array], names: set[str]) -> dict[str, Array]:
-    """``weights`` as float32, those in ``names`` one unit in the last place up or down; zeros stay zero."""
-    found = {}
+    """Return ``weights`` as float32, those in ``names`` one unit in the last place up or down; zeros stay zero."""
+    result = {}
     for name, array in weights.items():
-        held = np.ascontiguousarray(array, np.float32 if array.dtype.kind == "f" else None)
-        if name in names and held.dtype.kind == "f":
-            up = np.random.default_rng([0, *name.encode()]).integers(0, 2, held.shape, dtype=np.int8)
-            moved = np.nextafter(held, np.where(up, np.inf, -np.inf).astype(np.float32))
-            held = np.where(held == 0, held, moved)
-        found[name] = held.reshape(array.shape)
-    return found
+        values = np.ascontiguousarray(array, np.float32 if array.dtype.kind == "f" else None)
+        if name in names and values.dtype.kind == "f":
+            up = np.random.default_rng([0, *name.encode()]).integers(0, 2, values.shape, dtype=np.int8)
+            shifted = np.nextafter(values, np.where(up, np.inf, -np.inf).astype(np.float32))
+            values = np.where(values == 0, values, shifted)
+        result[name] = values.reshape(array.shape)
+    return result

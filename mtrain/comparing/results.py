@@ -1,4 +1,4 @@
-"""A whole comparison as data: what was asked, what each backend did, how far it is from the reference."""
+"""A whole comparison as data: its settings, the result of each backend, and the distance of each from the reference."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,111 +12,113 @@ from mtrain.comparing.speed import Speed
 from mtrain.comparing.traces import Trace
 
 FORMAT = 1
-"""Of ``compare.json``."""
+"""Version of the format of ``compare.json``."""
 Outcome = Literal["done", "failed", "refused", "absent"]
-"""absent: what it needs is not installed; refused: the backend cannot do what the spec asks."""
+"""Outcome of a backend. absent: a requirement is not installed; refused: the backend does not support the spec."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One backend."""
+    """The result of one backend."""
 
     label: str
-    """As it was asked for: ``deepspeed:stage=3``."""
+    """Entry of ``--backends``: ``deepspeed:stage=3``."""
     outcome: Outcome
     reason: str = ""
-    """Why it is not done."""
+    """Reason why the job is not done; empty if it is."""
     ranks: int = 0
     notes: Sequence[str] = ()
-    """What had to be set otherwise than for the reference."""
+    """Settings that had to differ from the reference's."""
     trace: Trace | None = field(default=None, repr=False)
     speed: Speed | None = None
     repeats: bool | None = None
-    """Whether the timed jobs ended with the bits of the traced one; None: there was none."""
+    """Whether the timed jobs ended with the bits of the traced one; None: there was no timed job."""
     plan: str = ""
-    """The traced job's plan as text."""
+    """Plan of the traced job as text."""
 
     @property
     def drifted(self) -> bool:
-        """Whether its ranks did not hold the same weights, behind some update."""
+        """Return whether the ranks held different weights after some update."""
         return self.trace is not None and self.trace.drifted is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
-    """One backend against the reference."""
+    """The comparison of one backend with the reference."""
 
     difference: Difference
     farthest: Mapping[str, Farthest]
-    """In the last checkpoints, by ``weights``, ``ema``, ``moments``."""
+    """Farthest array in the last checkpoints, by ``weights``, ``ema``, ``moments``."""
     beyond: Sequence[str]
-    """What the profile does not allow."""
+    """Differences that the profile does not allow, as text."""
     causes: Sequence[str]
 
     @property
     def bits(self) -> bool:
-        """Whether nothing at all differs."""
+        """Return whether all bits are the same."""
         return self.difference.first is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One spec on several backends."""
+    """The comparison of one spec on several backends."""
 
     title: str
     source: str
-    """Of the spec."""
+    """Source of the spec."""
     facts: Mapping[str, str]
-    """What every job has in common, in words."""
+    """Settings that all jobs have in common, as text."""
     profile: Profile
     updates: int
     rows: Sequence[Row]
     against: Mapping[str, Against]
-    """By label, for each that is done but the reference."""
+    """Comparison with the reference by label, for each other backend that is done."""
     referee: Referee | None = None
-    """None: all have the same bits, or float64 could not be had."""
+    """Float64 measurements. None: all have the same bits, or float64 is not available."""
 
     @property
     def reference(self) -> Row | None:
-        """The first backend that is done."""
+        """Return the first backend that is done."""
         return next((row for row in self.rows if row.outcome == "done"), None)
 
     @property
     def agree(self) -> bool:
-        """Whether all backends ran, repeat themselves, keep their ranks alike, and are within the profile."""
+        """Return whether all backends ran, repeat themselves, keep their ranks equal, and are within the profile."""
         ran = all(row.outcome == "done" and row.repeats is not False and not row.drifted for row in self.rows)
         return ran and not any(against.beyond for against in self.against.values()) and not self.off
 
     @property
     def distances(self) -> Mapping[str, Mapping[str, float]]:
-        """Backend -> how far its first update is from float64, see ``Referee.distances``; empty without a referee."""
+        """Return each backend's distances of its first update from float64, see ``Referee.distances``; empty without a
+        referee."""
         if self.referee is None:
             return {}
         return {row.label: self.referee.distances(row.trace) for row in self.rows if row.trace is not None}
 
     @property
     def off(self) -> Mapping[str, Sequence[str]]:
-        """Backend -> what of its first update is too far from float64, in words, where the profile asks for float64."""
+        """Return for each inexact backend the quantities too far from float64, as text, if the profile asks for
+        float64."""
         if self.referee is None or not self.profile.measured:
             return {}
-        found = {label: self.referee.inexact(distances) for label, distances in self.distances.items()}
-        return {label: words for label, words in found.items() if words}
+        inexact = {label: self.referee.inexact(distances) for label, distances in self.distances.items()}
+        return {label: words for label, words in inexact.items() if words}
 
     def alike(self) -> list[list[str]]:
-        """Labels of the backends that are done, those with the same bits together; the reference's first."""
-        found: list[list[Row]] = []
+        """Group the labels of the finished backends by equal bits; the reference's group comes first."""
+        groups: list[list[Row]] = []
         for row in self.rows:
             if row.trace is None:
                 continue
-            home = next((rows for rows in found if rows[0].trace and same_bits(rows[0].trace, row.trace)), None)
-            if home is None:
-                found.append([row])
+            group = next((rows for rows in groups if rows[0].trace and same_bits(rows[0].trace, row.trace)), None)
+            if group is None:
+                groups.append([row])
             else:
-                home.append(row)
-        return [[row.label for row in rows] for rows in found]
+                group.append(row)
+        return [[row.label for row in rows] for rows in groups]
 
     def verdict(self, row: Row) -> str:
-        """One word or two for the table."""
+        """Return a verdict of one or two words for the table."""
         if row.outcome != "done":
             return {"failed": "failed", "refused": "refused", "absent": "not installed"}[row.outcome]
         if row.drifted:
@@ -131,7 +133,7 @@ class Comparison:
         return "differs" if against.beyond else f"within {self.profile.name}"
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for ``compare.json``; curves are in it, sketches are not."""
+        """Return plain values for ``compare.json``, with curves and without sketches."""
         reference = self.reference
         return {
             "format": FORMAT,
@@ -153,20 +155,20 @@ class Comparison:
         }
 
     def _row(self, row: Row) -> dict[str, Any]:
-        told: dict[str, Any] = {"label": row.label, "verdict": self.verdict(row), "outcome": row.outcome}
+        fields: dict[str, Any] = {"label": row.label, "verdict": self.verdict(row), "outcome": row.outcome}
         if row.label in self.distances:
-            told["from_float64"] = dict(self.distances[row.label])
-        told |= {"reason": row.reason, "ranks": row.ranks, "notes": list(row.notes), "repeats": row.repeats}
+            fields["from_float64"] = dict(self.distances[row.label])
+        fields |= {"reason": row.reason, "ranks": row.ranks, "notes": list(row.notes), "repeats": row.repeats}
         if row.speed is not None:
-            told["speed"] = {name: getattr(row.speed, name) for name in Speed.__dataclass_fields__}
+            fields["speed"] = {name: getattr(row.speed, name) for name in Speed.__dataclass_fields__}
         if row.trace is not None:
-            told["losses"] = dict(row.trace.losses)
-            told["norms"] = row.trace.norms
-            told["samples"] = list(row.trace.samples)
-            told["digests"] = {part: list(values) for part, values in row.trace.digests.items()}
+            fields["losses"] = dict(row.trace.losses)
+            fields["norms"] = row.trace.norms
+            fields["samples"] = list(row.trace.samples)
+            fields["digests"] = {part: list(values) for part, values in row.trace.digests.items()}
         if row.label in self.against:
-            told["against_reference"] = _against(self.against[row.label])
-        return told
+            fields["against_reference"] = _against(self.against[row.label])
+        return fields
 
 
 def _float64(referee: Referee) -> dict[str, Any]:
@@ -181,16 +183,16 @@ def _float64(referee: Referee) -> dict[str, Any]:
 
 
 def _against(against: Against) -> dict[str, Any]:
-    found = against.difference
+    comparison = against.difference
     return {
         "same_bits": against.bits,
-        "first_update": found.first,
-        "first_in": [WORDS[name] for name in found.what],
+        "first_update": comparison.first,
+        "first_in": [WORDS[name] for name in comparison.what],
         "beyond_profile": list(against.beyond),
         "causes": list(against.causes),
         "gaps": {
             name: {"first_update": gap.first, "largest": gap.largest, "curve": gap.curve}
-            for name, gap in found.gaps.items()
+            for name, gap in comparison.gaps.items()
         },
         "last_checkpoint": {
             part: {"largest": far.difference, "array": far.name} for part, far in against.farthest.items()

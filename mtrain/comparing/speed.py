@@ -1,4 +1,4 @@
-"""How fast a job ran, from its records."""
+"""Compute the speed of a job from its records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,49 +12,49 @@ from mtrain.report.history import History, Record
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """Figures of one backend over all its timed jobs. None: nobody could tell."""
+    """Speed of one backend over all its timed jobs. None: not measured."""
 
     jobs: int
-    """Timed ones; 0: measured on the job that also left the trace, whose bookkeeping lies between updates."""
+    """Number of timed jobs; 0: measured on the traced job, whose bookkeeping lies between updates."""
     updates: int
-    """Over which was measured; the first ones of each job are left out."""
+    """Number of measured updates; the first ones of each job are left out."""
     quartiles_ms: tuple[float, float, float]
     """Wall time of an update: lower quartile, median, upper quartile."""
     samples_per_s: float
     wait_share: float
-    """Of the time, waiting for data; median."""
+    """Share of the time spent waiting for data; median."""
     communication_shares: Sequence[float]
-    """Of the time of an update, waiting for other ranks and nothing else; median, by rank. Empty: nobody could tell."""
+    """Share of an update's time spent only waiting for other ranks; median, by rank. Empty: not measured."""
     sent_bytes: float | None
-    """Rank 0 to others over TCP, per update; median."""
+    """Bytes that rank 0 sends to others over TCP per update; median."""
     memory_bytes: Sequence[float]
-    """Peak of each rank, by rank."""
+    """Peak memory of each rank, by rank."""
     startup_s: float
-    """From the command to the end of the first update; median over jobs."""
+    """Seconds from the command to the end of the first update; median over jobs."""
 
 
 def left_out(updates: int) -> int:
-    """How many updates at the start of a job are not timed."""
+    """Return the number of updates at the start of a job that are not timed."""
     return min(10, max(1, updates // 5)) if updates > 1 else 0
 
 
 def speed_of(histories: Sequence[History], *, started: Sequence[float], batch: int, timed: bool) -> Speed:
-    """Figures of jobs that began at ``started`` (seconds since 1970), with ``batch`` samples per update.
+    """Compute the speed of jobs that began at ``started`` (seconds since 1970), with ``batch`` samples per update.
 
-    ``timed``: False where the only job is the traced one; what was sent then includes its bookkeeping, so it is not told.
+    ``timed``: False if the only job is the traced one; its sent bytes include bookkeeping and are left out.
     """
-    whole = [[history.updates[update] for update in sorted(history.updates)] for history in histories]
-    kept = [record for records in whole for record in records[left_out(len(records)) :]]
-    seconds = seconds_of(kept)
+    records_by_job = [[history.updates[update] for update in sorted(history.updates)] for history in histories]
+    timed_records = [record for records in records_by_job for record in records[left_out(len(records)) :]]
+    seconds = seconds_of(timed_records)
     low, median, high = (float(x) for x in np.percentile(1000 * seconds, (25, 50, 75)))
-    sent = [step for records in whole for step in _sent(records[left_out(len(records)) :])]
-    begins = [records[0]["time"] - start for records, start in zip(whole, started, strict=True)]
+    sent = [step for records in records_by_job for step in _sent(records[left_out(len(records)) :])]
+    begins = [records[0]["time"] - start for records, start in zip(records_by_job, started, strict=True)]
     return Speed(
         jobs=len(histories) if timed else 0,
-        updates=len(kept),
+        updates=len(timed_records),
         quartiles_ms=(low, median, high),
         samples_per_s=1000 * batch / median,
-        wait_share=float(np.median([record["wait_share"] for record in kept])),
+        wait_share=float(np.median([record["wait_share"] for record in timed_records])),
         communication_shares=_communication(histories),
         sent_bytes=float(np.median(sent)) if sent and timed else None,
         memory_bytes=_by_rank(histories[-1], "memory_bytes"),
@@ -68,9 +68,9 @@ def _sent(records: Sequence[Record]) -> list[int]:
 
 
 def _communication(histories: Sequence[History]) -> list[float]:
-    """Medians over the jobs that told."""
-    told = [shares for history in histories if (shares := _by_rank(history, "communication_share"))]
-    return [float(np.median(shares)) for shares in zip(*told, strict=True)]
+    """Return the medians over the jobs that recorded them."""
+    shares_by_job = [shares for history in histories if (shares := _by_rank(history, "communication_share"))]
+    return [float(np.median(shares)) for shares in zip(*shares_by_job, strict=True)]
 
 
 def _by_rank(history: History, name: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""The figures of a comparison as text, for terminal and page."""
+"""Format the figures of a comparison as text, for terminal and page."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,13 @@ from mtrain.comparing.results import Comparison, Row
 from mtrain.report.wording import duration
 
 Table = tuple[Sequence[str], list[list[str]]]
-"""Columns and rows."""
-UNKNOWN = "not told"
+"""Column names, and rows of cells."""
+UNKNOWN = "not measured"
 
 
 def agreement(result: Comparison) -> Table:
-    """Who agrees with the reference, and largest relative differences: of loss and norm over all updates, else of the arrays of
-    the last checkpoints."""
+    """Tabulate the verdicts and the largest relative differences from the reference: of loss and norm over all updates,
+    of other quantities in the last checkpoints."""
     columns = [
         "backend",
         "verdict",
@@ -40,9 +40,9 @@ def _differences(row: Row, result: Comparison) -> list[str]:
     if row.label not in result.against:
         return [""] * 6
     against = result.against[row.label]
-    found = against.difference
-    first = "never" if found.first is None else f"update {found.first}: {WORDS[found.what[0]]}"
-    sizes = [found.gaps[name].largest for name in (LOSS, NORM)]
+    gap = against.difference
+    first = "never" if gap.first is None else f"update {gap.first}: {WORDS[gap.what[0]]}"
+    sizes = [gap.gaps[name].largest for name in (LOSS, NORM)]
     parts = [
         against.farthest[part].difference if part in against.farthest else None
         for part in ("weights", "ema", "moments")
@@ -61,7 +61,7 @@ def _repeats(row: Row) -> str:
 
 
 def speeds(result: Comparison) -> Table:
-    """How fast, from the timed jobs."""
+    """Tabulate the speeds of the timed jobs."""
     columns = [
         "backend",
         "ranks",
@@ -94,7 +94,7 @@ def _speed(row: Row) -> list[str]:
 
 
 def _shares(values: Sequence[float]) -> str:
-    """Of all ranks: one figure where they have the same, else the smallest and the largest."""
+    """Format one value per job: a single number if all ranks agree, otherwise ``min to max``."""
     if not values:
         return UNKNOWN
     low, high = (f"{100 * value:.0f}%" for value in (min(values), max(values)))
@@ -102,7 +102,7 @@ def _shares(values: Sequence[float]) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in words."""
+    """Format a number of bytes."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:
             return f"{count / factor:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""A comparison in plain words."""
+"""Describe a comparison in plain words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,50 +9,52 @@ from mtrain.comparing.results import Against, Comparison, Row
 from mtrain.comparing.traces import WEIGHTS
 
 SHOWN = 2
-"""Figures beyond a profile that a sentence names; the table has the others."""
+"""Number of violations that a sentence names; the table has the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """Something to tell; ``good``: False is something to look at, None neither."""
+    """A sentence of the report. ``good``: True is good news, False needs attention, None is neither."""
 
     text: str
     good: bool | None = None
 
 
 def summary(result: Comparison) -> list[Sentence]:
-    """What came out, the most important first."""
-    told = [_alike(labels, result) for labels in result.alike() if len(labels) > 1]
-    told += [
+    """Return the results as sentences, the most important first."""
+    sentences = [_alike(labels, result) for labels in result.alike() if len(labels) > 1]
+    sentences += [
         _apart(row, result) for row in result.rows if row.label in result.against and not result.against[row.label].bits
     ]
-    told += _against_float64(result)
-    told += [_drifted(row) for row in result.rows if row.drifted]
-    told += [_not_done(row) for row in result.rows if row.outcome != "done"]
-    told += [
+    sentences += _against_float64(result)
+    sentences += [_drifted(row) for row in result.rows if row.drifted]
+    sentences += [_not_done(row) for row in result.rows if row.outcome != "done"]
+    sentences += [
         Sentence(
             f"{row.label} does not repeat itself: a second job from the same spec ended with other weights", good=False
         )
         for row in result.rows
         if row.repeats is False
     ]
-    return [*told, *_speed(result)]
+    return [*sentences, *_speed(result)]
 
 
 def headline(result: Comparison) -> str:
-    """The verdict in one line."""
-    done = [row for row in result.rows if row.outcome == "done"]
-    if result.agree and len(done) > 1:
+    """Return the verdict in one line."""
+    finished = [row for row in result.rows if row.outcome == "done"]
+    if result.agree and len(finished) > 1:
         if all(against.bits for against in result.against.values()):
-            return f"All {len(done)} backends train alike, bit for bit"
-        return f"All {len(done)} backends agree within the profile {result.profile.name}"
-    if len(done) < 2 and len(result.rows) > 1:
-        return "Nothing to compare: " + ("no backend ran" if not done else f"only {done[0].label} ran")
+            return f"All {len(finished)} backends train alike, bit for bit"
+        return f"All {len(finished)} backends agree within the profile {result.profile.name}"
+    if len(finished) < 2 and len(result.rows) > 1:
+        return "Nothing to compare: " + ("no backend ran" if not finished else f"only {finished[0].label} ran")
     if result.off:
-        return f"{listed(list(result.off))} {'is' if len(result.off) == 1 else 'are'} off: too far from float64 in the first update"
-    apart = [label for label, against in result.against.items() if against.beyond]
-    if apart:
-        return f"{listed(apart)} {'does' if len(apart) == 1 else 'do'} not train like {result.reference.label if result.reference else '?'}"
+        verb = "is" if len(result.off) == 1 else "are"
+        return f"{listed(list(result.off))} {verb} off: too far from float64 in the first update"
+    different = [label for label, against in result.against.items() if against.beyond]
+    if different:
+        verb = "does" if len(different) == 1 else "do"
+        return f"{listed(different)} {verb} not train like {result.reference.label if result.reference else '?'}"
     drifted = [row.label for row in result.rows if row.drifted]
     if drifted:
         return f"The ranks of {listed(drifted)} do not hold the same weights"
@@ -65,13 +67,14 @@ def headline(result: Comparison) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """``a, b and c``."""
+    """Join words as ``a, b and c``."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _alike(labels: list[str], result: Comparison) -> Sentence:
     return Sentence(
-        f"{listed(labels)} are the same, bit for bit, in all {result.updates} updates: samples, losses, gradient norms, weights, "
+        f"{listed(labels)} are the same, bit for bit, in all {result.updates} updates: samples, losses, gradient "
+        "norms, weights, "
         "moments, averages",
         good=True,
     )
@@ -93,29 +96,29 @@ def _apart(row: Row, result: Comparison) -> Sentence:
 
 
 def _against_float64(result: Comparison) -> list[Sentence]:
-    """Who is off and by how much, where backends differ."""
+    """Report which backends are inexact and by how much, where backends differ."""
     if result.referee is None:
         return []
-    told = [Sentence(f"{label} is off: {'; '.join(what)}", good=False) for label, what in result.off.items()]
-    told += [Sentence(f"First update: {text}") for text in ranking(result.referee, result.distances)]
+    sentences = [Sentence(f"{label} is off: {'; '.join(what)}", good=False) for label, what in result.off.items()]
+    sentences += [Sentence(f"First update: {text}") for text in ranking(result.referee, result.distances)]
     for label in result.against:
-        apart = result.referee.otherwise(label)
-        if apart:
-            sizes = listed([f"{WORDS[name]} {size:.1e} apart" for name, size in apart.items()])
+        distances = result.referee.otherwise(label)
+        if distances:
+            sizes = listed([f"{WORDS[name]} {size:.1e} apart" for name, size in distances.items()])
             text = f"{label} differs from {result.referee.label} in float64 too ({sizes}): that is no rounding"
-            told.append(Sentence(text, good=False))
-    return told
+            sentences.append(Sentence(text, good=False))
+    return sentences
 
 
 def parting(against: Against) -> str:
-    """Where two jobs part, and in what."""
-    found = against.difference
-    if found.first is None:
+    """Describe the first update in which two jobs differ, and the quantities."""
+    gap = against.difference
+    if gap.first is None:
         return "The same bits throughout"
-    names = listed([WORDS[name] for name in found.what])
-    if not found.first:
+    names = listed([WORDS[name] for name in gap.what])
+    if not gap.first:
         return f"They part in the first update, in {names}"
-    return f"They part in update {found.first}, in {names}; until then they are the same, bit for bit"
+    return f"They part in update {gap.first}, in {names}; until then they are the same, bit for bit"
 
 
 def _growth(against: Against, result: Comparison) -> str:
@@ -127,7 +130,7 @@ def _growth(against: Against, result: Comparison) -> str:
 def _drifted(row: Row) -> Sentence:
     assert row.trace is not None
     assert row.trace.drifted is not None
-    since = f"behind update {row.trace.drifted - 1}" if row.trace.drifted else "at the start"
+    since = f"after update {row.trace.drifted - 1}" if row.trace.drifted else "at the start"
     return Sentence(
         f"The ranks of {row.label} do not hold the same weights {since}: it trains several models", good=False
     )
@@ -139,12 +142,12 @@ def _not_done(row: Row) -> Sentence:
 
 
 def _speed(result: Comparison) -> list[Sentence]:
-    found = [(row.speed.quartiles_ms, row.label) for row in result.rows if row.speed is not None]
-    timed = sorted(found, key=lambda entry: entry[0][1])
+    times = [(row.speed.quartiles_ms, row.label) for row in result.rows if row.speed is not None]
+    timed = sorted(times, key=lambda entry: entry[0][1])
     if len(timed) < 2:
         return []
-    ((_, fast, reach), fastest), ((_, slow, _), slowest) = timed[0], timed[-1]
-    near = [label for (low, _, _), label in timed[1:] if low <= reach]
-    spread = f"; the quartiles of {listed(near)} overlap with its own" if near else ""
+    ((_, fast, fastest_upper), fastest), ((_, slow, _), slowest) = timed[0], timed[-1]
+    close = [label for (low, _, _), label in timed[1:] if low <= fastest_upper]
+    spread = f"; the quartiles of {listed(close)} overlap with its own" if close else ""
     last = f"{slowest} takes {slow / fast:.2f} times as long"
     return [Sentence(f"{fastest} is the fastest here with {fast:.0f} ms an update{spread}; {last}")]

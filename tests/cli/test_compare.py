@@ -92,7 +92,7 @@ def test_ranks_that_never_exchange_gradients_are_caught(tmp_path):
     assert [row["verdict"] for row in rows_of(found).values()] == ["reference", "ranks differ"]
     assert "silent does not train like ddp" in printed
     (cause, *_) = rows_of(found)["silent"]["against_reference"]["causes"]
-    assert "its ranks do not hold the same weights behind update 0" in cause
+    assert "its ranks do not hold the same weights after update 0" in cause
 
 
 @pytest.mark.slow

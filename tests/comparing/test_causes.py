@@ -129,7 +129,7 @@ def test_other_samples_start_weights_and_loss():
     assert "starts from other weights" in told(Planted(start=0.5))[0]
     assert "2 times as large, the number of ranks (2): the loss is summed" in told(Planted(loss_factor=2.0))[0]
     assert "the forward pass itself differs" in told(Planted(loss_factor=1.01))[0]
-    assert "the forward pass is rounded otherwise" in told(Planted(loss_factor=1 + 1e-7))[0]
+    assert "the forward pass is rounded differently" in told(Planted(loss_factor=1 + 1e-7))[0]
 
 
 def test_rounding_of_the_gradient():
@@ -146,7 +146,7 @@ def test_rounding_under_adam_is_explained():
 
 def test_ranks_that_drift_apart():
     assert run(Planted(drift_at=4)).drifted == 5
-    assert "ranks do not hold the same weights behind update 4" in told(Planted(drift_at=4, gradient_factor=1.1))[0]
+    assert "ranks do not hold the same weights after update 4" in told(Planted(drift_at=4, gradient_factor=1.1))[0]
 
 
 def test_the_groups_of_this_file_are_those_of_its_recipe():
