@@ -1,14 +1,14 @@
-"""The conformance kit: proves that a backend trains as every other one does. ``mtrain plugins test NAME`` runs it.
+"""The conformance kit: checks that a backend trains like every other one. ``mtrain plugins test NAME`` runs it.
 
 ::
 
     convnet.py network.py training.py   what is trained, in float64 where the backend has it
-    finding.py                          checks, what they measure, and what became of them
-    site.py                             where a check runs: one rank inside a backend
-    collectives.py learning.py states.py leaving.py    the checks, a function each
-    catalogue.py                        all checks: what each claims, what its failure means, where to look
-    ranks.py diary.py                   what a rank runs; what it writes down meanwhile
-    jobs.py kit.py                      starts jobs through the real launchers; judges what they have left
-    words.py                            the report for people
+    checks.py                           checks, their measures and their results
+    check_context.py                    the context of a check: one rank inside a backend
+    collectives.py learning.py states.py exchanges.py accuracy.py teardown.py    the checks, a function each
+    catalogue.py                        all checks: the claim of each, the meaning of its failure, where to look
+    ranks.py rank_records.py            the program of a rank; the records that it writes
+    jobs.py kit.py                      start jobs through the real launchers; judge their records
+    wording.py                          the report for people
     options.py test_conformance.py      the same under pytest: ``pytest --pyargs mtrain.testing --backend NAME``
 """

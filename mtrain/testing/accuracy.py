@@ -1,7 +1,8 @@
-"""Check of how exact float32 is: loss and gradient norm of one update, against float64.
+"""Check how exact float32 is: compare loss and gradient norm of one update with float64.
 
-The network of the other checks sees pictures of 8 px, too small for a sum over pixels to lose digits. Here one convolution with
-BatchNorm sees pictures that are large, smooth, low in contrast and bright, as photographs are: an inexact sum over their pixels shows.
+The network of the other checks sees pictures of 8 px, too small for a sum over pixels to lose digits. Here one
+convolution with BatchNorm sees pictures that are large, smooth, low in contrast and bright, like photographs, so that
+an inexact sum over their pixels shows.
 """
 
 import math
@@ -15,20 +16,20 @@ from mtrain.testing.checks import Measure
 
 MICRO_BATCH, SIDE, WIDTH = 4, 320, 8
 CONTRAST, BRIGHTNESS = 0.03, (0.60, 0.55, 0.50)
-"""How far the light of a picture goes to each side of its mean, and the mean of each colour; pixels are between 0 and 1."""
+"""Amplitude of the light in a picture, and the mean of each colour; pixels are between 0 and 1."""
 
 
 def first_update(backend: Backend, precision: Precision) -> dict[str, Array]:
-    """Train one update. Returns ``loss`` and ``norm``, the gradient norm before clipping.
+    """Train one update. Return ``loss`` and ``norm``, the gradient norm before clipping.
 
-    Every rank is given the same pictures, so that the figures do not depend on the number of ranks.
+    Every rank receives the same pictures, so that the figures do not depend on the number of ranks.
     """
     recipe = Recipe(
         rule="sgd",
         groups=(("", {"momentum": 0.0, "weight_decay": 0.0}),),
         micro_batch=MICRO_BATCH,
         precision=precision,
-        channels_last=True,  # as every job trains whose spec does not say otherwise
+        channels_last=True,  # the default of every job
         clip_norm=math.inf,
     )
     model, optimizer = backend.prepare(_build, recipe)
@@ -42,25 +43,26 @@ def first_update(backend: Backend, precision: Precision) -> dict[str, Array]:
 
 
 def near_float64(site: Site) -> list[Measure]:
-    """Loss and gradient norm in float32 are those of solo in float64."""
-    # Solo's figures in float64 serve backends without float64 too; `learns.*` compares a backend's own float64 with solo's.
+    """Check that loss and gradient norm in float32 are those of solo in float64."""
+    # Solo's float64 also serves backends without float64; `learns.*` compares a backend's own float64 with solo's.
     exact = Reference(folder=site.references, precision="fp64").arrays(FIRST_UPDATE)
-    found = first_update(site.backend, "fp32")
+    figures = first_update(site.backend, "fp32")
     words = {"loss": "loss", "norm": "gradient norm"}
-    return [_distance(word, float(found[name]), float(exact[name])) for name, word in words.items()]
+    return [_distance(word, float(figures[name]), float(exact[name])) for name, word in words.items()]
 
 
-def _distance(word: str, found: float, exact: float) -> Measure:
+def _distance(word: str, actual: float, exact: float) -> Measure:
     return Measure(
         what=f"{word}: relative distance from float64",
-        value=abs(found / exact - 1),
+        value=abs(actual / exact - 1),
         bound=EXACT,
-        detail=f"{found:.9g} in float32, {exact:.9g} in float64",
+        detail=f"{actual:.9g} in float32, {exact:.9g} in float64",
     )
 
 
 def pictures() -> Array:
-    """Pictures as float32 (B, 3, H, W) between 0 and 1 in steps of 1/255: slow light, a finer texture, some noise."""
+    """Generate pictures as float32 (B, 3, H, W) between 0 and 1 in steps of 1/255: slow light, a finer texture, some
+    noise."""
     generator = np.random.default_rng(17)
     y, x = np.mgrid[0:SIDE, 0:SIDE] / SIDE
     images = np.empty((MICRO_BATCH, 3, SIDE, SIDE))
@@ -76,7 +78,7 @@ def pictures() -> Array:
 
 
 def start_weights() -> dict[str, Array]:
-    """Start values of every entry of the network, float64, keyed by name."""
+    """Return the start value of every entry of the network, float64, keyed by name."""
     generator = np.random.default_rng(11)
     return {
         "conv.weight": generator.normal(0, 0.3, (WIDTH, 3, 3, 3)),
@@ -91,7 +93,7 @@ def start_weights() -> dict[str, Array]:
 
 
 def _weights(precision: Precision) -> dict[str, Array]:
-    """The start weights in float32, which float64 takes over as they are: both start from the same numbers."""
+    """Return the start weights rounded to float32, also for float64: both precisions start from the same numbers."""
     single = {
         name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in start_weights().items()
     }

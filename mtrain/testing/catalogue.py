@@ -22,8 +22,8 @@ ENTERS = Check(
 )
 LEAVES = Check(
     id="plugin.leaves",
-    claim="Behind `with backend:` no process, thread or port is left.",
-    means="jobs hang or abort at their end, and ports stay taken.",
+    claim="After `with backend:` no process, thread or port is left.",
+    means="jobs hang or abort at their end, and ports stay in use.",
     look="Backend.__exit__",
 )
 ONE = Check(
@@ -36,13 +36,13 @@ DIES = Check(
     id="job.ends",
     claim="When a rank is killed the job ends by itself, in time, as failed, and leaves no process and no port behind.",
     means="a failed job blocks its machines until somebody looks.",
-    look="timeouts given to the library in Backend.__enter__; what Backend.__exit__ waits for; Launcher.plan",
+    look="timeouts passed to the library in Backend.__enter__; waits in Backend.__exit__; Launcher.plan",
 )
 TASK = Check(
     id="job.trains",
-    claim="A whole job, mtrain's own spec vit_digits, learns and scores what it does under solo.",
-    means="what passes alone does not work together: data loading, training, evaluation, checkpoints.",
-    look="the log of rank 0 in the folder that is named",
+    claim="A whole job, mtrain's own spec vit_digits, learns and scores the same as under solo.",
+    means="parts that work alone fail together: data loading, training, evaluation, checkpoints.",
+    look="the log of rank 0 in the run folder",
 )
 
 _LEARNS: Mapping[str, tuple[str, str, str]] = {
@@ -85,12 +85,12 @@ _LEARNS: Mapping[str, tuple[str, str, str]] = {
 
 
 def _learning() -> dict[Check, Callable[[Site], list[Measure]]]:
-    found = {}
+    checks = {}
     for name in learning.CASES:
         claim, means, look = _LEARNS[name]
         check = Check(id=f"learns.{name}", claim=claim, means=f"{means} {ORDER_OF_ADDITION}", look=look)
-        found[check] = learning.learns(name)
-    return found
+        checks[check] = learning.learns(name)
+    return checks
 
 
 ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
@@ -126,7 +126,7 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
     ): collectives.batches,
     Check(
         id="start.equal",
-        claim="Ranks start from the weights that were given, and none goes on with others.",
+        claim="Ranks start from the given weights, and none continues with others.",
         means="every rank trains a model of its own.",
         look="Backend.prepare, Backend.restore (core.matching.check_equal_start)",
     ): learning.starts_equal,
@@ -134,18 +134,18 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
     Check(
         id="traffic.once",
         claim="Gradients are exchanged once per update, not in every micro batch.",
-        means="accumulation learns the same and sends as many times as much as an update has micro batches.",
+        means="accumulation learns the same, but sends the gradients once per micro batch.",
         look="Optimizer.micro_batch(last=...): what is exchanged before the last micro batch",
     ): exchanges.exchanges_once,
     Check(
         id="accuracy.first_update",
-        claim="Loss and gradient norm of the first update in float32 are those of float64, on pictures of the size that jobs train on.",
+        claim="Loss and gradient norm of the first update in float32 are those of float64, on pictures of usual size.",
         means="training loses digits, and backends drift apart for a reason that no spec explains.",
         look="what is summed over pixels: BatchNorm in channels-last layout; TensorFloat-32 on a GPU; docs/accuracy.md",
     ): accuracy.near_float64,
     Check(
         id="clip.norm",
-        claim="The norm that step returns is that before clipping; longer gradients are cut to the limit, others left alone.",
+        claim="`step` returns the norm before clipping; longer gradients are cut to the limit, others are unchanged.",
         means="runs under two backends cannot be compared, and clipping changes what it should not.",
         look="Optimizer.step: average over ranks, take the norm, clip, apply",
     ): learning.clips,
@@ -157,7 +157,7 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
     ): learning.skips_nonfinite,
     Check(
         id="average.restores",
-        claim="Inside `averaged` every rank computes with rank 0's averages, afterwards with its own weights, bit for bit.",
+        claim="Inside `averaged` every rank uses rank 0's averages, afterwards its own weights, bit for bit.",
         means="evaluations score other weights than those that are saved, or change training.",
         look="Optimizer.averaged",
     ): learning.averages,
@@ -169,9 +169,9 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
     ): states.whole,
     Check(
         id="state.continues",
-        claim="A job that goes on from its state ends with the same bits as one that was never interrupted.",
-        means="a resumed job is another job.",
-        look="what Backend.restore leaves out; what the library settles in its first passes",
+        claim="A job that continues from its state ends with the same bits as one that was never interrupted.",
+        means="a resumed job learns something else.",
+        look="state that Backend.restore leaves out; choices that the library makes in its first passes",
     ): states.continues,
     Check(
         id="state.from_solo",
@@ -186,7 +186,7 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
         look="Backend.infer, Backend.batches, Optimizer.averaged, Collective.all_gather",
     ): states.evaluates,
 }
-"""Checks that ranks run inside one job of the backend."""
+"""The checks that ranks run inside one job of the backend, with their functions."""
 
 CHECKS: tuple[Check, ...] = (LIGHT, ENTERS, *ON_RANKS, LEAVES, ONE, DIES, TASK)
-"""All of them."""
+"""All checks, in the order in which they are reported."""

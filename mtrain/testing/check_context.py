@@ -1,4 +1,4 @@
-"""Where a check runs: one rank inside a backend, with what one rank of ``solo`` has found."""
+"""The context of a check: one rank inside a backend, with the results of one rank of ``solo`` for comparison."""
 
 import os
 import threading
@@ -22,32 +22,32 @@ CLIPPED = "clipped"
 FIRST_UPDATE = "first-update"
 THREADS = "threads"
 JOB = "MTRAIN_CONFORMANCE_JOB"
-"""Variable that marks all processes of one job."""
+"""Environment variable that marks all processes of one job."""
 SETTLING_S = 5.0
-"""For what a backend has ended to disappear."""
+"""Seconds that ended processes and threads of a backend get to disappear."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What one rank of ``solo`` has learnt, as files in a folder."""
+    """The results of one rank of ``solo``, as files in a folder."""
 
     folder: Path
     precision: Precision
 
     def arrays(self, name: str) -> dict[str, Array]:
-        """The arrays of one file."""
+        """Load the arrays of one file."""
         return dict(np.load(self.file(name)))
 
     def file(self, name: str) -> Path:
-        """Where the arrays called ``name`` are."""
+        """Return the file with the arrays called ``name``."""
         return self.folder / f"{name}-{self.precision}.npz"
 
     def learnt(self, case: Case) -> dict[str, Array]:
-        """What ``training.train`` returned."""
+        """Load the result of ``training.train``."""
         return self.arrays(case.reference.key)
 
     def checkpoints(self) -> Path:
-        """Folder of the checkpoint after three updates of ``HALF_WAY``."""
+        """Return the folder of the checkpoint after ``HALF_WAY`` (three) updates."""
         return self.folder / f"{CHECKPOINTS}-{self.precision}"
 
 
@@ -57,12 +57,13 @@ class Site:
 
     backend: Backend
     ranks: int
-    """As many were started."""
+    """Number of ranks that were started."""
     references: Path
 
     @cached_property
     def precision(self) -> Precision:
-        """float64 where the backend has it. Every rank asks for it first at the same place."""
+        """Return float64 if the backend has it. Every rank must use this first at the same place, because it calls
+        ``prepare``."""
         try:
             self.backend.prepare(build, Case().recipe(self.backend.collective.size))
         except SpecError:
@@ -71,28 +72,28 @@ class Site:
 
     @property
     def bound(self) -> float:
-        """Largest relative difference that the order of additions explains."""
+        """Return the largest relative difference that the order of additions explains."""
         return BOUNDS[self.precision]
 
     @property
     def reference(self) -> Reference:
-        """Of ``solo`` in the precision of this backend."""
+        """Return the results of ``solo`` in the precision of this backend."""
         return Reference(folder=self.references, precision=self.precision)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a process holds of the machine."""
+    """The threads and processes that exist at one moment."""
 
     threads: Mapping[str, int]
-    """Name -> how many native threads have it."""
+    """Number of native threads by name."""
     python_threads: frozenset[int]
     processes: frozenset[int]
     """Ids of all processes of the job."""
 
     @classmethod
     def now(cls, job: str) -> "Surroundings":
-        """Of this process, and of the processes that ``JOB`` marks with ``job``."""
+        """Record the threads of this process, and the processes that ``JOB`` marks with ``job``."""
         tasks = Path("/proc/self/task")
         names = [_read(path) for path in tasks.glob("*/comm")] if tasks.is_dir() else []
         return cls(
@@ -105,42 +106,42 @@ class Surroundings:
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:  # it has just ended
+    except OSError:  # the thread has just ended
         return ""
 
 
 def processes_of(job: str) -> list[int]:
-    """Ids of the living processes that were started in the job marked ``job``, wherever they hang now."""
-    found = []
+    """Return the ids of the living processes started in the job marked ``job``, whatever their parent is now."""
+    pids = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(JOB) == job and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
+                pids.append(process.pid)
         except psutil.Error:
             continue
-    return found
+    return pids
 
 
 def listening_ports(processes: list[int]) -> list[int]:
-    """TCP ports on which ``processes`` listen."""
-    found = set()
+    """Return the TCP ports on which ``processes`` listen."""
+    ports = set()
     for pid in processes:
         try:
             connections = psutil.Process(pid).net_connections("tcp")
         except psutil.Error:
             continue
-        found |= {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
-    return sorted(found)
+        ports |= {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+    return sorted(ports)
 
 
 def settled(look: Callable[[], list[str]]) -> list[str]:
-    """What ``look`` finds once it finds nothing, or after ``SETTLING_S``."""
+    """Call ``look`` until it returns nothing, at most for ``SETTLING_S``; return its last result."""
     deadline = time.monotonic() + SETTLING_S
-    while (found := look()) and time.monotonic() < deadline:
+    while (remains := look()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return found
+    return remains
 
 
 def own_id() -> int:
-    """Of this process."""
+    """Return the id of this process."""
     return os.getpid()

@@ -1,4 +1,4 @@
-"""Checks, what they measure, and what became of them."""
+"""Checks, their measures, and their results."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,32 +10,32 @@ Verdict = Literal["passed", "failed", "not run"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """A number that may not exceed another one; one that is not finite always does."""
+    """A number that may not exceed its bound; a number that is not finite always does."""
 
     what: str
     value: float
     bound: float
     detail: str = ""
-    """Where it was found, or what it looks like."""
+    """Where the value was measured, or further information."""
     rank: int = 0
 
     @property
     def ok(self) -> bool:
-        """Whether the bound holds."""
+        """Return whether the bound holds."""
         return self.value <= self.bound
 
     @property
     def excess(self) -> float:
-        """How far from its bound, to tell which of several is the worst."""
+        """Return the distance from the bound as a number by which measures can be ranked."""
         if not self.ok:
             return math.inf if not math.isfinite(self.value) else 1 + self.value / max(self.bound, 1e-300)
         return self.value / self.bound if self.bound else 0.0
 
 
-def none_of(what: str, found: Sequence[str]) -> Measure:
-    """A measure of things of which there may be none; the first ones are named."""
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return Measure(what=what, value=float(len(found)), bound=0.0, detail=", ".join(found[:3]) + more)
+def none_of(what: str, things: Sequence[str]) -> Measure:
+    """Create a measure of things that must not exist; the first three are named."""
+    more = f" and {len(things) - 3} more" if len(things) > 3 else ""
+    return Measure(what=what, value=float(len(things)), bound=0.0, detail=", ".join(things[:3]) + more)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,39 +44,39 @@ class Check:
 
     id: str
     claim: str
-    """A sentence: what holds."""
+    """A sentence that states the promise."""
     means: str
-    """What it means for a job where it does not."""
+    """Consequence for a job if the promise is broken."""
     look: str
-    """Which members of the interfaces to look at."""
+    """Members of the interfaces to look at."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Finding:
-    """What became of one check."""
+    """The result of one check."""
 
     check: Check
     measures: list[Measure] = field(default_factory=list)
-    """The worst of all ranks for each thing that is measured."""
+    """The worst measure of all ranks for each quantity."""
     error: str = ""
-    """What ended the job within it; empty: nothing did."""
+    """Error that ended the job within the check; empty: none."""
     reason: str = ""
-    """Why it was not run."""
+    """Reason why the check was not run; empty if it was."""
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the promise is kept."""
+        """Return whether the promise is kept."""
         if self.reason:
             return "not run"
         return "passed" if self.measures and not self.error and all(m.ok for m in self.measures) else "failed"
 
     @property
     def worst(self) -> Measure | None:
-        """The measure that is nearest to its bound, or farthest beyond it."""
+        """Return the measure that is nearest to its bound, or farthest beyond it."""
         return max(self.measures, key=lambda measure: measure.excess, default=None)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; what is not finite as text."""
+        """Return plain values; numbers that are not finite become text."""
         return {
             **asdict(self.check),
             "verdict": self.verdict,
@@ -87,13 +87,13 @@ class Finding:
 
 
 def worst_of_ranks(measures: Iterable[Measure]) -> list[Measure]:
-    """Of the measures of all ranks the worst of each kind, in the order in which kinds first appear."""
-    found: dict[str, Measure] = {}
+    """Return the worst measure of each kind over all ranks, in the order in which kinds first appear."""
+    worst_by_kind: dict[str, Measure] = {}
     for measure in measures:
-        known = found.get(measure.what)
-        if known is None or measure.excess > known.excess:
-            found[measure.what] = measure
-    return list(found.values())
+        worst = worst_by_kind.get(measure.what)
+        if worst is None or measure.excess > worst.excess:
+            worst_by_kind[measure.what] = measure
+    return list(worst_by_kind.values())
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

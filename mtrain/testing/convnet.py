@@ -1,4 +1,4 @@
-"""A small network and its data: what the conformance kit trains."""
+"""The small network and the data that the conformance kit trains."""
 
 from typing import Any
 
@@ -17,25 +17,26 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "head.weight": (CLASSES, 8),
     "head.bias": (CLASSES,),
 }
-"""Neutral name -> shape of each entry of the network's state, in model order."""
+"""Shape of each entry of the network's state by neutral name, in model order."""
 
 
 def data() -> tuple[Array, Array]:
-    """48 pictures (float64, N3HW) and their classes (int64, N)."""
+    """Return 48 pictures (float64, N3HW) and their classes (int64, N)."""
     generator = np.random.default_rng(7)
     pictures = generator.normal(size=(SAMPLES, 3, SIDE, SIDE))
     return pictures, generator.integers(0, CLASSES, SAMPLES)
 
 
 def build(drop: Any = None) -> Any:
-    """A new network on the bound framework; ``drop``: a native dropout layer before its head."""
+    """Create the network on the bound framework; ``drop``: a native dropout layer before its head."""
     from mtrain.testing.network import ConvNet
 
     return ConvNet(CLASSES, drop)
 
 
 def start_weights() -> dict[str, Array]:
-    """Start values of every entry, float64, BatchNorm statistics included; keyed by name, equal on every framework."""
+    """Return the start value of every entry, float64, BatchNorm statistics included; keyed by name, equal on every
+    framework."""
     values: dict[str, Array] = {}
     for name, shape in SHAPES.items():
         generator = np.random.default_rng([11, *name.encode()])

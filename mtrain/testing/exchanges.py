@@ -1,4 +1,4 @@
-"""Check of how much ranks send: gradients are exchanged once per update, however many micro batches it has."""
+"""Check how much ranks send: gradients are exchanged once per update, however many micro batches it has."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ from mtrain.testing.training import Case
 MICRO_BATCHES, MICRO_BATCH, PIXELS, WIDTH = 4, 4, 192, 256
 MEASURED_UPDATES = 3
 MOST = 3.5
-"""Largest ratio. An exchange of gradients in every micro batch gives 4, one per update gives 1; where shards of the weights are
-gathered for every pass and gradients are exchanged once, it is 3."""
+"""Largest allowed ratio. An exchange of gradients in every micro batch gives 4, one per update gives 1. Where shards of
+the weights are gathered for every pass and gradients are exchanged once, it is 3."""
 
 
 def exchanges_once(site: Site) -> list[Measure]:
@@ -27,7 +27,8 @@ def exchanges_once(site: Site) -> list[Measure]:
 
 
 def _sent(site: Site, accumulate: int) -> int | None:
-    """Bytes that this rank sends in a few updates, behind a first one in which libraries settle."""
+    """Return the bytes that this rank sends in a few updates, after a first one in which libraries settle; None: not
+    measured."""
     backend, c = site.backend, site.backend.collective
     plain = (("", {"momentum": 0.0, "weight_decay": 0.0}),)
     case = Case(precision=site.precision, accumulate=accumulate)

@@ -1,4 +1,4 @@
-"""Has the jobs of the kit run, and judges what their ranks have left."""
+"""Run the jobs of the kit, and judge the records of their ranks."""
 
 import json
 import socket
@@ -19,27 +19,28 @@ from mtrain.testing.catalogue import CHECKS, DIES, ENTERS, LEAVES, LIGHT, ON_RAN
 from mtrain.testing.check_context import processes_of
 from mtrain.testing.checks import Check, Finding, Measure, none_of, worst_of_ranks
 from mtrain.testing.jobs import Ended, Jobs, Wanted
-from mtrain.testing.rank_records import Pages
+from mtrain.testing.rank_records import JobRecords
 from mtrain.testing.ranks import THREADS_FILE
 from mtrain.testing.teardown import DEATH_FILE
 
 __all__ = ["Conformance", "Wanted", "chosen", "run"]
 
 SIZES = (1, 2, 3, 4, 6)
-"""Numbers of ranks among which the kit's global batch divides."""
+"""Numbers of ranks that divide the kit's global batch."""
 RANKS = 2
 END_S = 60.0
-"""From the death of a rank to the end of the job."""
+"""Seconds from the death of a rank to the end of the job, at most."""
 COMPARED = ("learns.", "accuracy.", "clip.", "state.from_solo", "evaluation.", "plugin.leaves", "size.")
-"""What ids of checks begin with that ask what solo has learnt."""
+"""Beginnings of the ids of checks that compare with the results of solo."""
 TASK_UPDATES = 4
 TASK_BOUNDS = {"fp64": 1e-9, "fp32": 1e-3}
-"""Weights of the whole job; adamw divides by roots of small numbers."""
+"""Largest relative difference of the weights of the whole job; it is wide because adamw divides by roots of small
+numbers."""
 
 
 @dataclass(kw_only=True)
 class Conformance:
-    """What the kit has found about one backend."""
+    """The results of all checks of one backend."""
 
     backend: str
     provider: str
@@ -53,11 +54,11 @@ class Conformance:
 
     @property
     def passed(self) -> bool:
-        """Whether every check that was asked for was run and passed."""
+        """Return whether every requested check was run and passed."""
         return all(finding.verdict == "passed" for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for a JSON file."""
         return {
             "backend": self.backend,
             "provider": self.provider,
@@ -73,20 +74,20 @@ class Conformance:
 
 
 def chosen(only: Sequence[str]) -> list[Check]:
-    """The checks whose id is, or begins with, one of ``only``; all where it is empty.
+    """Return the checks whose id is, or begins with, one of ``only``; all if it is empty.
 
     Raises:
-        UsageError: one of them is the beginning of none.
+        UsageError: an entry matches no check.
     """
     ids = [check.id for check in CHECKS]
     for word in only:
-        if not any(known.startswith(word) for known in ids):
+        if not any(check_id.startswith(word) for check_id in ids):
             raise UsageError(f"--only {word}: no such check{hint(word, ids)}")
     return [check for check in CHECKS if not only or any(check.id.startswith(word) for word in only)]
 
 
 def run(wanted: Wanted, folder: Path, *, references: Path | None = None) -> Conformance:
-    """Test a backend; run folders go into ``folder``. ``references``: what solo has learnt, where it is known already.
+    """Test a backend; run folders go into ``folder``. ``references``: folder with the results of solo, if they exist.
 
     Raises:
         UsageError: the backend is unknown or not installed, or options and ranks do not fit.
@@ -118,18 +119,18 @@ class _Kit:
 
     def run(self) -> Conformance:
         began = time.monotonic()
-        found: dict[Check, Finding] = {}
+        findings: dict[Check, Finding] = {}
         compared = [check for check in self._checks if check.id.startswith(COMPARED)]
         if compared and not (self._references / THREADS_FILE).is_file():
             self._wanted.say(f"solo on {self._framework}: what one rank learns")
             self._write_references()
         for finding in self._in_one_job():
-            found[finding.check] = finding
+            findings[finding.check] = finding
         for check, run in ((ONE, self._one), (DIES, self._death), (TASK, self._task)):
             if check in self._checks:
                 self._wanted.say(f"{check.id}: {check.claim}")
-                found[check] = run()
-        self._result.findings = [found[check] for check in CHECKS if check in found]
+                findings[check] = run()
+        self._result.findings = [findings[check] for check in CHECKS if check in findings]
         self._result.seconds = time.monotonic() - began
         return self._result
 
@@ -140,38 +141,39 @@ class _Kit:
             raise LaunchError(f"solo on {self._framework}, with which backends are compared, failed:\n{ended.text}")
 
     def _in_one_job(self) -> list[Finding]:
-        """Checks that share a job. One that ends the job has failed, asked for or not; the others go on in another job."""
+        """Run the checks that share a job. A check that ends the job has failed, requested or not; the others continue
+        in another job."""
         waiting = [check for check in self._checks if check in (LIGHT, ENTERS, LEAVES) or check in ON_RANKS]
-        done: list[Finding] = []
+        findings: list[Finding] = []
         attempt = 0
         while waiting:
             attempt += 1
             self._wanted.say(f"{self._result.backend}, {self._ranks} ranks: {', '.join(c.id for c in waiting)}")
-            asked = ",".join(check.id for check in waiting)
-            arguments = ("--part", "checks", "--checks", asked)
+            check_ids = ",".join(check.id for check in waiting)
+            arguments = ("--part", "checks", "--checks", check_ids)
             ended = self._jobs.run(self._jobs.tested(self._ranks), f"checks-{attempt}", arguments)
-            pages = Pages.of(ended.run_dir, self._ranks)
-            self._result.precision = rank_records.told(ended.run_dir).get("precision", self._result.precision)
-            unfinished = (check for check in (LIGHT, ENTERS, *waiting, LEAVES) if not pages.finished(check))
-            guilty = next(unfinished, LEAVES if ended.code else None)
+            records = JobRecords.of(ended.run_dir, self._ranks)
+            self._result.precision = rank_records.read_facts(ended.run_dir).get("precision", self._result.precision)
+            unfinished = (check for check in (LIGHT, ENTERS, *waiting, LEAVES) if not records.finished(check))
+            culprit = next(unfinished, LEAVES if ended.code else None)
             for check in waiting:
-                if check is not guilty and pages.finished(check):
+                if check is not culprit and records.finished(check):
                     more = [_ports_taken(ended)] if check is LEAVES else []
-                    done.append(Finding(check=check, measures=worst_of_ranks([*pages.measures(check), *more])))
-            if guilty is not None:
-                done.append(Finding(check=guilty, error=_error(ended)))
-            known = {finding.check for finding in done}
-            waiting = [check for check in waiting if check not in known]
-            if guilty in (LIGHT, ENTERS):
-                return done + [Finding(check=check, reason=f"{guilty.id} failed") for check in waiting]
-        return done
+                    findings.append(Finding(check=check, measures=worst_of_ranks([*records.measures(check), *more])))
+            if culprit is not None:
+                findings.append(Finding(check=culprit, error=_error(ended)))
+            judged = {finding.check for finding in findings}
+            waiting = [check for check in waiting if check not in judged]
+            if culprit in (LIGHT, ENTERS):
+                return findings + [Finding(check=check, reason=f"{culprit.id} failed") for check in waiting]
+        return findings
 
     def _one(self) -> Finding:
         ended = self._jobs.run(self._jobs.tested(1), "one", ("--part", "one"))
-        pages = Pages.of(ended.run_dir, 1)
-        if ended.code or not pages.finished(ONE):
+        records = JobRecords.of(ended.run_dir, 1)
+        if ended.code or not records.finished(ONE):
             return Finding(check=ONE, error=_error(ended))
-        return Finding(check=ONE, measures=worst_of_ranks(pages.measures(ONE)))
+        return Finding(check=ONE, measures=worst_of_ranks(records.measures(ONE)))
 
     def _death(self) -> Finding:
         ended = self._jobs.run(self._jobs.tested(self._ranks), "death", ("--part", "death"))
@@ -179,14 +181,14 @@ class _Kit:
         if not file.is_file():
             return Finding(check=DIES, error=f"the job ended before a rank was killed: {_error(ended)}")
         seconds = ended.at - float(file.read_text())
-        left = [str(pid) for pid in processes_of(ended.job)]
+        remaining_pids = [str(pid) for pid in processes_of(ended.job)]
         succeeded = [] if ended.code else ["exit code 0"]
         measures = [
             Measure(
                 what="seconds from the death of a rank to the end of the job", value=round(seconds, 2), bound=END_S
             ),
             none_of("jobs that ended as if nothing had happened", succeeded),
-            none_of("processes left behind", left),
+            none_of("processes left behind", remaining_pids),
             _ports_taken(ended),
         ]
         return Finding(check=DIES, measures=measures)
@@ -195,10 +197,10 @@ class _Kit:
         precision = self._result.precision or "fp32"
         short = (
             *(f"train.precision={precision}", f"train.updates={TASK_UPDATES}", "train.epochs=null"),
-            "train.clip_norm=null",  # a clipped gradient does not show how long it was
+            "train.clip_norm=null",  # clipping would hide a gradient of the wrong length
             *("evaluate.every_epochs=null", "report.plots=false", "data.workers=0"),
         )
-        found = []
+        results = []
         solo, tested = self._jobs.solo(self._framework, short), self._jobs.tested(self._ranks, short)
         for name, loaded in (("task-solo", solo), ("task", tested)):
             ended = self._jobs.run(loaded, name, None)
@@ -206,30 +208,30 @@ class _Kit:
             if ended.code or newest is None:
                 return Finding(check=TASK, error=f"{ended.run_dir}: {_error(ended)}")
             summary = json.loads(RunFolder(ended.run_dir).summary.read_text())
-            found.append((training.flat(store.load(newest).state), summary["last"] or {}))
-        (expected, figures), (learnt, own_figures) = found
+            results.append((training.flat(store.load(newest).state), summary["last"] or {}))
+        (expected, figures), (learnt, own_figures) = results
         differences = training.differences(expected, learnt)
         worst = max(differences, key=lambda name: differences[name])
-        other = [name for name, value in figures.items() if not _close(own_figures.get(name), value)]
+        differing = [name for name, value in figures.items() if not _close(own_figures.get(name), value)]
         what = "weights, averages, moments: largest relative difference"
         measures = [
             Measure(what=what, value=differences[worst], bound=TASK_BOUNDS[precision], detail=worst),
-            none_of("figures of the evaluation that differ", other),
+            none_of("figures of the evaluation that differ", differing),
         ]
         return Finding(check=TASK, measures=measures)
 
 
 def _ports_taken(ended: Ended) -> Measure:
-    """Ports on which the processes of a job listened, and which nobody else can have now.
+    """Measure the ports on which the processes of a job listened and which are still in use.
 
-    Looked for behind the job: what a framework holds until its process ends (Paddle its store) harms nobody.
+    They are checked after the job: a port that a framework holds until its process ends (Paddle's store) is harmless.
     """
-    ports = rank_records.told(ended.run_dir).get("ports", ())
-    return none_of("ports that stay taken behind the job", [str(port) for port in ports if not _is_free(port)])
+    ports = rank_records.read_facts(ended.run_dir).get("ports", ())
+    return none_of("ports still in use after the job", [str(port) for port in ports if not _is_free(port)])
 
 
 def _error(ended: Ended) -> str:
-    """What ended a job, in a line or two."""
+    """Return the error that ended a job, in one or two lines."""
     stuck = rank_records.stuck(ended.run_dir)
     if stuck:
         return stuck
@@ -250,5 +252,5 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _close(found: Any, expected: Any) -> bool:
-    return isinstance(found, int | float) and abs(found - expected) <= 1e-9 * max(1.0, abs(expected))
+def _close(actual: Any, expected: Any) -> bool:
+    return isinstance(actual, int | float) and abs(actual - expected) <= 1e-9 * max(1.0, abs(expected))

@@ -1,4 +1,4 @@
-"""Checks of what is learnt: the same as on one rank of ``solo``, the norm before clipping, nothing from a broken update."""
+"""Check the results of training: equality with one rank of ``solo``, the norm before clipping, and skipped updates."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -28,17 +28,17 @@ PARTS = ("weights", "ema", "moments", "norms", "losses")
 
 
 def learns(name: str) -> Callable[[Site], list[Measure]]:
-    """The check that ranks learn what one rank learns, for one of ``CASES``."""
+    """Return the check that ranks learn what one rank learns, for one of ``CASES``."""
 
     def check(site: Site) -> list[Measure]:
         case = replace(CASES[name], precision=site.precision)
         learnt = training.train(site.backend, case)
         expected = site.reference.learnt(case)
-        found = training.differences(expected, learnt)
+        differences = training.differences(expected, learnt)
         remark = _ratio(expected["norms"], learnt["norms"], size=site.ranks, accumulate=case.accumulate)
         measures = []
         for part in PARTS:
-            arrays = {key: value for key, value in found.items() if key.split("/")[0] == part}
+            arrays = {key: value for key, value in differences.items() if key.split("/")[0] == part}
             worst = max(arrays, key=lambda key: (math.isnan(arrays[key]), arrays[key]), default="")
             value = arrays.get(worst, math.inf)
             detail = worst.partition("/")[2] if worst else "there are none"
@@ -54,15 +54,15 @@ def _relative(part: str, value: float, bound: float, detail: str = "") -> Measur
     return Measure(what=f"{part}: largest relative difference", value=value, bound=bound, detail=detail)
 
 
-def _ratio(expected: Array, found: Array, *, size: int, accumulate: int) -> str:
-    """What a constant factor between norms says."""
-    if expected.shape != found.shape or not np.isfinite(found).all():
+def _ratio(expected: Array, norms: Array, *, size: int, accumulate: int) -> str:
+    """Describe a constant factor between norms."""
+    if expected.shape != norms.shape or not np.isfinite(norms).all():
         return ""
-    ratio = float(found[0] / expected[0])
+    ratio = float(norms[0] / expected[0])
     if math.isclose(ratio, 1, rel_tol=1e-6):
         return "the first is that of solo"
     text = f"the first is {ratio:.4g} times that of solo"
-    # Those of later updates depend on weights that went astray.
+    # Only the first norm counts: those of later updates depend on weights that already differ.
     for number, word in ((size, "the number of ranks"), (accumulate, "the number of micro batches per update")):
         if number > 1 and math.isclose(ratio, number, rel_tol=1e-6):
             return f"{text}, which is {word}: summed, not averaged"
@@ -72,16 +72,19 @@ def _ratio(expected: Array, found: Array, *, size: int, accumulate: int) -> str:
 
 
 def starts_equal(site: Site) -> list[Measure]:
-    """All ranks hold the start weights; one that is given others cannot go on with them."""
+    """Check that all ranks hold the start weights, and that a rank with other weights cannot continue."""
     backend, case = site.backend, Case(precision=site.precision)
     model, optimizer = training.started(backend, case.recipe(site.ranks))
-    held = backend.state(model, optimizer).weights
-    wrong = training.changed(training.weights_for(site.precision), held)
-    return [none_of("arrays that are not the start weights", wrong), none_of("ranks that differ", _unequal(site, case))]
+    weights = backend.state(model, optimizer).weights
+    mismatches = training.changed(training.weights_for(site.precision), weights)
+    return [
+        none_of("arrays that are not the start weights", mismatches),
+        none_of("ranks that differ", _unequal(site, case)),
+    ]
 
 
 def _unequal(site: Site, case: Case) -> list[str]:
-    """Give the last rank another bias. Returns the ranks that do not end as rank 0 does."""
+    """Give the last rank another bias. Return the ranks whose outcome differs from rank 0's."""
     backend, c = site.backend, site.backend.collective
     model, optimizer = backend.prepare(build, case.recipe(site.ranks))
     weights = training.weights_for(site.precision)
@@ -97,7 +100,7 @@ def _unequal(site: Site, case: Case) -> list[str]:
 
 
 def infer(backend: Backend, model: Module, count: int = 4) -> dict[str, Array]:
-    """What the model returns in evaluation mode for the first pictures."""
+    """Return the model's output in evaluation mode for the first pictures."""
     model.eval()
     try:
         (batch,) = backend.batches([training.picture_batch(count)])
@@ -107,7 +110,8 @@ def infer(backend: Backend, model: Module, count: int = 4) -> dict[str, Array]:
 
 
 def clipped_updates(backend: Backend, precision: Precision) -> dict[str, Array]:
-    """Norms as ``step`` returns them, and how far weights move over (rate x smaller of norm and limit), per update.
+    """Return for each update the norm that ``step`` returns, and the movement of the weights / (rate x smaller of norm
+    and limit).
 
     Plain SGD: without momentum and decay the length of the step is the length of the clipped gradient.
     """
@@ -131,29 +135,30 @@ def clipped_updates(backend: Backend, precision: Precision) -> dict[str, Array]:
 
 
 def clips(site: Site) -> list[Measure]:
-    """Norms are those before clipping; longer gradients are cut to the limit, shorter ones left alone."""
-    found = clipped_updates(site.backend, site.precision)
+    """Check that norms are those before clipping, longer gradients are cut to the limit, and shorter ones are
+    unchanged."""
+    updates = clipped_updates(site.backend, site.precision)
     expected = site.reference.arrays(CLIPPED)
-    difference = training.differences({"norms": expected["norms"]}, {"norms": found["norms"]})["norms"]
+    difference = training.differences({"norms": expected["norms"]}, {"norms": updates["norms"]})["norms"]
     limit = Case().clip_norm
     bound = 1e-5 if site.precision == "fp64" else 1e-3  # 1e-6 is added to the norm before the division
     measures = [
         _relative(
-            "norms", difference, site.bound, _ratio(expected["norms"], found["norms"], size=site.ranks, accumulate=2)
+            "norms", difference, site.bound, _ratio(expected["norms"], updates["norms"], size=site.ranks, accumulate=2)
         )
     ]
     for what, chosen in (("cut", expected["norms"] > limit), ("short", expected["norms"] <= limit)):
-        errors = np.abs(found["moved"][chosen] - 1)
+        errors = np.abs(updates["moved"][chosen] - 1)
         measures.append(Measure(what=f"error of the step of {what} gradients", value=float(errors.max()), bound=bound))
     return measures
 
 
 def skips_nonfinite(site: Site) -> list[Measure]:
-    """One rank's gradient is not a number in the third of four updates."""
+    """Check the third of four updates, in which one rank's gradient is not a number."""
     backend, c, case = site.backend, site.backend.collective, Case(precision=site.precision)
     model, optimizer = training.started(backend, case.recipe(c.size))
     batches = training.batches_of(backend, case)
-    finite, kept = [], [""]
+    finite, changed_arrays = [], [""]
     for update in range(4):
         before = training.flat(backend.state(model, optimizer))
         with optimizer.micro_batch(last=True):
@@ -162,20 +167,24 @@ def skips_nonfinite(site: Site) -> list[Measure]:
             optimizer.backward(loss * math.nan if poisoned else loss)
         finite.append(math.isfinite(optimizer.step(training.rates(update))))
         if update == 2:
-            kept = training.changed(before, training.flat(backend.state(model, optimizer)))
+            changed_arrays = training.changed(before, training.flat(backend.state(model, optimizer)))
     counters = backend.state(model, optimizer).counters
     expected = {"updates": 3.0, "skipped": 1.0, "skipped_in_a_row": 0.0}
-    wrong = [f"{n} is {counters.get(n)}, expected {x:.0f}" for n, x in expected.items() if counters.get(n) != x]
-    told = [f"update {i}" for i, (a, b) in enumerate(zip(finite, (True, True, False, True), strict=True)) if a != b]
+    wrong_counters = [
+        f"{n} is {counters.get(n)}, expected {x:.0f}" for n, x in expected.items() if counters.get(n) != x
+    ]
+    mistaken_norms = [
+        f"update {i}" for i, (a, b) in enumerate(zip(finite, (True, True, False, True), strict=True)) if a != b
+    ]
     return [
-        none_of("arrays that the broken update changed", kept),
-        none_of("norms that do not tell", told),
-        none_of("wrong counters", wrong),
+        none_of("arrays that the broken update changed", changed_arrays),
+        none_of("norms that do not show it", mistaken_norms),
+        none_of("wrong counters", wrong_counters),
     ]
 
 
 def averages(site: Site) -> list[Measure]:
-    """Inside ``averaged`` every rank computes with rank 0's averages; afterwards each with its own weights, bit for bit."""
+    """Check that inside ``averaged`` every rank uses rank 0's averages, and afterwards its own weights, bit for bit."""
     backend, c = site.backend, site.backend.collective
     # Statistics that are not synchronised differ between ranks: the averages of buffers must be rank 0's.
     case = Case(batchnorm="synced", precision=site.precision)

@@ -1,4 +1,5 @@
-"""The network of the conformance kit. Import it only where a framework is bound: ``mtrain.testing.convnet.build`` does."""
+"""The networks of the conformance kit. Import it only where a framework is bound, as ``mtrain.testing.convnet.build``
+does."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,10 +9,10 @@ from mtrain.core.interfaces import Tensor
 
 
 class ConvNet(nn.Module):
-    """Two convolutions with BatchNorm, one linear head; returns losses in training and logits in evaluation."""
+    """Two convolutions with BatchNorm and one linear head; returns losses in training and logits in evaluation."""
 
     def __init__(self, classes: int, drop: Any = None) -> None:
-        """``drop``: a native dropout layer before the head; None: none."""
+        """``drop``: a native dropout layer before the head; None: no dropout."""
         super().__init__()
         self.conv1: Any = nn.Conv2d(3, 6, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(6, momentum=0.03)
@@ -21,7 +22,8 @@ class ConvNet(nn.Module):
         self.head: Any = nn.Linear(8, classes)
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``images`` (B, 3, H, W) and ``labels`` (B) in; ``total`` and ``entropy``, or ``logits`` (B, classes), out."""
+        """Map ``images`` (B, 3, H, W) and ``labels`` (B) to ``total`` and ``entropy``, or to ``logits`` (B,
+        classes)."""
         x = ops.astype(batch["images"], ops.dtype(self.conv1.weight))
         x = ops.silu(self.bn1(self.conv1(x)))
         x = ops.silu(self.bn2(self.conv2(x)))
@@ -43,13 +45,13 @@ class Stem(nn.Module):
         self.head: Any = nn.Conv2d(width, 1, 1)
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``images`` (B, 3, H, W) in; ``total``, the mean square of the values, out."""
+        """Map ``images`` (B, 3, H, W) to ``total``, the mean square of the values."""
         x = ops.astype(batch["images"], ops.dtype(self.conv.weight))
         return {"total": ops.mean(ops.square(self.head(ops.silu(self.bn(self.conv(x))))))}
 
 
 class Wide(nn.Module):
-    """Two linear layers, whose gradients are many more bytes than what ranks say to each other besides."""
+    """Two linear layers whose gradients outweigh all other bytes that ranks exchange."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
@@ -57,6 +59,6 @@ class Wide(nn.Module):
         self.out: Any = nn.Linear(width, 1)
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``images`` (B, inputs) in; ``total`` out."""
+        """Map ``images`` (B, inputs) to ``total``."""
         x = ops.astype(batch["images"], ops.dtype(self.hidden.weight))
         return {"total": ops.mean(ops.square(self.out(ops.silu(self.hidden(x)))))}

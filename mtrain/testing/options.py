@@ -1,10 +1,10 @@
-"""Options of ``pytest --pyargs mtrain.testing --backend NAME``: a plugin of pytest that is there before tests are found."""
+"""Options of ``pytest --pyargs mtrain.testing --backend NAME``: a pytest plugin, loaded before tests are collected."""
 
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--backend``, ``--ranks`` and ``--backend-options``."""
+    """Add ``--backend``, ``--ranks`` and ``--backend-options``."""
     group = parser.getgroup("mtrain", "conformance of mtrain's backends (pytest --pyargs mtrain.testing)")
     group.addoption("--backend", dest="mtrain_backend", help="name of the backend plugin to test")
     group.addoption("--ranks", dest="mtrain_ranks", type=int, help="ranks of its jobs")
@@ -14,5 +14,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="of the backend",
+        help="option of the backend",
     )

@@ -1,4 +1,4 @@
-"""What ranks of the kit write down while they work, and the starter reads whatever becomes of them."""
+"""Records that the ranks of the kit write while they work, for the process that started them, even if they crash."""
 
 import faulthandler
 import json
@@ -12,11 +12,11 @@ from mtrain.testing.checks import Check, Measure
 
 FACTS = "facts.json"
 STUCK = ".stacks"
-"""Suffix of the files in which a rank that takes too long leaves where it is."""
+"""Suffix of the files in which a rank that takes too long leaves its stacks."""
 
 
-class Diary:
-    """What one rank has measured, one JSON object per line."""
+class RankRecord:
+    """The measures of one rank, written as one JSON object per line."""
 
     def __init__(self, run_dir: Path, number: int, *, limit_s: float) -> None:
         self._path = _folder(run_dir) / f"rank-{number}.jsonl"
@@ -27,7 +27,7 @@ class Diary:
 
     @contextmanager
     def of(self, check: Check) -> Iterator[list[Measure]]:
-        """Surrounds a check, which fills the list; the process ends where it takes too long."""
+        """Surround a check, which fills the list; the process ends if the check takes too long."""
         faulthandler.dump_traceback_later(self._limit_s, exit=True, file=self._stacks)
         measures: list[Measure] = []
         yield measures
@@ -38,23 +38,23 @@ class Diary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pages:
-    """The diaries of all ranks of a job that has ended."""
+class JobRecords:
+    """The records of all ranks of a job that has ended."""
 
     ranks: Sequence[Mapping[str, Sequence[Measure]]]
-    """Of each: id of a check that it has finished -> what it measured."""
+    """Measures of each rank, by id of the checks that it has finished."""
 
     @classmethod
-    def of(cls, run_dir: Path, ranks: int) -> "Pages":
-        """Of the job in ``run_dir``; a line that a rank did not finish is none."""
+    def of(cls, run_dir: Path, ranks: int) -> "JobRecords":
+        """Read the records of the job in ``run_dir``; an incomplete line is ignored."""
         return cls(ranks=[_read(_folder(run_dir) / f"rank-{rank}.jsonl") for rank in range(ranks)])
 
     def finished(self, check: Check) -> bool:
-        """Whether every rank has."""
+        """Return whether every rank has finished the check."""
         return all(check.id in measures for measures in self.ranks)
 
     def measures(self, check: Check) -> list[Measure]:
-        """Of all ranks."""
+        """Return the measures of all ranks."""
         return [measure for measures in self.ranks for measure in measures.get(check.id, ())]
 
 
@@ -68,15 +68,15 @@ def _read(path: Path) -> dict[str, list[Measure]]:
     return {entry["check"]: [Measure(**values) for values in entry["measures"]] for entry in entries}
 
 
-def tell(run_dir: Path, **facts: Any) -> None:
-    """Rank 0 leaves plain values for the starter."""
+def write_facts(run_dir: Path, **facts: Any) -> None:
+    """Write plain values for the process that started the ranks. Only rank 0 calls this."""
     folder = _folder(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FACTS).write_text(json.dumps(facts))
 
 
-def told(run_dir: Path) -> dict[str, Any]:
-    """What rank 0 has left; empty: nothing."""
+def read_facts(run_dir: Path) -> dict[str, Any]:
+    """Read the values that rank 0 has written; empty if there are none."""
     try:
         facts: dict[str, Any] = json.loads((_folder(run_dir) / FACTS).read_text())
     except (OSError, ValueError):
@@ -85,7 +85,7 @@ def told(run_dir: Path) -> dict[str, Any]:
 
 
 def stuck(run_dir: Path) -> str:
-    """Which ranks took too long, and where they were; empty: none."""
+    """Name the ranks that took too long, and their stacks; empty: none."""
     files = [file for file in sorted(_folder(run_dir).glob(f"rank-*{STUCK}")) if file.stat().st_size]
     if not files:
         return ""

@@ -1,7 +1,7 @@
-"""What one rank of the conformance kit runs: ``python -m mtrain.testing.ranks --run-dir RUN --part PART ...``.
+"""Run one rank of the conformance kit: ``python -m mtrain.testing.ranks --run-dir RUN --part PART ...``.
 
-PART is ``reference`` (one rank of solo writes what it learns), ``checks`` (several checks in one job), ``one`` (the job of
-one rank) or ``death``. Started by the plan of a launcher, as ``mtrain.rank.worker`` is.
+PART is ``reference`` (one rank of solo writes its results), ``checks`` (several checks in one job), ``one`` (the job of
+one rank) or ``death``. The plan of a launcher starts it, like ``mtrain.rank.worker``.
 """
 
 import argparse
@@ -40,17 +40,17 @@ from mtrain.testing.check_context import (
     processes_of,
 )
 from mtrain.testing.checks import none_of
-from mtrain.testing.rank_records import Diary, tell
+from mtrain.testing.rank_records import RankRecord, write_facts
 from mtrain.testing.training import BOUNDS
 
 FRAMEWORKS = ("torch", "paddle", "tensorflow", "jax", "horovod", "deepspeed")
 MEMBERS = [name for name in (*get_annotations(Backend), *vars(Backend)) if not name.startswith("_")]
-"""Of a backend, but for the way in and out."""
+"""Members that a backend must have, besides ``__enter__`` and ``__exit__``."""
 THREADS_FILE = "threads.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the arguments that a plan wrote, and work; returns the exit code."""
+    """Parse the arguments that a plan wrote, run the part, and return the exit code."""
     parser = argparse.ArgumentParser(prog="mtrain.testing.ranks", description="one rank of the conformance kit")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--part", choices=("reference", "checks", "one", "death"), required=True)
@@ -59,36 +59,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--job", required=True, help="the mark of the job's processes")
     parser.add_argument("--limit", type=float, required=True, help="seconds for one check")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     number = process.number(os.environ)
 
     def work(stop: process.StopRequest, leave: process.Leaving) -> None:
-        if given.part != "death":  # there, ranks hear requests as those of any job do; elsewhere nothing is to be saved
+        if arguments.part != "death":  # only that part handles requests to end as a job does; the others save nothing
             for name in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(name, signal.SIG_DFL)
         parts: dict[str, Callable[[], None]] = {
-            "reference": lambda: write_reference(given, leave),
-            "checks": lambda: run_checks(given, number, leave),
-            "one": lambda: run_one(given, number, leave),
-            "death": lambda: run_death(given, leave),
+            "reference": lambda: write_reference(arguments, leave),
+            "checks": lambda: run_checks(arguments, number, leave),
+            "one": lambda: run_one(arguments, number, leave),
+            "death": lambda: run_death(arguments, leave),
         }
-        parts[given.part]()
+        parts[arguments.part]()
 
-    return process.run(work, run_folder=RunFolder(given.run_dir), rank=number)
+    return process.run(work, run_folder=RunFolder(arguments.run_dir), rank=number)
 
 
 def _described(spec: Spec) -> Backend:
     policy = plugins.read_policy(spec.plugins)
-    name, given = spec.backend.name, spec.backend.options
-    described: Backend = plugins.load("backends", name, policy=policy)(
-        plugins.options("backends", name, given, path="backend.options", policy=policy)
+    name, options = spec.backend.name, spec.backend.options
+    backend: Backend = plugins.load("backends", name, policy=policy)(
+        plugins.options("backends", name, options, path="backend.options", policy=policy)
     )
-    return described
+    return backend
 
 
 @contextmanager
 def _inside(described: Backend, leave: process.Leaving) -> Iterator[Backend]:
-    """``with described:``, but an error is left before the other ranks can notice it: theirs follow from it."""
+    """Enter ``with described:``, but report an error before the other ranks can notice it: theirs follow from it."""
     with described as backend:
         try:
             yield backend
@@ -97,86 +97,88 @@ def _inside(described: Backend, leave: process.Leaving) -> Iterator[Backend]:
             raise
 
 
-def run_checks(given: argparse.Namespace, number: int, leave: process.Leaving) -> None:
-    """The chosen checks of the catalogue, one after the other, in one job."""
-    wanted = given.checks.split(",")
-    diary = Diary(given.run_dir, number, limit_s=given.limit)
-    spec = config.read(given.run_dir / "spec.json")
-    with diary.of(LIGHT) as measures:
+def run_checks(arguments: argparse.Namespace, number: int, leave: process.Leaving) -> None:
+    """Run the chosen checks of the catalogue, one after the other, in one job."""
+    check_ids = arguments.checks.split(",")
+    record = RankRecord(arguments.run_dir, number, limit_s=arguments.limit)
+    spec = config.read(arguments.run_dir / "spec.json")
+    with record.of(LIGHT) as measures:
         described = _described(spec)
-        found = [name for name in FRAMEWORKS if name in sys.modules]
-        measures.append(none_of("frameworks in this process", found))
-    before = Surroundings.now(given.job)
+        frameworks = [name for name in FRAMEWORKS if name in sys.modules]
+        measures.append(none_of("frameworks in this process", frameworks))
+    before = Surroundings.now(arguments.job)
     with ExitStack() as inside:
-        with diary.of(ENTERS) as measures:
+        with record.of(ENTERS) as measures:
             backend = inside.enter_context(_inside(described, leave))
             _check_members(backend, spec.backend.name)
             bind(backend.nn, backend.ops)
-            wrong = [] if backend.framework in sys.modules else [f"{backend.framework} is not what nn and ops brought"]
-            measures.append(none_of("frameworks that are missing", wrong))
-            site = Site(backend=backend, ranks=given.ranks, references=given.references)
+            problems = (
+                [] if backend.framework in sys.modules else [f"{backend.framework} is not what nn and ops brought"]
+            )
+            measures.append(none_of("frameworks that are missing", problems))
+            site = Site(backend=backend, ranks=arguments.ranks, references=arguments.references)
             ids = backend.collective.all_gather(own_id())
             precision = site.precision
             if number == 0:
-                tell(given.run_dir, precision=precision, ports=listening_ports(processes_of(given.job)))
+                write_facts(arguments.run_dir, precision=precision, ports=listening_ports(processes_of(arguments.job)))
         for check, run in ON_RANKS.items():
-            if check.id in wanted:
-                with diary.of(check) as measures:
+            if check.id in check_ids:
+                with record.of(check) as measures:
                     measures += run(site)
-        with diary.of(LEAVES) as measures:
+        with record.of(LEAVES) as measures:
             inside.close()
-            if LEAVES.id in wanted:
-                usual = json.loads((given.references / THREADS_FILE).read_text())
-                measures += teardown.left(given.job, before, ranks=ids, usual_threads=usual)
+            if LEAVES.id in check_ids:
+                usual_threads = json.loads((arguments.references / THREADS_FILE).read_text())
+                measures += teardown.left(arguments.job, before, ranks=ids, usual_threads=usual_threads)
 
 
 def _check_members(backend: Backend, name: str) -> None:
-    lacking = [member for member in MEMBERS if getattr(backend, member, None) is None]
-    if lacking:
-        raise PluginError(f"backend {name!r} has no {', '.join(lacking)}; see Backend in mtrain.core.interfaces")
+    missing = [member for member in MEMBERS if getattr(backend, member, None) is None]
+    if missing:
+        raise PluginError(f"backend {name!r} has no {', '.join(missing)}; see Backend in mtrain.core.interfaces")
 
 
-def run_one(given: argparse.Namespace, number: int, leave: process.Leaving) -> None:
-    """What one rank learns, once simply and once with everything."""
-    diary = Diary(given.run_dir, number, limit_s=given.limit)
-    described = _described(config.read(given.run_dir / "spec.json"))
-    with diary.of(ONE) as measures, _inside(described, leave) as backend:
+def run_one(arguments: argparse.Namespace, number: int, leave: process.Leaving) -> None:
+    """Check what one rank learns, with accumulation alone and with synchronised BatchNorm as well."""
+    record = RankRecord(arguments.run_dir, number, limit_s=arguments.limit)
+    described = _described(config.read(arguments.run_dir / "spec.json"))
+    with record.of(ONE) as measures, _inside(described, leave) as backend:
         bind(backend.nn, backend.ops)
-        site = Site(backend=backend, ranks=1, references=given.references)
-        wrong = [] if (backend.collective.rank, backend.collective.size) == (0, 1) else ["this is not rank 0 of 1"]
-        measures.append(none_of("wrong places", wrong))
+        site = Site(backend=backend, ranks=1, references=arguments.references)
+        problems = [] if (backend.collective.rank, backend.collective.size) == (0, 1) else ["this is not rank 0 of 1"]
+        measures.append(none_of("wrong places", problems))
         for name in ("accumulation", "sync_batchnorm_accumulation"):
             measures += [replace(m, what=f"{name}: {m.what}") for m in learning.learns(name)(site)]
         measures += states.continues_solo(site)
 
 
-def run_death(given: argparse.Namespace, leave: process.Leaving) -> None:
-    """Train until the last rank is killed. The ports on which the job listens are left in a file."""
-    faulthandler.dump_traceback_later(given.limit, exit=True)
-    with _inside(_described(config.read(given.run_dir / "spec.json")), leave) as backend:
+def run_death(arguments: argparse.Namespace, leave: process.Leaving) -> None:
+    """Train until the last rank is killed. Rank 0 writes down the ports on which the job listens."""
+    faulthandler.dump_traceback_later(arguments.limit, exit=True)
+    with _inside(_described(config.read(arguments.run_dir / "spec.json")), leave) as backend:
         bind(backend.nn, backend.ops)
         if backend.collective.rank == 0:
-            tell(given.run_dir, ports=listening_ports(processes_of(given.job)))
-        teardown.die(backend, given.run_dir)
+            write_facts(arguments.run_dir, ports=listening_ports(processes_of(arguments.job)))
+        teardown.die(backend, arguments.run_dir)
 
 
-def write_reference(given: argparse.Namespace, leave: process.Leaving) -> None:
-    """What one rank of solo learns, as ``site.Reference`` reads it."""
-    with _inside(_described(config.read(given.run_dir / "spec.json")), leave) as backend:
+def write_reference(arguments: argparse.Namespace, leave: process.Leaving) -> None:
+    """Write the results of one rank of solo, as ``check_context.Reference`` reads them."""
+    with _inside(_described(config.read(arguments.run_dir / "spec.json")), leave) as backend:
         bind(backend.nn, backend.ops)
         for precision in BOUNDS:
-            reference = Reference(folder=given.references, precision=precision)
+            reference = Reference(folder=arguments.references, precision=precision)
             for case in dict.fromkeys(replace(case, precision=precision).reference for case in learning.CASES.values()):
                 np.savez(reference.file(case.key), **training.train(backend, case))  # type: ignore[arg-type]
             np.savez(reference.file(CLIPPED), **learning.clipped_updates(backend, precision))  # type: ignore[arg-type]
             _save_half_way(backend, reference)
             collected, _, _ = states.evaluated(backend, precision, reference.checkpoints())
-            logits = np.array([collected.found[i][0] for i in range(states.PICTURES)])
+            logits = np.array([collected.predictions[i][0] for i in range(states.PICTURES)])
             np.savez(reference.file(LOGITS), logits=logits)
-        exact = Reference(folder=given.references, precision="fp64")
+        exact = Reference(folder=arguments.references, precision="fp64")
         np.savez(exact.file(FIRST_UPDATE), **accuracy.first_update(backend, "fp64"))  # type: ignore[arg-type]
-    threads = dict(Surroundings.now(given.job).threads)
-    (given.references / THREADS_FILE).write_text(json.dumps(threads))
+    threads = dict(Surroundings.now(arguments.job).threads)
+    (arguments.references / THREADS_FILE).write_text(json.dumps(threads))
 
 
 def _save_half_way(backend: Backend, reference: Reference) -> None:

@@ -1,4 +1,4 @@
-"""Checks of states and of evaluation: whole arrays under neutral names, resume, each picture once."""
+"""Check states and evaluation: whole arrays under neutral names, resume, and each picture once."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,15 +17,15 @@ from mtrain.testing.convnet import SHAPES, build, data
 from mtrain.testing.training import Case
 
 HALF_WAY = 3
-"""Updates after which a job is saved."""
+"""Number of updates after which a job is saved."""
 CONTINUED = Case(batchnorm="synced", accumulate=2)
-"""What is saved and resumed."""
+"""The case that is saved and resumed."""
 PICTURES, MICRO_BATCH = 13, 2
-"""Evaluated; no number of ranks but 1 divides them."""
+"""Number of evaluated pictures, which only 1 of the numbers of ranks divides, and micro batch of the evaluation."""
 
 
 def whole(site: Site) -> list[Measure]:
-    """A state holds copies of whole arrays, under the names and shapes that every backend gives them."""
+    """Check that a state holds copies of whole arrays, under the names and shapes that every backend gives them."""
     backend, c = site.backend, site.backend.collective
     case = replace(CONTINUED, precision=site.precision)
     model, optimizer = training.started(backend, case.recipe(c.size))
@@ -60,23 +60,26 @@ def _misfits(state: State) -> list[str]:
         **{f"ema/{name}": shape for name, shape in floats.items()},
         **{f"moments/momentum/{name}": shape for name, shape in trained.items()},
     }
-    found = {name: tuple(array.shape) for name, array in training.flat(state).items()}
-    wrong = [f"{name} {found.get(name, 'is missing')}" for name, shape in expected.items() if found.get(name) != shape]
-    return wrong + [f"{name} is unknown" for name in found if name not in expected]
+    shapes = {name: tuple(array.shape) for name, array in training.flat(state).items()}
+    mismatches = [
+        f"{name} {shapes.get(name, 'is missing')}" for name, shape in expected.items() if shapes.get(name) != shape
+    ]
+    return mismatches + [f"{name} is unknown" for name in shapes if name not in expected]
 
 
 def continues(site: Site) -> list[Measure]:
-    """Six updates at once, and three, a fresh model and optimizer from the state, three more: the same bits."""
+    """Check that six updates at once, and three, a fresh model and optimizer from the state, and three more give the
+    same bits."""
     return [
         none_of(f"arrays that differ with {accumulate} micro batches per update", _resumed(site, accumulate))
-        for accumulate in (2, 1)  # a graph without accumulation may be static, and settle its order of addition later
+        for accumulate in (2, 1)  # without accumulation a graph may be static, and settle its order of additions later
     ]
 
 
 def _resumed(site: Site, accumulate: int) -> list[str]:
     backend, c = site.backend, site.backend.collective
     case = replace(CONTINUED, accumulate=accumulate, precision=site.precision)
-    found = []
+    final_states = []
     for cut in (None, HALF_WAY):
         model, optimizer = training.started(backend, case.recipe(c.size))
         batches = training.batches_of(backend, case)
@@ -86,14 +89,14 @@ def _resumed(site: Site, accumulate: int) -> list[str]:
                 model, optimizer = backend.prepare(build, case.recipe(c.size))
                 backend.restore(model, optimizer, saved)
             training.update_once(backend, model, optimizer, batches, case, update)
-        found.append(backend.state(model, optimizer))
-    first, second = found
+        final_states.append(backend.state(model, optimizer))
+    first, second = final_states
     counters = [name for name, value in first.counters.items() if second.counters.get(name) != value]
     return training.changed(training.flat(first), training.flat(second)) + counters
 
 
 def continues_solo(site: Site) -> list[Measure]:
-    """A checkpoint that one rank of ``solo`` wrote is resumed; the job ends as ``solo`` would have ended it."""
+    """Check that a job resumed from a checkpoint of one rank of ``solo`` ends as ``solo`` would have ended it."""
     backend, c = site.backend, site.backend.collective
     case = replace(CONTINUED, precision=site.precision)
     newest = store.newest(site.reference.checkpoints())
@@ -105,48 +108,48 @@ def continues_solo(site: Site) -> list[Measure]:
         training.update_once(backend, model, optimizer, batches, case, update)
     learnt = training.flat(backend.state(model, optimizer))
     expected = {name: x for name, x in site.reference.learnt(case).items() if "/" in name}
-    found = training.differences(expected, learnt)
-    worst = max(found, key=lambda name: found[name])
+    differences = training.differences(expected, learnt)
+    worst = max(differences, key=lambda name: differences[name])
     what = "weights, averages, moments: largest relative difference"
-    return [Measure(what=what, value=found[worst], bound=site.bound, detail=worst)]
+    return [Measure(what=what, value=differences[worst], bound=site.bound, detail=worst)]
 
 
 class Collected:
-    """``core.interfaces.Evaluator`` that keeps what it is given."""
+    """An ``Evaluator`` of ``core.interfaces`` that keeps all predictions."""
 
     figures: ClassVar[Sequence[str]] = ("score",)
     headline: ClassVar[Sequence[str]] = ("score",)
 
     def __init__(self) -> None:
-        self.found: dict[int, list[Array]] = {}
+        self.predictions: dict[int, list[Array]] = {}
 
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
         """See ``Evaluator.add``."""
         for index, prediction in zip(batch["index"].tolist(), predictions, strict=True):
-            self.found.setdefault(index, []).append(prediction)
+            self.predictions.setdefault(index, []).append(prediction)
 
     def partial(self) -> Any:
         """See ``Evaluator.partial``."""
-        return self.found
+        return self.predictions
 
     def result(self, partials: Sequence[Any]) -> dict[str, float]:
-        """See ``Evaluator.result``; afterwards ``found`` holds what all ranks have seen."""
-        everything: dict[int, list[Array]] = {}
+        """See ``Evaluator.result``; afterwards ``predictions`` holds those of all ranks."""
+        union: dict[int, list[Array]] = {}
         for partial in partials:
             for index, values in partial.items():
-                everything.setdefault(index, []).extend(values)
-        self.found = everything
-        return {"score": float(len(everything)), "seen": float(sum(map(len, everything.values())))}
+                union.setdefault(index, []).extend(values)
+        self.predictions = union
+        return {"score": float(len(union)), "seen": float(sum(map(len, union.values())))}
 
     def remarks(self) -> list[str]:
-        """None."""
+        """Return no remarks."""
         return []
 
 
 def evaluated(
     backend: Backend, precision: Precision, checkpoint_folder: Any
 ) -> tuple[Collected, dict[str, float], bool]:
-    """Evaluate what the half-way checkpoint holds. Returns (what was collected, figures, whether the model trains again)."""
+    """Evaluate the half-way checkpoint. Return (the evaluator, figures, whether the model is back in training mode)."""
     c, case = backend.collective, replace(CONTINUED, precision=precision)
     model, optimizer = backend.prepare(build, case.recipe(c.size))
     newest = store.newest(checkpoint_folder)
@@ -168,11 +171,11 @@ def _rows(output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
 
 
 def evaluates(site: Site) -> list[Measure]:
-    """Every picture is seen by some rank, padding is seen as such, and figures are those of ``solo``."""
+    """Check that some rank sees every picture, padding is recognised, and figures are those of ``solo``."""
     c = site.backend.collective
     evaluator, figures, trains = evaluated(site.backend, site.precision, site.reference.checkpoints())
     expected = site.reference.arrays(LOGITS)["logits"]
-    missing = [f"picture {i}" for i in range(PICTURES) if i not in evaluator.found]
+    missing = [f"picture {i}" for i in range(PICTURES) if i not in evaluator.predictions]
     slots = Padded(PICTURES, size=c.size, micro_batch=MICRO_BATCH).batches_per_rank * c.size * MICRO_BATCH
     error = max(
         (training.differences({"x": expected}, {"x": np.array(logits)})["x"] for logits in _rounds(evaluator)),
@@ -189,7 +192,7 @@ def evaluates(site: Site) -> list[Measure]:
 
 
 def _rounds(evaluator: Collected) -> Iterator[list[Array]]:
-    """Logits of all pictures: as each was seen first, and as each was seen last."""
-    if len(evaluator.found) == PICTURES:
-        yield [evaluator.found[i][0] for i in range(PICTURES)]
-        yield [evaluator.found[i][-1] for i in range(PICTURES)]
+    """Yield the logits of all pictures: from the first and from the last time that each was seen."""
+    if len(evaluator.predictions) == PICTURES:
+        yield [evaluator.predictions[i][0] for i in range(PICTURES)]
+        yield [evaluator.predictions[i][-1] for i in range(PICTURES)]

@@ -1,4 +1,4 @@
-"""Checks of what is left behind a backend, and of what happens when a rank dies."""
+"""Check what remains after a backend is left, and what happens when a rank dies."""
 
 import signal
 import time
@@ -18,7 +18,8 @@ DEATH_FILE = "death.txt"
 
 
 def left(job: str, before: Surroundings, *, ranks: Sequence[int], usual_threads: Mapping[str, int]) -> list[Measure]:
-    """What this process, once it has left the backend, holds beyond what it held before it entered.
+    """Measure the processes and threads that exist after this process has left the backend and did not before it
+    entered.
 
     ``ranks``: process ids of all ranks. ``usual_threads``: names of the threads that the framework itself keeps.
     """
@@ -49,7 +50,7 @@ def _command(pid: int) -> str:
 
 
 def die(backend: Backend, folder: Path) -> None:
-    """Train; the last rank is killed within the third update, and leaves the time of it in ``DEATH_FILE``."""
+    """Train; the last rank kills itself within the third update, after writing the time to ``DEATH_FILE``."""
     case, c = Case(precision="fp32", accumulate=2), backend.collective
     model, optimizer = training.started(backend, case.recipe(c.size))
     batches = training.batches_of(backend, case)

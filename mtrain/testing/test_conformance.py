@@ -1,4 +1,5 @@
-"""Every check of the kit as a test: ``pytest --pyargs mtrain.testing --backend NAME [--ranks 2] [--backend-options KEY=VALUE]``."""
+"""Run every check of the kit as a test: ``pytest --pyargs mtrain.testing --backend NAME [--ranks 2] [--backend-options
+KEY=VALUE]``."""
 
 import json
 import subprocess
@@ -12,7 +13,7 @@ from mtrain.testing.catalogue import CHECKS
 
 @pytest.fixture(scope="session")
 def conformance(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What ``mtrain plugins test`` writes, by id of the check; run once."""
+    """Run ``mtrain plugins test`` once and return its results by id of the check."""
     name = request.config.getoption("mtrain_backend", None)
     if name is None:
         pytest.skip("name a backend: pytest --pyargs mtrain.testing --backend NAME")
@@ -34,20 +35,20 @@ def conformance(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     argv += [] if ranks is None else ["--ranks", str(ranks)]
     for option in options:
         argv += ["-o", option]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode not in (0, 1):
-        pytest.fail(done.stderr, pytrace=False)
-    print(done.stdout)
-    found = json.loads((folder / "found.json").read_text())
-    return {check["id"]: check for check in found["checks"]}
+    process = subprocess.run(argv, capture_output=True, text=True, check=False)  # noqa: S603
+    if process.returncode not in (0, 1):
+        pytest.fail(process.stderr, pytrace=False)
+    print(process.stdout)
+    results = json.loads((folder / "found.json").read_text())
+    return {check["id"]: check for check in results["checks"]}
 
 
 @pytest.mark.parametrize("check", [check.id for check in CHECKS])
 def test_the_backend_keeps_the_promise(conformance: dict[str, Any], check: str) -> None:
-    """The claim of one check."""
-    found = conformance[check]
-    broken = [
-        f"{m['what']}: {m['value']}, bound {m['bound']} ({m['detail']})" for m in found["measures"] if not m["ok"]
+    """Fail with the claim of the check, its measures and where to look."""
+    result = conformance[check]
+    violations = [
+        f"{m['what']}: {m['value']}, bound {m['bound']} ({m['detail']})" for m in result["measures"] if not m["ok"]
     ]
-    told = "\n".join([found["claim"], found["error"], found["reason"], *broken, f"look at: {found['look']}"])
-    assert found["verdict"] == "passed", told
+    message = "\n".join([result["claim"], result["error"], result["reason"], *violations, f"look at: {result['look']}"])
+    assert result["verdict"] == "passed", message

@@ -1,4 +1,4 @@
-"""Trains the small network through a backend, the way a job does, and compares what two jobs learnt."""
+"""Train the small network through a backend like a job does, and compare the results of two jobs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +21,7 @@ ADAM = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One way of training; equal ones but for size and ``accumulate`` must learn the same."""
+    """One way of training; cases that differ in size and ``accumulate`` only must learn the same."""
 
     batchnorm: Literal["frozen", "synced"] = "frozen"
     accumulate: int = 1
@@ -31,16 +31,17 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Name of the case in files."""
+        """Return the name of the case in files."""
         return "-".join(str(x) for x in asdict(self).values())
 
     @property
     def reference(self) -> "Case":
-        """What one rank trains to compare this case with: a frozen BatchNorm makes accumulation irrelevant too."""
+        """Return the case that one rank trains for comparison: with frozen BatchNorm accumulation makes no
+        difference."""
         return replace(self, accumulate=1) if self.batchnorm == "frozen" else self
 
     def recipe(self, size: int) -> Recipe:
-        """The recipe of this case for ``size`` ranks."""
+        """Return the recipe of this case for ``size`` ranks."""
         options = SGD if self.rule == "sgd" else ADAM
         return Recipe(
             rule=self.rule,
@@ -58,14 +59,14 @@ class Case:
 
 
 def started(backend: Backend, recipe: Recipe) -> tuple[Module, Optimizer]:
-    """The network and its optimizer, at the start weights."""
+    """Return the network and its optimizer, at the start weights."""
     model, optimizer = backend.prepare(build, recipe)
     backend.restore(model, optimizer, State(weights=weights_for(recipe.precision)))
     return model, optimizer
 
 
 def weights_for(precision: Precision) -> dict[str, Array]:
-    """The start weights in the type in which ``precision`` keeps them."""
+    """Return the start weights in the type in which ``precision`` keeps them."""
     return {
         name: array if precision == "fp64" or array.dtype.kind != "f" else array.astype(np.float32)
         for name, array in start_weights().items()
@@ -75,12 +76,12 @@ def weights_for(precision: Precision) -> dict[str, Array]:
 def micro_batches(
     case: Case, *, rank: int, size: int, start: int = 0, updates: int = UPDATES
 ) -> Iterator[dict[str, Array]]:
-    """Micro batches of one rank from update ``start`` up to ``updates``, as numpy."""
+    """Yield the micro batches of one rank from update ``start`` up to ``updates``, as numpy arrays."""
     pictures, labels = data()
     order = Shuffled(SAMPLES, global_batch=GLOBAL_BATCH, seed=SEED)
     for update in range(start, updates):
         epoch, position = divmod(update, order.updates_per_epoch)
-        # Every other update is loud, so that some are clipped and others not.
+        # Scale up every other update, so that some gradients are clipped and others are not.
         loudness = 3.0 if update % 2 else 0.3
         indices = order.global_batch_indices(epoch, position)
         for share in rank_share(indices, rank=rank, size=size, accumulate=case.accumulate):
@@ -88,13 +89,13 @@ def micro_batches(
 
 
 def batches_of(backend: Backend, case: Case, *, start: int = 0, updates: int = UPDATES) -> Iterator[Batch]:
-    """This rank's micro batches of ``case``, through the backend."""
+    """Return this rank's micro batches of ``case``, through the backend."""
     c = backend.collective
     return backend.batches(micro_batches(case, rank=c.rank, size=c.size, start=start, updates=updates))
 
 
 def rates(update: int) -> Rates:
-    """Rates that differ between groups and updates, and a momentum that warms up."""
+    """Return rates that differ between groups and updates, and a momentum that warms up."""
     factor = 1 - update / 20
     momentum = 0.5 + 0.1 * update if update < 3 else None
     return Rates(rates=(0.1 * factor, 0.05 * factor, 0.05 * factor), momentum=momentum)
@@ -103,7 +104,7 @@ def rates(update: int) -> Rates:
 def update_once(
     backend: Backend, model: Module, optimizer: Optimizer, batches: Iterator[Batch], case: Case, update: int
 ) -> tuple[float, float]:
-    """One update. Returns (norm, this rank's mean loss)."""
+    """Run one update. Return (norm, this rank's mean loss)."""
     total = 0.0
     for i in range(case.accumulate):
         with optimizer.micro_batch(last=i == case.accumulate - 1):
@@ -114,7 +115,7 @@ def update_once(
 
 
 def train(backend: Backend, case: Case, *, updates: int = UPDATES) -> dict[str, Array]:
-    """What a job learns: norms, mean losses, and the final state, as one flat dict of arrays."""
+    """Train and return norms, mean losses and the final state, as one flat dict of arrays."""
     model, optimizer = started(backend, case.recipe(backend.collective.size))
     batches = batches_of(backend, case, updates=updates)
     norms, losses = [], []
@@ -126,14 +127,14 @@ def train(backend: Backend, case: Case, *, updates: int = UPDATES) -> dict[str, 
 
 
 def flat(state: State) -> dict[str, Array]:
-    """All arrays of a state under one roof: ``weights/<name>``, ``ema/<name>``, ``moments/<moment>/<name>``."""
+    """Return all arrays of a state in one dict: ``weights/<name>``, ``ema/<name>``, ``moments/<moment>/<name>``."""
     parts = {"weights": state.weights, "ema": state.ema, "moments": state.moments}
     return {f"{part}/{name}": array for part, arrays in parts.items() for name, array in arrays.items()}
 
 
 def differences(a: Mapping[str, Array], b: Mapping[str, Array]) -> dict[str, float]:
-    """Largest difference of each array, relative to the largest magnitude in that of ``a``; inf: not in both in one
-    shape, or not a number."""
+    """Return the largest difference of each array, relative to the largest magnitude in that of ``a``; inf if it is not
+    in both with one shape, or not a number."""
     return {name: _difference(a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b])}
 
 

@@ -1,4 +1,4 @@
-"""The report of the kit for people."""
+"""Format the report of the kit for people."""
 
 from collections.abc import Iterator
 
@@ -8,20 +8,24 @@ from mtrain.testing.kit import Conformance
 MARKS = {"passed": "ok", "failed": "FAILED", "not run": "not run"}
 
 
-def report(found: Conformance) -> str:
-    """A table of all checks, then what each failure means and where to look, then the sum."""
-    return "\n".join([_head(found), "", *_table(found), *_failures(found), "", _sum(found)])
+def report(conformance: Conformance) -> str:
+    """Return a table of all checks, then the meaning of each failure and where to look, then the totals."""
+    return "\n".join([_head(conformance), "", *_table(conformance), *_failures(conformance), "", _sum(conformance)])
 
 
-def _head(found: Conformance) -> str:
-    precision = {"fp64": "float64", "fp32": "float32 (it refuses float64)"}.get(found.precision, "")
-    parts = [f"{found.ranks} ranks" if found.ranks > 1 else "1 rank", f"started by {found.launcher}", precision]
-    compared = f"compared with solo on {found.framework}"
-    return f"backend {found.backend} ({found.provider}): {', '.join(part for part in [*parts, compared] if part)}"
+def _head(conformance: Conformance) -> str:
+    precision = {"fp64": "float64", "fp32": "float32 (it refuses float64)"}.get(conformance.precision, "")
+    parts = [
+        f"{conformance.ranks} ranks" if conformance.ranks > 1 else "1 rank",
+        f"started by {conformance.launcher}",
+        precision,
+    ]
+    compared = f"compared with solo on {conformance.framework}"
+    return f"backend {conformance.backend} ({conformance.provider}): {', '.join(part for part in [*parts, compared] if part)}"
 
 
-def _table(found: Conformance) -> Iterator[str]:
-    rows = [(finding.check.id, MARKS[finding.verdict], _measured(finding)) for finding in found.findings]
+def _table(conformance: Conformance) -> Iterator[str]:
+    rows = [(finding.check.id, MARKS[finding.verdict], _measured(finding)) for finding in conformance.findings]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, mark, text in rows:
         yield f"  {name:<{widths[0]}}  {mark:<{widths[1]}}  {text}".rstrip()
@@ -42,8 +46,8 @@ def _compared(measure: Measure) -> str:
     return f"{measure.what}: {measure.value:.2g} (bound {measure.bound:.2g})"
 
 
-def _failures(found: Conformance) -> Iterator[str]:
-    for finding in found.findings:
+def _failures(conformance: Conformance) -> Iterator[str]:
+    for finding in conformance.findings:
         if finding.verdict != "failed":
             continue
         yield ""
@@ -58,9 +62,9 @@ def _failures(found: Conformance) -> Iterator[str]:
         yield f"  look at   {finding.check.look}"
 
 
-def _sum(found: Conformance) -> str:
-    counts = {word: sum(finding.verdict == word for finding in found.findings) for word in MARKS}
-    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    logs = "" if found.passed else f"; logs in {found.folder}"
+def _sum(conformance: Conformance) -> str:
+    counts = {word: sum(finding.verdict == word for finding in conformance.findings) for word in MARKS}
+    totals = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    logs = "" if conformance.passed else f"; logs in {conformance.folder}"
     first = "; look at the first failure first: others may follow from it" if counts["failed"] > 1 else ""
-    return f"{len(found.findings)} checks: {told}, in {found.seconds:.0f} s{logs}{first}"
+    return f"{len(conformance.findings)} checks: {totals}, in {conformance.seconds:.0f} s{logs}{first}"
