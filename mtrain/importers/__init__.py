@@ -1,1 +1,1 @@
-"""Configurations of other projects as specs: PaddleDetection and YOLOv5."""
+"""Import configs of other projects: translate their keys to a spec, and report every key."""

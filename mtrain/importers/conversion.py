@@ -1,4 +1,4 @@
-"""Files of other projects into one checked spec: which they are, who translates them, how the result is written."""
+"""Convert files of another project to one checked spec: recognise them, translate them, and write the result."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,45 +17,45 @@ from mtrain.spec.schema import dotted, walk
 from mtrain.spec.sources import display
 from mtrain.spec.yaml_reader import flow
 
-_KNOWN = (
+_EXPECTED = (
     "PaddleDetection's YAML with `architecture`, or YOLOv5's model (`backbone`), hyp (`lr0`) or data (`names`) YAML"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A spec as text, and what became of every key of the files that it was made from."""
+    """A spec as text, and the fate of every key of the files from which it was made."""
 
     text: str
     files: Sequence[str]
     carried: Sequence[Entry]
     dropped: Sequence[Entry]
     assumed: Mapping[str, Given]
-    """Values that no file states, by path."""
+    """Values that no file states, by path in the spec."""
     notes: Sequence[str]
 
 
 def convert(files: Sequence[FilePath], *, cards: int | None = None, overrides: Sequence[str] = ()) -> Imported:
-    """The spec that files of another project describe.
+    """Return the spec that files of another project describe.
 
     Args:
         files: one YAML of PaddleDetection, or up to three of YOLOv5, one of each kind.
-        cards: how many cards PaddleDetection's batch per card is meant for; None: eight.
-        overrides: ``PATH=VALUE`` each, laid over the result.
+        cards: number of cards for which PaddleDetection's batch per card is meant; None: eight.
+        overrides: ``PATH=VALUE`` settings that override the result.
 
-    Raises: ``SpecError`` where a file is damaged, unknown, describes what mtrain does not have, or gives values that a
-    spec refuses: one line each, with the file and line where they stand.
+    Raises: ``SpecError`` if a file is damaged or unknown, describes a feature that mtrain does not have, or has values
+    that a spec refuses: one line each, with file and line.
     """
     documents = [read(file) for file in files]
     books = _translate(documents, cards)
-    values = {path: given for book in books for path, given in book.values.items()}
+    values = {path: setting for book in books for path, setting in book.values.items()}
     loaded = _check(values, overrides)
     return Imported(
         text="\n".join(line for line, _ in _rendered(_overridden(values, loaded), documents)) + "\n",
         files=[file for document in documents for file in document.files],
         carried=[entry for book in books for entry in book.carried],
         dropped=[entry for book in books for entry in book.dropped],
-        assumed={path: given for path, given in values.items() if not given.stated},
+        assumed={path: setting for path, setting in values.items() if not setting.stated},
         notes=list(dict.fromkeys(note for book in books for note in book.notes)),
     )
 
@@ -64,14 +64,14 @@ def _translate(documents: Sequence[Document], cards: int | None) -> Sequence[Boo
     first = documents[0]
     foreign = [document for document in documents if paddledetection.is_one(document)]
     if foreign and len(documents) > 1:
-        raise SpecError(f"{foreign[0].name}: a config of PaddleDetection is imported alone; it names its bases itself")
+        raise SpecError(f"{foreign[0].name}: import a config of PaddleDetection alone; it names its bases itself")
     if foreign:
         return [paddledetection.translate(first, cards=cards)]
     kinds: dict[str, Document] = {}
     for document in documents:
         kind = None if _sections(document) else yolov5.kind_of(document)
         if kind is None:
-            raise SpecError(f"{document.name}: {_unknown(document)}; expected {_KNOWN}")
+            raise SpecError(f"{document.name}: {_unknown(document)}; expected {_EXPECTED}")
         if kind in kinds:
             raise SpecError(f"{document.name}: {kinds[kind].name} is a {kind} YAML of YOLOv5 too; give one of them")
         kinds[kind] = document
@@ -81,7 +81,7 @@ def _translate(documents: Sequence[Document], cards: int | None) -> Sequence[Boo
 
 
 def _sections(document: Document) -> list[str]:
-    """The sections of a spec of mtrain that a document has."""
+    """Return the names of the document's sections that belong to a spec of mtrain."""
     return [key for key in Spec.model_fields if isinstance(document.values.get(key), dict)]
 
 
@@ -89,11 +89,11 @@ def _unknown(document: Document) -> str:
     sections = _sections(document)
     if sections:
         return f"seems to be a spec of mtrain already (it has {', '.join(sections)})"
-    return f"holds {', '.join(map(flow, list(document.values)[:5])) or 'nothing'}, which tells no kind of config"
+    return f"holds {', '.join(map(flow, list(document.values)[:5])) or 'nothing'}, which fits no known kind of config"
 
 
 def _check(values: Mapping[str, Given], overrides: Sequence[str]) -> config.Loaded:
-    """Load the spec as ``mtrain`` would; a mistake is told where the foreign value stands."""
+    """Load the spec as ``mtrain`` would; report a mistake at the place of the foreign value."""
     lines = list(_rendered(values, ()))
     with tempfile.TemporaryDirectory() as folder:
         file = FilePath(folder).resolve() / "imported.yml"
@@ -115,26 +115,26 @@ def _located(problem: str, prefix: str, lines: Sequence[tuple[str, str]], values
 
 
 def _overridden(values: Mapping[str, Given], loaded: config.Loaded) -> dict[str, Given]:
-    """``values`` with what ``-o`` changed, added or put in place of a whole section."""
+    """Return ``values`` with the overrides of ``-o``, which change or add values or replace a whole section."""
     result = dict(values)
     for path, origin in loaded.provenance.items():
         keys = path.split(".")
         value = lookup(loaded.values, tuple(keys))
         if origin.kind != "override" or (isinstance(value, dict) and value):
             continue
-        around = next((known for known in result if path.startswith(f"{known}.")), None)
-        if around is not None:
-            path, value = around, lookup(loaded.values, tuple(around.split(".")))
-        for below in [known for known in result if known.startswith(f"{path}.")]:
-            del result[below]
+        enclosing = next((other_path for other_path in result if path.startswith(f"{other_path}.")), None)
+        if enclosing is not None:
+            path, value = enclosing, lookup(loaded.values, tuple(enclosing.split(".")))
+        for nested_path in [other_path for other_path in result if other_path.startswith(f"{path}.")]:
+            del result[nested_path]
         result[path] = Given(value, origin.text)
     return result
 
 
 def _rendered(values: Mapping[str, Given], documents: Sequence[Document]) -> Iterator[tuple[str, str]]:
-    """Lines of YAML, each with the path of the value on it; sections and comments have none.
+    """Yield lines of YAML, each with the path of the value on it; lines of sections and comments have no path.
 
-    Sections and values stand in the order of the schema, options in the order of entering.
+    Sections and values are in the order of the schema, options in the order in which they were entered.
     """
     for document in documents:
         yield _comment(f"imported from {document.name}"), ""

@@ -1,7 +1,7 @@
-"""YAML files of other projects as plain values that remember file and line, their ``_BASE_`` laid below them.
+"""Read YAML files of other projects, merged over their ``_BASE_`` files, as plain values with file and line.
 
-Safe: tags build nothing, aliases and nesting are limited (``spec.yaml_reader``), only regular files of a sensible size
-are read.
+Reading is safe: tags construct no objects, aliases and nesting are limited (``spec.yaml_reader``), and only regular
+files of bounded size are read.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,15 @@ from mtrain.spec.sources import BASE_KEY, display
 from mtrain.spec.yaml_reader import MAX_BYTES, Parsed, Path, parse
 
 MAX_FILES = 100
-"""Bases of a file and of its bases, together."""
+"""Largest number of files read for one document: the file, its bases, and their bases."""
 TAG_KEY = "name"
-"""Where the word of a tag goes: ``!CosineDecay {max_epochs: 360}`` says what ``{name: CosineDecay, ...}`` says."""
+"""Key under which the word of a tag is stored: ``!CosineDecay {max_epochs: 360}`` equals ``{name: CosineDecay,
+...}``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value stands."""
+    """File and line of a value."""
 
     file: str
     line: int | None
@@ -33,44 +34,44 @@ class Place:
 
 @dataclass(slots=True)
 class Document:
-    """The values of a file laid over those of its bases: mappings merge, everything else replaces."""
+    """The values of a file merged over those of its bases: mappings merge, everything else replaces."""
 
     name: str
-    """The file as messages name it."""
+    """Name of the file in messages."""
     path: FilePath
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[Path, Place] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
-    """Every file that was read, each before its bases."""
+    """Names of all files read, each before its bases."""
     whole: set[Path] = field(default_factory=set)
-    """Mappings that carry a tag: they are replaced as a whole, and replace."""
+    """Paths of the mappings with a tag: they replace, and are replaced, as a whole."""
 
     def get(self, path: Path) -> Any:
-        """The value at ``path``; None where there is none."""
+        """Return the value at ``path``; None if there is none."""
         return lookup(self.values, path)
 
     def has(self, path: Path) -> bool:
-        """Whether a value, null included, is given at ``path``."""
+        """Return whether ``path`` has a value; null counts as one."""
         return path in self.places
 
     def place(self, path: Path) -> Place:
-        """Where the value at ``path``, or the nearest one around it, stands."""
+        """Return the place of the value at ``path``, or of the nearest value around it."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.places:
                 return self.places[path[:length]]
         return Place(self.name, None)
 
     def leaves(self, path: Path = ()) -> Iterator[Path]:
-        """Every value at or below ``path`` without keys of its own, in the order of the document.
+        """Yield the path of every value at or below ``path`` that has no keys of its own, in the order of the document.
 
-        A list of plain values is one.
+        A list of plain values counts as one value.
         """
         if not path or self.has(path):
             yield from _leaves(self.get(path), path)
 
 
 def read(file: FilePath) -> Document:
-    """A file and its bases, which are named relative to it.
+    """Read a file and its bases, which are named relative to it.
 
     Raises: ``SpecError`` with every mistake of every file, one line each.
     """
@@ -108,7 +109,7 @@ def _add(document: Document, file: FilePath, chain: tuple[FilePath, ...], proble
 
 
 def _text(file: FilePath, name: str) -> tuple[str, str]:
-    """(text, problem): one of them is empty unless the file is."""
+    """Return (text, problem); one of them is empty, or both for an empty file."""
     try:
         if not file.is_file():
             return "", f"{name}: {'is no file' if file.exists() else 'no such file'}; expected a YAML file"
@@ -122,9 +123,9 @@ def _text(file: FilePath, name: str) -> tuple[str, str]:
 
 
 def _bases(parsed: Parsed, file: FilePath, name: str, problems: list[str]) -> list[FilePath]:
-    given = parsed.values.pop(BASE_KEY, None)
-    entries = given if isinstance(given, list) else [] if given is None else [given]
-    found = []
+    value = parsed.values.pop(BASE_KEY, None)
+    entries = value if isinstance(value, list) else [] if value is None else [value]
+    bases = []
     for position, entry in enumerate(entries):
         line = parsed.lines.get((BASE_KEY, position), parsed.lines.get((BASE_KEY,)))
         if not isinstance(entry, str):
@@ -132,23 +133,20 @@ def _bases(parsed: Parsed, file: FilePath, name: str, problems: list[str]) -> li
             continue
         base = _resolved(file.parent, entry)
         if base is not None and base.is_file():
-            found.append(base)
+            bases.append(base)
         else:
             problems.append(f"{name}:{line} {BASE_KEY}: no file {entry}; bases are named relative to the file")
-    return found
+    return bases
 
 
 def _resolved(*parts: FilePath | str) -> FilePath | None:
-    """The absolute path of joined parts, ``~`` expanded in the last; None where no file can have it."""
+    """Return the absolute path of joined parts, ``~`` expanded in the last; None if no file can have this path."""
     *folder, last = parts
     try:
         path = FilePath(*folder, FilePath(last).expanduser()).resolve()
         path.exists()
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ):  # a name that is too long or holds a null; no such user; a link to itself
+    # Raised for a name that is too long or contains a null, an unknown user, and a link to itself.
+    except (OSError, ValueError, RuntimeError):
         return None
     return path
 
@@ -167,7 +165,7 @@ class _Layer:
 
 
 def _resolve_tags(parsed: Parsed) -> set[Path]:
-    """Write the word of each tag into its mapping, and return where such mappings are."""
+    """Write the word of each tag into its mapping, and return the paths of such mappings."""
     whole = set()
     for path, tag in parsed.tags.items():
         container = lookup(parsed.values, path[:-1])
@@ -184,16 +182,21 @@ def _resolve_tags(parsed: Parsed) -> set[Path]:
 def _merge(document: Document, into: dict[str, Any], values: dict[str, Any], path: Path, layer: _Layer) -> None:
     for key, value in values.items():
         here = (*path, key)
-        old = into.get(key)
-        if isinstance(value, dict) and isinstance(old, dict) and here not in layer.whole and here not in document.whole:
+        previous = into.get(key)
+        if (
+            isinstance(value, dict)
+            and isinstance(previous, dict)
+            and here not in layer.whole
+            and here not in document.whole
+        ):
             document.places[here] = layer.place(here)
-            _merge(document, old, value, here, layer)
+            _merge(document, previous, value, here, layer)
             continue
-        for replaced in (here, *_below(old, here)):
+        for replaced in (here, *_below(previous, here)):
             document.places.pop(replaced, None)
             document.whole.discard(replaced)
         into[key] = value
-        document.places.update((given, layer.place(given)) for given in (here, *_below(value, here)))
+        document.places.update((new_path, layer.place(new_path)) for new_path in (here, *_below(value, here)))
 
 
 def _below(value: Any, path: Path) -> Iterator[Path]:

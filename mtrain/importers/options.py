@@ -1,4 +1,4 @@
-"""The options of a model plugin as targets: what equals a default is not written out."""
+"""Translate to the options of a model plugin; values that equal a default are not written out."""
 
 from mtrain.importers.key_report import Book, equal
 from mtrain.spec import plugins
@@ -17,7 +17,7 @@ class Options:
         self._defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
 
     def carry(self, book: Book, source: str | Path, name: str, *, value: object = ...) -> None:
-        """``source`` becomes the option ``name``, unless it says what the default says anyway."""
+        """Carry ``source`` over to the option ``name``, unless its value is the default."""
         if not book.has(source):
             return
         value = book.get(source) if value is ... else value

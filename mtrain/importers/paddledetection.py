@@ -1,4 +1,4 @@
-"""PaddleDetection's YAML of a PP-YOLOE job into a spec."""
+"""Translate PaddleDetection's YAML of a PP-YOLOE job to a spec."""
 
 from mtrain.importers import paddledetection_data as data
 from mtrain.importers import paddledetection_network as network
@@ -8,28 +8,28 @@ from mtrain.importers.key_report import Book, equal, shown
 from mtrain.spec.yaml_reader import Path
 
 CARDS = 8
-"""Of the machine that the published files are written for."""
+"""Number of cards of the machine for which the published files are written."""
 _KEYS = ("architecture", "LearningRate", "OptimizerBuilder", "TrainReader", "EvalReader", "TrainDataset", "EvalDataset")
 _PLACES = ("xpu", "npu", "mlu", "gcu", "ipu")
-"""Devices that Paddle knows beside GPUs."""
+"""Devices besides GPUs that Paddle supports."""
 
 
 def is_one(document: Document) -> bool:
-    """Whether a document has keys of PaddleDetection."""
+    """Return whether a document has keys of PaddleDetection."""
     return any(key in document.values for key in _KEYS)
 
 
 def translate(document: Document, *, cards: int | None) -> Book:
-    """The book of a file that names an architecture.
+    """Translate a file that names an architecture, and return its book.
 
     Args:
-        cards: how many cards the batch per card and the rate of the file are meant for; None: eight.
+        cards: number of cards for which the batch per card and the rate of the file are meant; None: eight.
 
     Raises: ``SpecError`` where it describes what mtrain does not have.
     """
     book = Book(document)
     model = network.translate(book)
-    data.translate(book, cards=CARDS if cards is None else cards, said=cards is not None)
+    data.translate(book, cards=CARDS if cards is None else cards, cards_given=cards is not None)
     training.translate(book)
     _runtime(book)
     _weights(book, model)
@@ -60,7 +60,7 @@ def _runtime(book: Book) -> None:
     book.drop("custom_black_list", "names operators for Paddle's own mixed precision")
     book.drop("find_unused_parameters", "every parameter of PP-YOLOE takes part in every update")
     book.drop("weights", "names what PaddleDetection evaluates; `mtrain evaluate` takes a run")
-    book.drop("export", "of PaddleDetection's export")
+    book.drop("export", "belongs to PaddleDetection's export")
     _metric(book)
 
 
@@ -73,14 +73,14 @@ def _metric(book: Book) -> None:
 
 def _weights(book: Book, model: str) -> None:
     source: str | Path = "pretrain_weights"
-    given = book.get(source)
-    if given in (None, ""):
+    weights = book.get(source)
+    if weights in (None, ""):
         book.same(source, "mtrain's default: from scratch")
-    elif not isinstance(given, str) or "://" in given:
+    elif not isinstance(weights, str) or "://" in weights:
         remedy = (
             f"`mtrain weights import FILE --model {model} --to start.safetensors`, -o model.weights=start.safetensors"
         )
         book.drop(source, f"mtrain downloads nothing; fetch the file, then {remedy}")
         book.note(f"pretrain_weights is not carried over: as it stands, the spec trains {model} from scratch")
     else:
-        book.carry(source, "model.weights", given if given.endswith(".pdparams") else f"{given}.pdparams")
+        book.carry(source, "model.weights", weights if weights.endswith(".pdparams") else f"{weights}.pdparams")

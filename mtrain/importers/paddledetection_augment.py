@@ -1,4 +1,4 @@
-"""Training transforms of a PaddleDetection file: distortion, expansion, crop, flip, sides drawn per batch."""
+"""Translate training transforms of a PaddleDetection file: distortion, expansion, crop, flip, sides drawn per batch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,24 +8,24 @@ from mtrain.importers.paddledetection_transforms import normalisation, square, t
 from mtrain.spec.yaml_reader import Path
 
 INTERPOLATIONS = ("nearest", "linear", "cubic", "area", "lanczos4")
-"""By OpenCV's number."""
+"""Interpolations by OpenCV's number."""
 ALL_INTERPOLATIONS = ["nearest", "linear", "area", "cubic", "lanczos4"]
 LETTERBOX_OFF = ("mosaic", "translate", "scale", "hsv_h", "hsv_s", "hsv_v", "flip_ud")
-"""Augmentations that mtrain has by default and PaddleDetection's PP-YOLOE has not."""
+"""Augmentations that are on by default in mtrain and missing in PaddleDetection's PP-YOLOE."""
 _SPAN = [0.5, 1.5]
-"""PaddleDetection's default of saturation, contrast and brightness."""
+"""PaddleDetection's default range of saturation, contrast and brightness."""
 _HALF = 0.5
-"""PaddleDetection's default of every chance."""
+"""PaddleDetection's default of every probability."""
 _DONE = ("Decode", "Permute", "PadGT")
 
 
 def translate(book: Book) -> None:
-    """Enter the transforms of TrainReader; what it does not name is off."""
+    """Enter the transforms of TrainReader; those that it does not name are off."""
     if not book.has("TrainReader"):
         book.note("data.augment: the file has no TrainReader, so training has no augmentation")
     for name in LETTERBOX_OFF:
         book.assume(f"data.augment.{name}", 0.0, "not among PaddleDetection's transforms")
-    known = {
+    translators = {
         "RandomDistort": _distort,
         "RandomExpand": _expand,
         "RandomCrop": _crop,
@@ -35,8 +35,8 @@ def translate(book: Book) -> None:
     }
     for part in ("sample_transforms", "batch_transforms"):
         for at, name in transforms(book, ("TrainReader", part)):
-            if name in known:
-                known[name](book, at)
+            if name in translators:
+                translators[name](book, at)
             elif name in _DONE:
                 book.same(at, "as always in mtrain")
             else:
@@ -47,27 +47,27 @@ def translate(book: Book) -> None:
 
 def _distort(book: Book, at: Path) -> None:
     target = "data.augment.distort"
-    given = {key: book.get((*at, key), [*_SPAN, _HALF]) for key in ("saturation", "contrast", "brightness")}
-    given["hue"] = book.get((*at, "hue"), [-18, 18, _HALF])
-    for key, value in given.items():
+    ranges = {key: book.get((*at, key), [*_SPAN, _HALF]) for key in ("saturation", "contrast", "brightness")}
+    ranges["hue"] = book.get((*at, "hue"), [-18, 18, _HALF])
+    for key, value in ranges.items():
         if not _is_list_of_numbers(value) or len(value) != 3:
             raise book.refuse((*at, key), "expected [smallest, largest, chance of no change]")
-    chance = given["brightness"][2]
+    chance = ranges["brightness"][2]
     book.put(f"{target}.probability", 1.0 - chance, at)
-    for key, value in given.items():
-        wanted = _degrees(value) if key == "hue" else value[:2]
-        book.put(f"{target}.{key}", wanted, (*at, key))
+    for key, value in ranges.items():
+        translated = _degrees(value) if key == "hue" else value[:2]
+        book.put(f"{target}.{key}", translated, (*at, key))
         if value[2] != chance:
             book.drop((*at, key), f"mtrain has one chance for all four steps: brightness's {shown(chance)} is taken")
         if key == "hue" and value[0] != -value[1]:
-            book.drop((*at, key), f"mtrain's hue turns equally far both ways: {wanted:g} degrees are taken")
-        book.same((*at, key), f"{target}.{key}: {shown(wanted)}")
+            book.drop((*at, key), f"mtrain's hue turns equally far both ways: {translated:g} degrees are taken")
+        book.same((*at, key), f"{target}.{key}: {shown(translated)}")
     _options(book, at, {"random_apply": True, "count": 4, "random_channel": False}, what="mtrain's distortion")
     book.bare(at, target)
 
 
 def _degrees(hue: Sequence[float]) -> float:
-    """Their angle is drawn in half turns, so that +-18 is every angle."""
+    """Return the hue's range in degrees. PaddleDetection's angle counts half turns, so +-18 is every angle."""
     return min(180.0 * max(abs(hue[0]), abs(hue[1])), 180.0)
 
 

@@ -1,6 +1,7 @@
-"""Data sets and readers of a PaddleDetection file: paths, batch, pre-processing, augmentation.
+"""Translate data sets and readers of a PaddleDetection file: paths, batch, pre-processing, augmentation.
 
-Its chances of ``RandomDistort`` and ``RandomExpand`` are those of doing nothing; a spec states the chance of doing it.
+The probabilities of its ``RandomDistort`` and ``RandomExpand`` are those of no change; a spec states the probability of
+a change.
 """
 
 import os
@@ -15,30 +16,30 @@ from mtrain.spec.yaml_reader import Path
 
 FORMATS = {"COCODataSet": "coco", "VOCDataSet": "voc"}
 FIELDS = {"image", "gt_bbox", "gt_class", "is_crowd", "difficult"}
-"""What mtrain reads of each sample."""
+"""Fields of each sample that mtrain reads."""
 READER: Mapping[str, Any] = {"shuffle": True, "drop_last": True, "use_shared_memory": True, "collate_batch": True}
-"""What mtrain's loader always does in training."""
+"""Settings that mtrain's loader always has in training."""
 EVAL_SIZES = ("eval_size", "eval_height", "eval_width", "PPYOLOEHead.eval_size", "PPYOLOEHead.eval_input_size")
 """Keys that repeat the side of EvalReader's Resize."""
 LINEAR, CUBIC = 1, 2
-"""OpenCV's numbers; linear is PaddleDetection's default."""
+"""OpenCV's numbers of interpolations; linear is PaddleDetection's default."""
 _TRAIN, _EVAL = "TrainDataset", "EvalDataset"
 
 
-def translate(book: Book, *, cards: int, said: bool) -> None:
+def translate(book: Book, *, cards: int, cards_given: bool) -> None:
     """Enter data sets, batch sizes and readers.
 
     Args:
-        said: the number of cards was given, not assumed.
+        cards_given: whether the user gave the number of cards; otherwise it is assumed.
     """
     _datasets(book)
     book.carry("worker_num", "data.workers")
-    _batch(book, cards=cards, said=said)
+    _batch(book, cards=cards, cards_given=cards_given)
     _evaluation(book)
     augment.translate(book)
     for key, value in READER.items():
         book.fixed(("TrainReader", key), value, what="mtrain's loader")
-    book.drop("TestDataset", "of PaddleDetection's infer; `mtrain predict` takes pictures")
+    book.drop("TestDataset", "belongs to PaddleDetection's infer; `mtrain predict` takes pictures")
     _test_reader(book)
 
 
@@ -106,7 +107,7 @@ def _eval_path(book: Book, root: str) -> None:
 
 
 def _pictures(book: Book) -> None:
-    """mtrain has one picture folder for both splits, and looks for COCO's own where none is given."""
+    """Enter the picture folders. mtrain has one for both splits, and by default looks for COCO's own."""
     sources = [f"{section}.image_dir" for section in (_TRAIN, _EVAL) if book.has(section)]
     folders = [book.get(source) or "." for source in sources]
     usual = [_usual(book.get(f"{section}.anno_path")) for section in (_TRAIN, _EVAL) if book.has(section)]
@@ -128,7 +129,7 @@ def _usual(annotations: Any) -> str:
     return PurePosixPath(str(annotations)).stem.removeprefix("instances_")
 
 
-def _batch(book: Book, *, cards: int, said: bool) -> None:
+def _batch(book: Book, *, cards: int, cards_given: bool) -> None:
     source = "TrainReader.batch_size"
     if not book.has(source):
         book.note("train.batch_size: the file gives no TrainReader.batch_size, so mtrain's default stands")
@@ -142,10 +143,13 @@ def _batch(book: Book, *, cards: int, said: bool) -> None:
     )
     book.assume("train.rate_scaling", "linear", "the rate of a PaddleDetection file goes with its cards")
     why = (
-        "as --cards says" if said else f"PaddleDetection's own files are written for {cards}; --cards N says otherwise"
+        "as --cards says"
+        if cards_given
+        else f"PaddleDetection's own files are written for {cards}; --cards N says otherwise"
     )
     book.note(
-        f"train.batch_size: {total} = {cards} cards x {per_card}: {why}. The rate is meant for {total}, and follows the batch"
+        f"train.batch_size: {total} = {cards} cards x {per_card}: {why}. The rate is meant for {total}, and follows "
+        "the batch"
     )
 
 
@@ -182,11 +186,11 @@ def _resize(book: Book, at: Path) -> None:
 
 
 def _test_reader(book: Book) -> None:
-    """PaddleDetection predicts through TestReader, mtrain through what evaluates."""
+    """Enter TestReader: PaddleDetection predicts through it, mtrain through the pre-processing of evaluation."""
     side = book.values.get("data.image_size")
     if side is not None and equal(book.get("TestReader.inputs_def.image_shape"), [3, side.value, side.value]):
         book.same("TestReader.inputs_def.image_shape", f"data.image_size: {side.value}")
     ours, theirs = (book.get(f"{reader}.sample_transforms") for reader in ("EvalReader", "TestReader"))
     if equal(ours, theirs):
         book.same("TestReader.sample_transforms", "as in EvalReader, through which `mtrain predict` goes too")
-    book.drop("TestReader", "of PaddleDetection's infer; `mtrain predict` prepares pictures as evaluation does")
+    book.drop("TestReader", "belongs to PaddleDetection's infer; `mtrain predict` prepares pictures as evaluation does")

@@ -1,7 +1,7 @@
-"""The network of a PaddleDetection file: PP-YOLOE, or refused.
+"""Translate the network of a PaddleDetection file, which must be PP-YOLOE.
 
-PP-YOLOE is architecture ``YOLOv3`` with backbone ``CSPResNet``, neck ``CustomCSPPAN`` and head ``PPYOLOEHead``. What shapes
-the network must be as mtrain has it; what shapes the loss and the predictions becomes an option, or is told.
+PP-YOLOE is architecture ``YOLOv3`` with backbone ``CSPResNet``, neck ``CustomCSPPAN`` and head ``PPYOLOEHead``. Keys
+that shape the network must have mtrain's values; keys of the loss and the predictions become options, or are reported.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from mtrain.importers.options import Options
 from mtrain.spec.yaml_reader import Path
 
 ARCHITECTURES = ("YOLOv3", "PPYOLOE")
-"""Words under which the parts are named; PP-YOLOE's own files say the first."""
+"""Names of the architecture that lists the parts; PP-YOLOE's own files use the first."""
 PARTS = {"backbone": "CSPResNet", "neck": "CustomCSPPAN", "yolo_head": "PPYOLOEHead"}
 VARIANTS = {(0.33, 0.50): "s", (0.67, 0.75): "m", (1.0, 1.0): "l", (1.33, 1.25): "x"}
-"""(depth_mult, width_mult) -> variant."""
+"""Variant by (depth_mult, width_mult)."""
 SHAPE: Mapping[str, Mapping[str, Any]] = {
     "CSPResNet": {
         "layers": [3, 6, 6, 3],
@@ -45,9 +45,9 @@ SHAPE: Mapping[str, Mapping[str, Any]] = {
         "attn_conv": "convbn",
     },
 }
-"""What the network is made of; a file that says otherwise describes another network."""
+"""Settings of the network; a file with other values describes another network."""
 STATED = ("CSPResNet.return_idx", "CSPResNet.use_large_stem", "CustomCSPPAN.out_channels", "CustomCSPPAN.spp")
-"""Keys whose default in PaddleDetection is another network: they must be given."""
+"""Keys whose default in PaddleDetection gives another network: a file must state them."""
 HEAD_OPTIONS = {
     "static_assigner_epoch": "static_assigner_epoch",
     "loss_weight.class": "cls",
@@ -58,9 +58,9 @@ HEAD_OPTIONS = {
     "nms.score_threshold": "confidence",
     "nms.nms_threshold": "iou_threshold",
 }
-"""Key of the head -> option of the model."""
+"""Option of the model by key of the head."""
 ALL = 100_000
-"""More candidates than PP-YOLOE has points: what -1 says in PaddleDetection."""
+"""More candidates than PP-YOLOE has points, which PaddleDetection writes as -1."""
 HEAD_DEFAULTS: Mapping[str, Any] = {
     "static_assigner_epoch": 4,
     "nms.nms_top_k": ALL,
@@ -68,7 +68,7 @@ HEAD_DEFAULTS: Mapping[str, Any] = {
     "nms.score_threshold": 0.05,
     "nms.nms_threshold": 0.5,
 }
-"""PaddleDetection's defaults of keys of the head where mtrain's option has another."""
+"""PaddleDetection's defaults of the head's keys where mtrain's option has another default."""
 HEAD_FIXED: Mapping[str, Any] = {
     "use_varifocal_loss": True,
     "static_assigner.name": "ATSSAssigner",
@@ -88,7 +88,7 @@ HEAD_FIXED: Mapping[str, Any] = {
     "exclude_post_process": False,
     "sm_use": False,
 }
-"""Key of the head -> what mtrain's loss and predictions always have."""
+"""Settings that mtrain's loss and predictions always have, by key of the head."""
 _WHAT = "mtrain's PP-YOLOE"
 
 
@@ -103,11 +103,11 @@ def translate(book: Book) -> str:
         if not book.has(path):
             source: str | Path = path.partition(".")[0] if book.has(path.partition(".")[0]) else "architecture"
             raise book.refuse(source, f"without {path}, which {_WHAT} needs at {shown(_shape(path))}")
-    for section, known in SHAPE.items():
+    for section, expected in SHAPE.items():
         for key in book.section(section):
-            if key in known and not equal(book.get((section, key)), known[key]):
-                raise book.refuse((section, key), f"expected {shown(known[key])}: {_WHAT} has no other{_plus(key)}")
-            if key in known:
+            if key in expected and not equal(book.get((section, key)), expected[key]):
+                raise book.refuse((section, key), f"expected {shown(expected[key])}: {_WHAT} has no other{_plus(key)}")
+            if key in expected:
                 book.same((section, key), f"model.name: {model}")
             elif section != "PPYOLOEHead":
                 raise book.refuse((section, key), f"which {_WHAT} does not know; it could change the network")
@@ -138,9 +138,9 @@ def _variant(book: Book) -> str:
     depth, width = book.number("depth_mult", 1.0), book.number("width_mult", 1.0)
     variant = VARIANTS.get((depth, width))
     if variant is None:
-        known = ", ".join(f"{name} {pair[0]} x {pair[1]}" for pair, name in VARIANTS.items())
+        variants = ", ".join(f"{name} {pair[0]} x {pair[1]}" for pair, name in VARIANTS.items())
         source = "depth_mult" if book.has("depth_mult") else "width_mult"
-        raise book.refuse(source, f"depth x width {depth} x {width}: no PP-YOLOE that mtrain has; expected {known}")
+        raise book.refuse(source, f"depth x width {depth} x {width}: no PP-YOLOE that mtrain has; expected {variants}")
     model = f"ppyoloe_{variant}"
     book.put("model.name", model, "depth_mult" if book.has("depth_mult") else "architecture")
     for key in ("depth_mult", "width_mult"):

@@ -1,6 +1,6 @@
-"""Length, optimizer, schedule and average of a PaddleDetection file.
+"""Translate length, optimizer, schedule and average of a PaddleDetection file.
 
-Where a file leaves a key out, PaddleDetection's default is written into the spec, with a comment that says so.
+For a key that a file leaves out, PaddleDetection's default is written into the spec, with a comment that says so.
 """
 
 import math
@@ -15,11 +15,11 @@ _DEFAULT = "PaddleDetection's default"
 _OPTIMIZER = "OptimizerBuilder.optimizer"
 _SCHEDULERS = ("LearningRate", "schedulers")
 NO_DECAY_ON_BATCHNORM = [{"match": r"\.bn\.(weight|bias)$", "weight_decay": 0.0}, {"match": ""}]
-"""PP-YOLOE's layers say themselves that BatchNorm does not decay; AdamW does not ask them."""
+"""Groups of PP-YOLOE: its layers exempt BatchNorm from weight decay, which AdamW ignores."""
 
 
 def translate(book: Book) -> None:
-    """Enter what is trained, how long, and how."""
+    """Enter the length of training, the optimizer, the schedule and the average."""
     book.carry("epoch", "train.epochs")
     if not book.has("epoch"):
         book.note("train.epochs: the file gives no `epoch`; say how long with -o train.epochs=N")
@@ -61,12 +61,12 @@ def _decay(book: Book, *, decoupled: bool) -> None:
         book.otherwise("optimizer.weight_decay", 0.01, _DEFAULT)
         book.assume("optimizer.groups", [{"match": ""}], "PaddleDetection's AdamW decays every parameter")
         return
-    given = book.get(regularizer)
-    if isinstance(given, dict) and given.get("type", "L2") == "L2":
+    setting = book.get(regularizer)
+    if isinstance(setting, dict) and setting.get("type", "L2") == "L2":
         book.carry(f"{regularizer}.factor", "optimizer.weight_decay")
         book.same(f"{regularizer}.type", "mtrain's weight decay is L2")
     elif book.has(regularizer):
-        off = given in (None, False, "None")
+        off = setting in (None, False, "None")
         book.put("optimizer.weight_decay", 0.0, regularizer)
         book.same(regularizer, "optimizer.weight_decay: 0.0") if off else book.drop(
             regularizer, "mtrain decays by L2 only"
@@ -76,29 +76,29 @@ def _decay(book: Book, *, decoupled: bool) -> None:
 
 
 def _schedule(book: Book) -> None:
-    given = book.get(_SCHEDULERS)
-    entries = given if isinstance(given, list) else []
+    schedulers = book.get(_SCHEDULERS)
+    entries = schedulers if isinstance(schedulers, list) else []
     if book.has(_SCHEDULERS) and not all(isinstance(entry, dict) for entry in entries):
         raise book.refuse(
             _SCHEDULERS, "expected a list such as [!CosineDecay {max_epochs: 360}, !LinearWarmup {epochs: 5}]"
         )
     places = {str(entry.get("name")): (*_SCHEDULERS, position) for position, entry in enumerate(entries)}
     if "CosineDecay" in places:
-        behind = _cosine(book, places["CosineDecay"])
+        begins_after_warmup = _cosine(book, places["CosineDecay"])
     elif "PiecewiseDecay" in places:
-        behind = _steps(book, places["PiecewiseDecay"])
+        begins_after_warmup = _steps(book, places["PiecewiseDecay"])
     else:
-        behind = False
+        begins_after_warmup = False
         book.assume("schedule.name", "constant", "no scheduler that mtrain has")
         book.note("schedule.name: constant: the file names neither CosineDecay nor PiecewiseDecay")
     book.otherwise("schedule.per", "update", _DEFAULT)
-    _warmup(book, places, behind=behind)
+    _warmup(book, places, begins_after_warmup=begins_after_warmup)
     if not book.has(_SCHEDULERS):
         book.note("schedule: the file gives no LearningRate.schedulers; PaddleDetection would take defaults of its own")
 
 
 def _cosine(book: Book, at: Path) -> bool:
-    """Enter a cosine, and return whether it begins behind the warm-up."""
+    """Enter a cosine, and return True: it begins after the warm-up."""
     book.carry((*at, "name"), "schedule.name", "cosine")
     book.carry((*at, "max_epochs"), "schedule.horizon_epochs")
     book.otherwise("schedule.horizon_epochs", 1000, _DEFAULT)
@@ -111,7 +111,7 @@ def _cosine(book: Book, at: Path) -> bool:
 
 
 def _steps(book: Book, at: Path) -> bool:
-    """Enter steps where each multiplies by the same factor. They are counted from update 0, warm-up included."""
+    """Enter steps that all multiply by one factor, and return False: they count from update 0, warm-up included."""
     milestones = book.get((*at, "milestones"), [8, 11])
     if not isinstance(milestones, list):
         raise book.refuse((*at, "milestones"), "expected a list of epochs")
@@ -133,7 +133,7 @@ def _steps(book: Book, at: Path) -> bool:
 
 
 def _is_geometric(factors: Sequence[Any]) -> bool:
-    """Whether each factor is the first one times the factor before."""
+    """Return whether each factor is the first one times the previous one."""
     if not all(map(is_number, factors)):
         return False
     before = 1.0
@@ -144,8 +144,8 @@ def _is_geometric(factors: Sequence[Any]) -> bool:
     return True
 
 
-def _warmup(book: Book, places: Mapping[str, Path], *, behind: bool) -> None:
-    """Enter a linear warm-up: from ``start_factor`` times the rate, over epochs where they are given, else updates."""
+def _warmup(book: Book, places: Mapping[str, Path], *, begins_after_warmup: bool) -> None:
+    """Enter a linear warm-up from ``start_factor`` times the rate, over epochs if they are given, else over updates."""
     for name in ("CosineDecay", "PiecewiseDecay"):
         if name in places and not book.truth((*places[name], "use_warmup"), default=True):
             book.put("schedule.warmup", None, (*places[name], "use_warmup"))
@@ -175,7 +175,7 @@ def _warmup(book: Book, places: Mapping[str, Path], *, behind: bool) -> None:
     )
     book.otherwise("schedule.warmup.rate_from", start * rate, _DEFAULT)
     book.assume("schedule.warmup.momentum_from", None, "PaddleDetection warms up the rate alone")
-    book.assume("schedule.warmup.before_curve", behind, "PaddleDetection's schedulers")
+    book.assume("schedule.warmup.before_curve", begins_after_warmup, "PaddleDetection's schedulers")
     book.same((*at, "name"), "schedule.warmup")
 
 

@@ -1,4 +1,4 @@
-"""How a reader of a PaddleDetection file lists its transforms, and what evaluation and training have in common."""
+"""Read the list of transforms of a PaddleDetection reader, and the transforms that evaluation and training share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ MEAN_STD: Mapping[str, Any] = {
     "is_scale": True,
     "norm_type": "mean_std",
 }
-"""Normalisation of the picture, which is part of mtrain's PP-YOLOE."""
+"""Normalisation of pictures, which is part of mtrain's PP-YOLOE."""
 
 
 def normalisation(book: Book, at: Path) -> None:
     """Enter a NormalizeImage, which must be the model's own.
 
-    Raises: ``SpecError`` where pictures are normalised otherwise: weights and figures would not be those of the file.
+    Raises: ``SpecError`` for another normalisation: weights and figures would differ from those of the file.
     """
     for key in book.section(at):
         if key not in MEAN_STD:
@@ -33,20 +33,20 @@ def normalisation(book: Book, at: Path) -> None:
 
 
 def square(size: Any) -> int | None:
-    """The side of a square given as one number or two; None where it is none."""
+    """Return the side of a square given as one number or two; None for anything else."""
     sides: Sequence[Any] = size if isinstance(size, list) else [size]
     whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
     return sides[0] if whole and len(sides) in (1, 2) and sides[0] == sides[-1] else None
 
 
 def transforms(book: Book, path: Path) -> list[tuple[Path, str]]:
-    """(path, name) of each transform of a reader's list of one-key mappings.
+    """Return (path, name) of each transform in a reader's list of one-key mappings.
 
-    Raises: ``SpecError`` where it is no such list.
+    Raises: ``SpecError`` if the value is no such list.
     """
-    given = book.get(path)
-    if given is None:
+    entries = book.get(path)
+    if entries is None:
         return []
-    if not isinstance(given, list) or not all(isinstance(item, dict) and len(item) == 1 for item in given):
+    if not isinstance(entries, list) or not all(isinstance(item, dict) and len(item) == 1 for item in entries):
         raise book.refuse(path, "expected a list such as [Decode: {}, RandomFlip: {}]")
-    return [((*path, position, name), name) for position, item in enumerate(given) for name in item]
+    return [((*path, position, name), name) for position, item in enumerate(entries) for name in item]

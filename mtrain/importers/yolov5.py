@@ -1,6 +1,6 @@
-"""YOLOv5's ``model.yaml``, ``hyp.yaml`` and ``data.yaml``, any of them, into a spec.
+"""Translate YOLOv5's ``model.yaml``, ``hyp.yaml`` and ``data.yaml``, any of them, to a spec.
 
-What its training script has as flags, and no file states, is assumed at that script's defaults and said so.
+Settings that are flags of its training script, and that no file states, take that script's defaults; the spec says so.
 """
 
 import re
@@ -18,12 +18,12 @@ KINDS: Mapping[str, Sequence[str]] = {
     "hyper-parameters": ("lr0",),
     "data": ("names", "train", "val", "nc"),
 }
-"""Kind of file -> keys that tell it: one is enough; the first kind that fits counts."""
+"""Keys that identify each kind of file: one is enough, and the first kind that fits counts."""
 EPOCHS = 300
 IMAGE_SIZE = 640
 NOMINAL_BATCH = 64
 MOST_CLASSES = 10_000
-"""That a file without names may count."""
+"""Largest number of classes accepted from a file without names."""
 _SCRIPT = "YOLOv5's training script"
 _FLAG = f"{_SCRIPT} has it as a flag; this is its default"
 
@@ -47,7 +47,7 @@ PLAIN = {
     "flipud": "data.augment.flip_ud",
     "fliplr": "data.augment.flip_lr",
 }
-"""Hyper-parameter -> value of the spec."""
+"""Path in the spec by hyper-parameter."""
 OPTIONS = {
     "box": "box",
     "cls": "cls",
@@ -58,7 +58,7 @@ OPTIONS = {
     "fl_gamma": "fl_gamma",
     "label_smoothing": "label_smoothing",
 }
-"""Hyper-parameter -> option of the model."""
+"""Option of the model by hyper-parameter."""
 RULES: Mapping[str, Any] = {
     "optimizer.rule": "sgd",
     "optimizer.nesterov": True,
@@ -72,18 +72,18 @@ RULES: Mapping[str, Any] = {
     "schedule.warmup.updates": 100,
     "schedule.warmup.rate_from": 0.0,
 }
-"""What YOLOv5's training script always does, or does unless a flag says otherwise."""
+"""Settings that YOLOv5's training script always has, or has unless a flag changes them."""
 
 
 def kind_of(document: Document) -> str | None:
-    """Which of the three files a document is; None: none of them."""
+    """Return which of the three files a document is; None: none of them."""
     return next((kind for kind, keys in KINDS.items() if any(key in document.values for key in keys)), None)
 
 
 def translate(documents: Mapping[str, Document]) -> list[Book]:
-    """The books of the files, by kind: each at most once.
+    """Translate the files, given by kind, and return their books.
 
-    Raises: ``SpecError`` where a file describes something that mtrain does not have.
+    Raises: ``SpecError`` if a file describes something that mtrain does not have.
     """
     books = {kind: Book(document) for kind, document in documents.items()}
     variant = _network(books["model"]) if "model" in books else None
@@ -103,19 +103,19 @@ def translate(documents: Mapping[str, Document]) -> list[Book]:
 
 
 def _network(book: Book) -> str:
-    wrong = difference(book.get("backbone"), book.get("head"))
-    if wrong:
-        source: str | Path = "head" if wrong.startswith("head") else "backbone"
-        raise book.refuse(source, f"which is not the layout of YOLOv5 6.0, the one that mtrain has: {wrong}")
+    mismatch = difference(book.get("backbone"), book.get("head"))
+    if mismatch:
+        source: str | Path = "head" if mismatch.startswith("head") else "backbone"
+        raise book.refuse(source, f"which is not the layout of YOLOv5 6.0, the one that mtrain has: {mismatch}")
     depth, width = book.number("depth_multiple", -1), book.number("width_multiple", -1)
     variant = VARIANTS.get((depth, width))
     if variant is None:
-        known = ", ".join(f"{name} {pair[0]} x {pair[1]}" for pair, name in VARIANTS.items())
+        variants = ", ".join(f"{name} {pair[0]} x {pair[1]}" for pair, name in VARIANTS.items())
         source = "depth_multiple" if book.has("depth_multiple") else "width_multiple"
-        raise book.refuse(source, f"with width_multiple {width}: no variant of YOLOv5; expected one of {known}")
-    for key, right in (("activation", "nn.SiLU()"), ("ch", 3)):
-        if book.has(key) and not equal(book.get(key), right):
-            raise book.refuse(key, f"expected {right}: mtrain's YOLOv5 has no other")
+        raise book.refuse(source, f"with width_multiple {width}: no variant of YOLOv5; expected one of {variants}")
+    for key, expected in (("activation", "nn.SiLU()"), ("ch", 3)):
+        if book.has(key) and not equal(book.get(key), expected):
+            raise book.refuse(key, f"expected {expected}: mtrain's YOLOv5 has no other")
         book.same(key, "always so in mtrain's YOLOv5")
     name = f"yolov5{variant}"
     book.carry("depth_multiple", "model.name", name, remark=f"with width_multiple: {shown(width)}")
@@ -128,15 +128,15 @@ def _network(book: Book) -> str:
 
 
 def _anchors(book: Book) -> None:
-    given = book.get("anchors")
-    if isinstance(given, int) and not isinstance(given, bool):
-        if given == 3:
+    anchors = book.get("anchors")
+    if isinstance(anchors, int) and not isinstance(anchors, bool):
+        if anchors == 3:
             book.carry("anchors", "model.options.anchors", "auto", remark="three a level, computed from the data")
         else:
             book.drop("anchors", "mtrain's YOLOv5 has three anchors a level")
         return
     try:
-        levels = [[[level[i], level[i + 1]] for i in range(0, len(level), 2)] for level in given or ()]
+        levels = [[[level[i], level[i + 1]] for i in range(0, len(level), 2)] for level in anchors or ()]
     except (TypeError, IndexError, KeyError):
         raise book.refuse("anchors", "expected three lists of width, height, width, ... in pixels") from None
     if equal(levels, ANCHORS_PX):
@@ -170,7 +170,7 @@ def _hyper_parameters(book: Book, options: Options) -> None:
 
 
 def _groups(book: Book) -> None:
-    """YOLOv5's three groups: no decay on biases and BatchNorm weights, and biases start the warm-up high."""
+    """Enter YOLOv5's three groups: no decay on biases and BatchNorm weights, and biases start the warm-up high."""
     bias: dict[str, Any] = {"match": r"\.bias$", "weight_decay": 0.0}
     source = _SCRIPT
     if book.has("warmup_bias_lr"):
@@ -185,14 +185,14 @@ _CLASSIFICATION = re.compile(
     r"(get_)?(imagenet\d*|imagenette[\d-]*|imagewoof[\d-]*|cifar-?\d+|(fashion-)?mnist|caltech\d+)(\.\w+)?",
     re.IGNORECASE,
 )
-"""Names of data sets that YOLOv5 has for classification; their YAMLs have the keys of those for detection."""
+"""Names of YOLOv5's data sets for classification; their YAMLs have the same keys as those for detection."""
 
 
 def _refuse_classification(book: Book) -> None:
     for key in ("path", "download"):
         words = re.split(r"[\s/\\]+", str(book.get(key) or ""))
-        found = next((word for word in words if _CLASSIFICATION.fullmatch(word)), None)
-        if found is not None:
+        name = next((word for word in words if _CLASSIFICATION.fullmatch(word)), None)
+        if name is not None:
             raise book.refuse(
                 key,
                 "which is a data set for classification (a folder of pictures for each class): it has no boxes, so no "
@@ -224,32 +224,33 @@ def _data(book: Book) -> None:
 
 
 def _names(book: Book) -> None:
-    given, count = book.get("names"), book.get("nc")
-    if isinstance(given, dict):
-        if sorted(given) != sorted(map(str, range(len(given)))):
-            raise book.refuse("names", f"expected the keys 0 to {len(given) - 1}, each once")
-        given = [given[str(label)] for label in range(len(given))]
-    if given is None and book.has("nc"):
+    class_names, count = book.get("names"), book.get("nc")
+    if isinstance(class_names, dict):
+        if sorted(class_names) != sorted(map(str, range(len(class_names)))):
+            raise book.refuse("names", f"expected the keys 0 to {len(class_names) - 1}, each once")
+        class_names = [class_names[str(label)] for label in range(len(class_names))]
+    if class_names is None and book.has("nc"):
         if not 0 < book.integer("nc", 0) <= MOST_CLASSES:
             raise book.refuse("nc", f"expected 1 to {MOST_CLASSES} classes")
-        names = [f"class{label}" for label in range(book.integer("nc", 0))]
-        book.carry("nc", "data.names", names, remark="YOLOv5's names where none are given")
+        numbered_names = [f"class{label}" for label in range(book.integer("nc", 0))]
+        book.carry("nc", "data.names", numbered_names, remark="YOLOv5's names where none are given")
         return
-    if given is None:
+    if class_names is None:
         return
-    if not isinstance(given, list) or any(isinstance(name, dict | list) for name in given):
+    if not isinstance(class_names, list) or any(isinstance(name, dict | list) for name in class_names):
         raise book.refuse("names", "expected a list of class names")
-    if book.has("nc") and not equal(count, len(given)):
-        raise book.refuse("nc", f"but {len(given)} names are listed; correct one of them")
-    book.carry("names", "data.names", [str(name) for name in given])
+    if book.has("nc") and not equal(count, len(class_names)):
+        raise book.refuse("nc", f"but {len(class_names)} names are listed; correct one of them")
+    book.carry("names", "data.names", [str(name) for name in class_names])
     book.same("nc", "the number of names")
 
 
 def _agree(books: Mapping[str, Book]) -> None:
-    """Tell where the model YAML and the data YAML name different numbers of classes, as YOLOv5 does."""
+    """Note when the model YAML and the data YAML state different numbers of classes, as YOLOv5 does."""
     if "model" in books and "data" in books:
-        stated, found = books["model"].get("nc"), books["data"].values.get("data.names")
-        if found is not None and not equal(stated, len(found.value)):
+        model_count, data_names = books["model"].get("nc"), books["data"].values.get("data.names")
+        if data_names is not None and not equal(model_count, len(data_names.value)):
             books["model"].note(
-                f"{books['model'].where('nc')}: {shown(stated)}: the data has {len(found.value)} classes, and counts"
+                f"{books['model'].where('nc')}: {shown(model_count)}: the data has {len(data_names.value)} classes, "
+                "and counts"
             )

@@ -1,4 +1,4 @@
-"""YOLOv5's network as its model YAML states it, to tell whether a file describes the one that mtrain has.
+"""YOLOv5's network as its model YAML states it, to recognise whether a file describes the network that mtrain has.
 
 The arrangement is that of release 6.0 (https://github.com/ultralytics/yolov5/releases/tag/v6.0), rows of
 ``[from, number, module, arguments]``; the variants differ in two multipliers only.
@@ -10,13 +10,13 @@ from typing import Any
 from mtrain.importers.key_report import equal, shown
 
 VARIANTS = {(0.33, 0.25): "n", (0.33, 0.50): "s", (0.67, 0.75): "m", (1.0, 1.0): "l", (1.33, 1.25): "x"}
-"""(depth_multiple, width_multiple) -> variant."""
+"""Variant by (depth_multiple, width_multiple)."""
 ANCHORS_PX = (
     ((10, 13), (16, 30), (33, 23)),
     ((30, 61), (62, 45), (59, 119)),
     ((116, 90), (156, 198), (373, 326)),
 )
-"""(width, height) of the boxes that the published files start from, by level."""
+"""(width, height) in pixels of the anchors in the published files, by level."""
 _UP = (-1, 1, "nn.Upsample", (None, 2, "nearest"))
 
 
@@ -44,27 +44,27 @@ LAYERS: Sequence[Sequence[Any]] = (
     ((17, 20, 23), 1, "Detect", ("nc", "anchors")),
 )
 BACKBONE_LAYERS = 10
-"""The first ones are `backbone`, the others `head`."""
+"""Number of layers in `backbone`; the others are in `head`."""
 
 
 def difference(backbone: Any, head: Any) -> str:
-    """What is the first thing that another network has; empty where it is this one."""
+    """Describe the first difference from this network; empty if there is none."""
     for name, rows, expected in (
         ("backbone", backbone, LAYERS[:BACKBONE_LAYERS]),
         ("head", head, LAYERS[BACKBONE_LAYERS:]),
     ):
         if not isinstance(rows, list):
             return f"{name} is {shown(rows)}, expected a list of layers"
-        for position, (row, right) in enumerate(zip(rows, expected, strict=False)):
-            if not equal(_plain(row), right):
-                return f"{name} layer {position} is {shown(row)}, expected {shown(right)}"
+        for position, (row, expected_row) in enumerate(zip(rows, expected, strict=False)):
+            if not equal(_plain(row), expected_row):
+                return f"{name} layer {position} is {shown(row)}, expected {shown(expected_row)}"
         if len(rows) != len(expected):
             return f"{name} has {len(rows)} layers, expected {len(expected)}"
     return ""
 
 
 def _plain(row: Any) -> Any:
-    """A row whose text ``None``, as Python writes it in these files, is null."""
+    """Convert a row's text ``None``, which Python wrote into these files, to null."""
     if isinstance(row, list):
         return [_plain(item) for item in row]
     return None if row == "None" else row

@@ -86,7 +86,7 @@ def gathers(site: Site) -> list[Measure]:
             problems.append(f"turn {turn}: values are not what ranks gave")
         total = c.all_reduce(np.array([float(turn + c.rank)]), "sum")[0]
         if total != c.size * turn + c.size * (c.size - 1) / 2:
-            problems.append(f"turn {turn}: a reduction behind it is {total}")
+            problems.append(f"turn {turn}: the next reduction is {total}")
     barrier(c)
     last = c.size - 1
     if broadcast(c, c.rank + 10, source=last) != last + 10:

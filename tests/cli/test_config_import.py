@@ -476,10 +476,10 @@ REFUSED = {
         r"aliases expand",
     ),
     "no YAML": ("architecture: [YOLOv3\n", r"bad\.yml:2: not valid YAML"),
-    "nothing": ("", r"bad\.yml: holds nothing, which tells no kind of config"),
+    "nothing": ("", r"bad\.yml: holds nothing, which fits no known kind of config"),
     "something else": (
         "fruit: apple\n",
-        r"bad\.yml: holds fruit, which tells no kind of config; expected PaddleDetection",
+        r"bad\.yml: holds fruit, which fits no known kind of config; expected PaddleDetection",
     ),
     "a spec": ("model: {name: yolov5n}\ntrain: {epochs: 1}\n", r"bad\.yml: seems to be a spec of mtrain already"),
     "an older YOLOv5": (
@@ -534,8 +534,8 @@ def test_what_cannot_be_imported_is_one_clear_line(case, capsys):
 def test_files_that_do_not_go_together_are_refused(capsys):
     hyp, model = YOLOV5 / "hyp.scratch-low.yaml", YOLOV5 / "yolov5s.yaml"
     assert "is a hyper-parameters YAML of YOLOv5 too" in fails(capsys, hyp, YOLOV5 / "hyp.VOC.yaml")
-    assert "is imported alone" in fails(capsys, model, ppyoloe("s"))
-    assert "is imported alone" in fails(capsys, ppyoloe("s"), ppyoloe("m"))
+    assert "import a config of PaddleDetection alone" in fails(capsys, model, ppyoloe("s"))
+    assert "import a config of PaddleDetection alone" in fails(capsys, ppyoloe("s"), ppyoloe("m"))
     assert "--cards 4" in fails(capsys, hyp, "--cards", 4)
     assert "no such file" in fails(capsys, "nowhere.yml")
     assert "is no file" in fails(capsys, ".")
