@@ -1,1 +1,1 @@
-"""What one rank runs."""
+"""The program that one rank of a job runs."""

@@ -1,4 +1,4 @@
-"""What the ranks of ``mtrain doctor`` do: start a backend as for training, add up numbers, and say how that went."""
+"""The job of ``mtrain doctor``'s ranks: start a backend as for training, add up numbers, and report the result."""
 
 import socket
 import time
@@ -16,15 +16,15 @@ from mtrain.spec.model import Spec
 from mtrain.system.runfolder import RunFolder
 
 VALUES = 1 << 20
-"""float32 in the array that is timed: 4 MiB."""
+"""Number of float32 values in the array that is timed: 4 MiB."""
 ROUNDS = 5
 
 
 def allreduce(spec: Spec, run_folder: RunFolder, *, leave: process.Leaving) -> None:
-    """One rank. Rank 0 writes the summary: ranks, hosts, seconds to the first result, and how fast the timed array went.
+    """Run one rank. Rank 0 writes the summary: ranks, hosts, seconds to the first result, and MiB/s of the timed array.
 
     Raises:
-        TrainingError: what comes back is not the sum.
+        TrainingError: The result is not the sum.
     """
     policy = plugins.read_policy(spec.plugins)
     name = spec.backend.name
@@ -43,6 +43,7 @@ def allreduce(spec: Spec, run_folder: RunFolder, *, leave: process.Leaving) -> N
 
 
 def _added(backend: Backend, *, began: float) -> dict[str, Any]:
+    """Add numbers over ranks on host and device, time a larger array, and return the summary; every rank must call."""
     collective = backend.collective
     value = np.full(4, collective.rank + 1.0, dtype=np.float32)
     expected = collective.size * (collective.size + 1) / 2
@@ -66,6 +67,6 @@ def _added(backend: Backend, *, began: float) -> dict[str, Any]:
     }
 
 
-def _check(found: Array, expected: float, *, where: str) -> None:
-    if not np.array_equal(found, np.full(4, expected, dtype=np.float32)):
-        raise TrainingError(f"the ranks added up to {found.tolist()} {where}, expected {expected:g} each")
+def _check(values: Array, expected: float, *, where: str) -> None:
+    if not np.array_equal(values, np.full(4, expected, dtype=np.float32)):
+        raise TrainingError(f"the ranks added up to {values.tolist()} {where}, expected {expected:g} each")

@@ -1,8 +1,10 @@
-"""Spec to job: data, backend, model, optimizer put together. Used by a rank alone; the order of the steps matters and is said here.
+"""Assemble a job from its spec on one rank: data, backend, model and optimizer.
 
-1. The data set opens and the loader's processes are forked while this process is still small and has one thread.
-2. The backend loads its framework, ``core.nn`` and ``core.ops`` are bound.
-3. Inside ``with backend:`` the model is built, the recipe bound, start weights put in.
+The order of the steps matters:
+
+1. The data set is opened, and the loader's processes are forked while this process is still small and has one thread.
+2. The backend loads its framework; ``core.nn`` and ``core.ops`` are bound to it.
+3. Inside ``with backend:`` the recipe is made, the model is built, and the start weights are put into it.
 """
 
 import logging
@@ -43,13 +45,13 @@ from mtrain.weights.names import published_of
 from mtrain.weights.reading import read
 
 TASKS: Mapping[str, TaskKind] = {"detection": DetectionTask, "classification": ClassificationTask}
-"""What the ``kind`` of a data set and of a model means for the job."""
+"""Maps the ``kind`` that data sets and models declare to its task."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
-    """A job put together, on one rank, inside ``with backend:``."""
+    """An assembled job on one rank; valid inside ``with backend:``."""
 
     spec: Spec
     data: JobData
@@ -60,15 +62,15 @@ class Assembly:
     task: Task
     model: Module
     optimizer: Optimizer
-    told: Sequence[tuple[str, str]] = ()
-    """Records about the start weights: ``note`` or ``warning``, and a sentence."""
+    messages: Sequence[tuple[str, str]] = ()
+    """Messages about the start weights for the report: (``note`` or ``warning``, a sentence)."""
 
     def training_order(self) -> Shuffled:
-        """Which samples each update takes."""
+        """Return the order that assigns samples to updates."""
         return Shuffled(self.data.length("train"), global_batch=self.spec.train.batch_size, seed=self.spec.train.seed)
 
     def training_loader(self) -> Loader:
-        """Micro batches of this rank for training."""
+        """Make the loader of this rank's micro batches for training."""
         order, collective, recipe = self.training_order(), self.backend.collective, self.recipe
 
         def indices(epoch: int, update: int) -> list[Any]:
@@ -86,7 +88,10 @@ class Assembly:
         )
 
     def evaluation_loader(self) -> Loader:
-        """Micro batches of this rank for evaluation: as many on every rank, each sample at least once."""
+        """Make the loader of this rank's micro batches for evaluation.
+
+        Every rank gets equally many, and every sample occurs at least once.
+        """
         collective = self.backend.collective
         micro = self.spec.evaluate.batch_size or self.recipe.micro_batch
         order = Padded(self.data.length("val"), size=collective.size, micro_batch=micro)
@@ -102,10 +107,10 @@ class Assembly:
 
 
 def check_device(spec: Spec, backend: Backend) -> None:
-    """Refuse the CPU where GPUs were asked for by number: a framework without CUDA would train there in silence.
+    """Refuse the CPU if GPUs were requested by number: a framework without CUDA would silently train on the CPU.
 
     Raises:
-        LaunchError: this rank's framework sees none of them.
+        LaunchError: This rank's framework sees no GPU.
     """
     numbers, option = spec.cluster.devices, spec.backend.options.get("device")
     if numbers and option != "cpu" and backend.device == "cpu":
@@ -116,7 +121,7 @@ def check_device(spec: Spec, backend: Backend) -> None:
 
 
 def unused_gpus(spec: Spec, backend: Backend, environ: Mapping[str, str]) -> str:
-    """A warning where a rank computes on the CPU of a host with GPUs and nobody asked for that; else empty."""
+    """Return a warning if a rank computes on the CPU of a host with GPUs without being asked to; else an empty text."""
     count = placement.count_devices(environ)
     if not count or spec.backend.options.get("device", "auto") != "auto" or backend.device != "cpu":
         return ""
@@ -136,18 +141,20 @@ def assembled(
     training: bool = False,
     restored: bool = False,
 ) -> Iterator[Assembly]:
-    """The job of ``spec`` on this rank; start weights are in the model. Every rank calls.
+    """Assemble the job of ``spec`` on this rank, with start weights in the model; every rank must call.
 
     Args:
-        spec: the resolved spec.
-        data: see ``open_task``, or pictures to predict on.
-        leave: takes an error while the backend is still entered, so before other ranks notice: see ``rank.Leaving``.
-        details: of a task that was prepared before (a checkpoint's); None: from the data.
-        training: what comes from the data of this job is kept where ``model.weights`` has it otherwise.
-        restored: the caller puts a checkpoint in, so ``model.weights`` is not asked for.
+        spec: The resolved spec.
+        data: The task's data, see ``open_task``, or pictures to predict on.
+        leave: Records an error while the backend is still entered, so before other ranks notice; see
+            ``process.Leaving``.
+        details: Details of the task from a checkpoint; None: they are computed from the data.
+        training: Whether the job trains. Entries that are computed from its data then win over those of
+            ``model.weights``.
+        restored: The caller restores a checkpoint, so ``model.weights`` is not read.
 
     Raises:
-        UsageError: the spec, the data or a plugin does not allow the job.
+        UsageError: The spec, the data or a plugin does not allow the job.
     """
     pool = WorkerPool(data.sources(), workers=loader_workers(spec))
     with closing(pool):
@@ -173,12 +180,13 @@ def assembled(
                 model=model,
                 optimizer=optimizer,
             )
-            given = None if restored else spec.model.weights
-            yield replace(assembly, told=start(assembly, given=given, training=training))
+            weights_file = None if restored else spec.model.weights
+            yield replace(assembly, messages=start(assembly, weights_file=weights_file, training=training))
 
 
 @contextmanager
 def _left_by(leave: Callable[[BaseException], None]) -> Iterator[None]:
+    """Record an exception with ``leave`` before it leaves the backend's context."""
     try:
         yield
     except BaseException as error:
@@ -187,37 +195,37 @@ def _left_by(leave: Callable[[BaseException], None]) -> Iterator[None]:
 
 
 def open_task(spec: Spec, *, training: bool = True) -> TaskData:
-    """The data set of ``spec`` as a job sees it. Nothing is read before it is asked for.
+    """Open the data set of ``spec`` as the model's task; its content is read when it is first needed.
 
     Raises:
-        SpecError: data set and model are of different kinds, or the kind cannot do what ``data`` says.
-        PluginError: data set or model are unknown.
+        SpecError: Data set and model are of different kinds, or the kind does not support a setting of ``data``.
+        PluginError: Data set or model are unknown.
     """
     opened = open_data(spec.data, policy=plugins.read_policy(spec.plugins))
-    wanted = model_plugin(spec).kind
-    if opened.kind != wanted:
+    model_kind = model_plugin(spec).kind
+    if opened.kind != model_kind:
         raise SpecError(
             f"data.format: {spec.data.format} is a data set for {opened.kind}, but model.name: {spec.model.name} is for "
-            f"{wanted}; change one of them"
+            f"{model_kind}; change one of them"
         )
     return task_kind(opened.kind)(spec, opened, training=training)
 
 
 def open_data_of(spec: Spec) -> TaskData:
-    """The data set of ``spec`` by itself, whatever the model is.
+    """Open the data set of ``spec`` without regard to the model.
 
     Raises:
-        UsageError: as ``open_task``.
+        UsageError: As for ``open_task``.
     """
     opened = open_data(spec.data, policy=plugins.read_policy(spec.plugins))
     return task_kind(opened.kind)(spec, opened)
 
 
 def task_kind(kind: str) -> TaskKind:
-    """The kind of task of a plugin.
+    """Return the task of kind ``kind``, which a plugin declares.
 
     Raises:
-        PluginError: no such kind is known.
+        PluginError: There is no such kind.
     """
     if kind not in TASKS:
         raise PluginError(f"a plugin is for tasks of the kind {kind!r}; known kinds: {', '.join(TASKS)}")
@@ -225,28 +233,28 @@ def task_kind(kind: str) -> TaskKind:
 
 
 def model_plugin(spec: Spec) -> Model:
-    """The model plugin of ``spec`` with its options checked.
+    """Return the model plugin of ``spec``, constructed with its checked options.
 
-    A model that selects its predictions keeps at least as many of a picture as ``evaluate.max_detections`` asks for.
+    If the model limits its predictions per picture, the default limit is raised to ``evaluate.max_detections``.
     """
-    options, wanted = spec.model.options, spec.evaluate.max_detections
+    options, limit = spec.model.options, spec.evaluate.max_detections
     policy = plugins.read_policy(spec.plugins)
-    known = plugins.load("models", spec.model.name, policy=policy).Options.model_fields.get("max_detections")
-    if known is not None and "max_detections" not in options and known.default < wanted:
-        options = {**options, "max_detections": wanted}
+    option = plugins.load("models", spec.model.name, policy=policy).Options.model_fields.get("max_detections")
+    if option is not None and "max_detections" not in options and option.default < limit:
+        options = {**options, "max_detections": limit}
     plugin: Model = _plugin(spec, "models", spec.model.name, options, path="model.options")
     return plugin
 
 
-def _plugin(spec: Spec, kind: str, name: str, given: Mapping[str, Any], *, path: str) -> Any:
-    """A plugin constructed with its options, as the ``plugins.toml`` of the spec allows."""
+def _plugin(spec: Spec, kind: str, name: str, raw_options: Mapping[str, Any], *, path: str) -> Any:
+    """Construct a plugin with its options, if the ``plugins.toml`` of the spec allows it."""
     policy = plugins.read_policy(spec.plugins)
-    options = plugins.options(kind, name, given, path=path, policy=policy)
+    options = plugins.options(kind, name, raw_options, path=path, policy=policy)
     return plugins.load(kind, name, policy=policy)(options)
 
 
 def loader_workers(spec: Spec) -> int:
-    """Loader processes of one rank; ``auto``: what the cores leave for each rank, from 1 to 8."""
+    """Return the number of loader processes of one rank; ``auto`` shares the host's cores among its ranks, 1 to 8."""
     from mtrain.system.placement import usable_cores
 
     if spec.data.workers != "auto":
@@ -255,59 +263,65 @@ def loader_workers(spec: Spec) -> int:
     return min(max(usable_cores() // ranks - 1, 1), 8)
 
 
-def start(assembly: Assembly, *, given: str | None, training: bool) -> list[tuple[str, str]]:
-    """Give the model its start weights: keyed by (seed, name), then what the file ``given`` has. Returns what is to be told.
+def start(assembly: Assembly, *, weights_file: str | None, training: bool) -> list[tuple[str, str]]:
+    """Put start weights into the model: random ones keyed by (seed, name), overwritten by those of ``weights_file``.
+
+    Returns:
+        Messages about the file, see ``Assembly.messages``.
 
     Raises:
-        CheckpointError: the file of ``model.weights`` cannot be read.
-        SpecError: nothing of it fits.
+        CheckpointError: The file of ``model.weights`` cannot be read.
+        SpecError: No array of it fits.
     """
     backend, spec = assembly.backend, assembly.spec
     shapes = {
         name: tuple(array.shape) for name, array in backend.state(assembly.model, assembly.optimizer).weights.items()
     }
     check_frozen(shapes, assembly.recipe.frozen)
-    found = StartWeights(spec=spec, plugin=assembly.plugin, task=assembly.task, shapes=shapes)
-    weights, told = found.make(given=given, training=training)
-    for kind, sentence in told:
+    start_weights = StartWeights(spec=spec, plugin=assembly.plugin, task=assembly.task, shapes=shapes)
+    weights, messages = start_weights.make(weights_file=weights_file, training=training)
+    for kind, sentence in messages:
         log.log(logging.WARNING if kind == "warning" else logging.INFO, "%s", sentence)
     backend.restore(assembly.model, assembly.optimizer, State(weights=weights))
-    return told
+    return messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartWeights:
-    """What the start weights of a job follow from; needs no framework."""
+    """Everything that determines the start weights of a job; needs no framework."""
 
     spec: Spec
     plugin: Model
     task: Task
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the model's state, by name."""
+    """Shapes of the model's state, by name."""
 
-    def make(self, *, given: str | None, training: bool) -> tuple[dict[str, Array], list[tuple[str, str]]]:
-        """Values keyed by (seed, name), then what the file ``given`` has; and records about that file.
+    def make(self, *, weights_file: str | None, training: bool) -> tuple[dict[str, Array], list[tuple[str, str]]]:
+        """Make random values keyed by (seed, name), overwritten by the arrays of ``weights_file``.
+
+        Returns:
+            The weights by name, and messages about the file, see ``Assembly.messages``.
 
         Raises:
-            CheckpointError: the file cannot be read.
-            SpecError: nothing of it fits.
+            CheckpointError: The file cannot be read.
+            SpecError: No array of it fits.
         """
         weights = self.plugin.initial(self.shapes, self.task, seed=self.spec.train.seed)
-        if given is None:
+        if weights_file is None:
             return weights, []
         own = weights if training else None
-        found = refuse_nothing(given_weights(Path(given), weights, self.plugin, own=own))
-        told = [("note", f"model.weights: {found.summary()}")]
-        told += [("warning", f"model.weights: {sentence}") for sentence in found.warnings()]
-        return {**weights, **found.taken}, told
+        result = refuse_nothing(given_weights(Path(weights_file), weights, self.plugin, own=own))
+        messages = [("note", f"model.weights: {result.summary()}")]
+        messages += [("warning", f"model.weights: {sentence}") for sentence in result.warnings()]
+        return {**weights, **result.taken}, messages
 
 
 def given_weights(
-    path: Path, held: Mapping[str, Array], plugin: Model, *, own: Mapping[str, Array] | None = None
+    path: Path, state: Mapping[str, Array], plugin: Model, *, own: Mapping[str, Array] | None = None
 ) -> Match:
-    """The weights at ``path`` against a model whose state is ``held``; see ``weights.matching.match``.
+    """Match the weights at ``path`` with a model whose weights are ``state``, see ``weights.matching.match``.
 
     Raises:
-        CheckpointError: they cannot be read.
+        CheckpointError: The weights cannot be read.
     """
-    return match(read(path), wanted_of(held), published_of(plugin), own=own)
+    return match(read(path), wanted_of(state), published_of(plugin), own=own)

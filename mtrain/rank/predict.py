@@ -1,4 +1,4 @@
-"""Pictures in, predictions out: what ``mtrain predict`` asks one rank to do."""
+"""Predict on pictures: the job that ``mtrain predict`` gives to one rank."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,18 +15,25 @@ from mtrain.spec.model import Spec
 
 REQUEST = "predict.json"
 SKIPPED = "skipped.json"
-"""In the folder of results, where pictures were skipped: ``file_name`` and ``reason`` of each."""
+"""File in the folder of results that lists skipped pictures: ``file_name`` and ``reason`` of each."""
 
 
 def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[BaseException], None]) -> None:
-    """Do what ``predict.json`` of ``folder`` says: ``pictures`` (path -> its name in the list of predictions), ``out``,
-    ``confidence``, ``draw``, ``class_names``, ``strict`` (a picture that cannot be read is an error and is not skipped).
+    """Predict on the pictures that ``predict.json`` in ``folder`` lists, and write the predictions.
 
-    Writes to ``out`` what ``PictureData.write`` of the model's kind of task says, and
-    ``skipped.json``. The averaged weights of the checkpoint ``weights`` are used, or the arrays of a file of weights.
+    The request has the keys ``pictures`` (maps a path to its name in the list of predictions), ``out``, ``confidence``,
+    ``draw``, ``class_names`` and ``strict`` (a picture that cannot be read is an error instead of being skipped). The
+    files in ``out`` are those of the task's ``PictureData.write``, and ``skipped.json``.
+
+    Args:
+        spec: The resolved spec.
+        folder: Folder with the request.
+        weights: A checkpoint, whose averaged weights are used, or a file of weights.
+        leave: Records an error, see ``process.Leaving``.
 
     Raises:
-        DataError: no picture can be read, or with ``strict`` one cannot.
+        CheckpointError: No weights were given, or they do not fit.
+        DataError: No picture can be read, or with ``strict`` at least one cannot.
     """
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     if weights is None:
@@ -56,10 +63,10 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
 
 
 def _readable(names: Mapping[Path, str], out: Path, *, max_pixels: int) -> dict[Path, str]:
-    """``names`` without the pictures that cannot be decoded; those are listed in ``skipped.json``.
+    """Return ``names`` without the pictures that cannot be decoded, which are listed in ``skipped.json``.
 
     Raises:
-        DataError: none can.
+        DataError: No picture can be decoded.
     """
     from mtrain.data.images.readable import unreadable
     from mtrain.data.reading import listed
@@ -74,15 +81,15 @@ def _readable(names: Mapping[Path, str], out: Path, *, max_pixels: int) -> dict[
 
 
 def _whole(path: Path, job: Assembly) -> State:
-    """A plain file of weights for every entry of the model; it may lack counters, which inference does not read.
+    """Read a plain file of weights, which must have every entry of the model but counters, which inference ignores.
 
     Raises:
-        CheckpointError: it lacks more, or has another shape of it.
+        CheckpointError: Another entry is missing or has another shape.
     """
-    held = job.backend.state(job.model, job.optimizer).weights
-    found = given_weights(path, held, job.plugin)
-    if found.left:
+    state = job.backend.state(job.model, job.optimizer).weights
+    result = given_weights(path, state, job.plugin)
+    if result.left:
         raise CheckpointError(
-            f"--weights {found.summary()}: {'; '.join(found.warnings())}; give weights of this model and these classes"
+            f"--weights {result.summary()}: {'; '.join(result.warnings())}; give weights of this model and these classes"
         )
-    return State(weights={**held, **found.taken})
+    return State(weights={**state, **result.taken})

@@ -1,4 +1,4 @@
-"""The process of one rank: its log, its signals, and what it leaves behind when it fails."""
+"""The process of one rank: its log, its signals, and the record of its failure."""
 
 import contextlib
 import ctypes
@@ -14,64 +14,65 @@ from mtrain.errors import MtrainError
 from mtrain.system.runfolder import RunFolder, write_failure
 
 RANK_VARIABLES = ("RANK", "HOROVOD_RANK", "PADDLE_TRAINER_ID", "OMPI_COMM_WORLD_RANK")
-"""Where starters put a rank's number; asked before any framework is there, for the name of the log."""
+"""Variables in which launchers set a rank's number. The name of the log needs it before a framework is loaded."""
 _PR_SET_PDEATHSIG = 1
 
 
 def number(environ: Mapping[str, str]) -> int:
-    """This process's rank as its starter says; 0 where none does."""
+    """Return this process's rank as its launcher has set it; 0 without a launcher."""
     return next((int(environ[name]) for name in RANK_VARIABLES if environ.get(name, "").isdigit()), 0)
 
 
 class StopRequest:
-    """Whether this rank was asked to end: set by SIGTERM and SIGINT, read by the trainer between updates."""
+    """A request to this rank to end: set by SIGTERM and SIGINT, read by the trainer between updates."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._received = False
 
     def __call__(self) -> bool:
-        """Whether it was asked."""
-        return self._asked
+        """Return whether a request was received."""
+        return self._received
 
     def listen(self) -> None:
         """Take over SIGTERM and SIGINT."""
         for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, self._ask)
+            signal.signal(name, self._on_signal)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._received = True
 
 
 class Leaving:
-    """Writes ``failures/rank-N.json`` for the starter, which prints the first one last. The same error is left once.
+    """Writes a rank's error to ``failures/rank-N.json`` for the starter.
 
-    Leave an error *before* leaving the backend: only then do the other ranks notice, and what they raise is later.
+    The starter prints the errors of all ranks, the earliest one last. Record an error *before* leaving the backend. The
+    other ranks notice only when the backend is left, so their own errors are later. The same error is written once.
     """
 
     def __init__(self, run_folder: RunFolder, rank: int) -> None:
         self._run_folder = run_folder
         self._rank = rank
-        self._left: BaseException | None = None
+        self._recorded: BaseException | None = None
 
     def __call__(self, error: BaseException) -> None:
         """Print and write ``error``."""
-        if error is self._left:
+        if error is self._recorded:
             return
-        self._left = error
-        with contextlib.suppress(OSError):  # the log may lie on a full disk, and the failure must be left all the same
+        self._recorded = error
+        with contextlib.suppress(OSError):  # the log's disk may be full, but the failure must be recorded all the same
             traceback.print_exception(error)
             sys.stderr.flush()
         try:
             write_failure(self._run_folder, self._rank, error)
-        except OSError as full:  # the log, or the exit status, has to do
+        except OSError as full:  # without the record, the log or the exit status must suffice
             with contextlib.suppress(OSError):
                 print(f"{self._run_folder.failures}: {full}", file=sys.stderr, flush=True)
 
 
 def run(work: Callable[[StopRequest, Leaving], None], *, run_folder: RunFolder, rank: int) -> int:
-    """Do ``work`` as rank ``rank`` of the job in ``run_folder``; returns the exit code.
+    """Do ``work`` as rank ``rank`` of the job in ``run_folder``; return the exit code.
 
-    Output goes to ``logs/rank-N.log``. An error is left for the starter. The process ends with its starter.
+    Output goes to ``logs/rank-N.log``. An error is recorded for the starter. The process ends when its starter does.
     """
     _log_to(run_folder.rank_log(rank))
     _end_with_parent()
@@ -103,9 +104,9 @@ def _log_to(path: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the starter dies; elsewhere than on Linux the starter's own clean-up has to do."""
+    """Ask the kernel to send SIGTERM when the starter dies; outside Linux the starter's own clean-up must suffice."""
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died in between
+    if os.getppid() != parent:  # the starter died before the request was registered
         os.kill(os.getpid(), signal.SIGTERM)

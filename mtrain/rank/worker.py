@@ -1,6 +1,7 @@
-"""What one rank runs: spec -> data -> backend -> model -> Trainer. With ``assembly.py`` the only place that knows all parts.
+"""The program of one rank: spec -> data -> backend -> model -> Trainer.
 
-``python -m mtrain.rank.worker --run-dir RUN [--mode train|evaluate|predict|allreduce] [--resume CHECKPOINT]``, started by a launcher.
+Only this module and ``assembly`` know all parts. A launcher starts it as ``python -m mtrain.rank.worker --run-dir RUN
+[--mode train|evaluate|predict|allreduce] [--resume CHECKPOINT]``.
 """
 
 import argparse
@@ -33,29 +34,29 @@ from mtrain.system.devices import device_words
 from mtrain.system.runfolder import RunFolder, adopt, keep_private
 
 Stop = Callable[[], bool]
-"""Whether this rank was asked to end."""
+"""Returns whether this rank was asked to end."""
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the arguments that a plan wrote, and work; returns the exit code."""
+    """Run one rank with the arguments that a plan wrote; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="mtrain.rank.worker", description="one rank of a job; started by `mtrain train`"
     )
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--mode", choices=("train", "evaluate", "predict", "allreduce"), default="train")
     parser.add_argument("--resume", type=Path)
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     keep_private()
-    spec = config.read(RunFolder(given.run_dir).spec_to_read)
-    run_folder = RunFolder(given.run_dir, Path(spec.cluster.log_dir) if spec.cluster.log_dir else None)
+    spec = config.read(RunFolder(arguments.run_dir).spec_to_read)
+    run_folder = RunFolder(arguments.run_dir, Path(spec.cluster.log_dir) if spec.cluster.log_dir else None)
     modes: dict[str, Callable[[process.StopRequest, process.Leaving], None]] = {
-        "train": lambda stop, leave: train(spec, run_folder, given.resume, stop=stop, leave=leave),
-        "evaluate": lambda stop, leave: evaluate_only(spec, run_folder, given.resume, stop=stop, leave=leave),
-        "predict": lambda stop, leave: predict_only(spec, run_folder, given.resume, leave=leave),
+        "train": lambda stop, leave: train(spec, run_folder, arguments.resume, stop=stop, leave=leave),
+        "evaluate": lambda stop, leave: evaluate_only(spec, run_folder, arguments.resume, stop=stop, leave=leave),
+        "predict": lambda stop, leave: predict_only(spec, run_folder, arguments.resume, leave=leave),
         "allreduce": lambda stop, leave: add_up(spec, run_folder, leave=leave),
     }
-    return process.run(modes[given.mode], run_folder=run_folder, rank=process.number(os.environ))
+    return process.run(modes[arguments.mode], run_folder=run_folder, rank=process.number(os.environ))
 
 
 def train(spec: Any, run_folder: RunFolder, resume: Path | None, *, stop: Stop, leave: process.Leaving) -> None:
@@ -87,7 +88,7 @@ def train(spec: Any, run_folder: RunFolder, resume: Path | None, *, stop: Stop, 
 
 
 class Session:
-    """One rank's run of a job: what the trainer calls, and what is written beside."""
+    """One rank's training run: the functions that the trainer calls, and the report and checkpoints that it writes."""
 
     def __init__(self, job: Assembly, data: TaskData, run_folder: RunFolder, result: "_Result") -> None:
         self.job = job
@@ -110,11 +111,11 @@ class Session:
         self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
         self._stop: Stop = lambda: False
         self.device = job.backend.device
-        """Of all ranks in words, once ``announce`` has asked them."""
+        """Description of this rank's device; once ``announce`` was called, of all ranks' devices."""
 
     @property
     def progress(self) -> Progress:
-        """Where the job was saved last, or starts."""
+        """Progress at the last save, or at the start."""
         return self._result.progress
 
     def check_continues(self) -> None:
@@ -126,7 +127,7 @@ class Session:
         )
 
     def trainer(self, stop: Stop) -> Trainer:
-        """The loop with everything it calls."""
+        """Make the training loop with everything that it calls."""
         self._stop = lambda: self._asked_to_end(stop)
         job, spec = self.job, self.job.spec
         schedule = Schedule(spec, updates_per_epoch=self.loader.updates_per_epoch, total_updates=self.updates)
@@ -153,22 +154,22 @@ class Session:
         )
 
     def _asked_to_end(self, stop: Stop) -> bool:
-        """Whether this rank was asked to end. A save that failed beside the loop is found here, not at the next save.
+        """Return whether this rank was asked to end. Also notices a failed background save before the next save does.
 
         Raises:
-            TrainingError: it did.
+            TrainingError: A background save has failed.
         """
         self.checkpoints.check()
         return stop()
 
     def adopt_spec(self) -> None:
-        """Make the spec of this job the run's own, now that its checkpoint fits."""
+        """Make this job's spec that of the run folder, once all ranks have restored the checkpoint."""
         barrier(self.job.backend.collective)  # every rank has restored
         if self.job.backend.collective.rank == 0:
             adopt(self.run_folder)
 
     def announce(self, *, resumed_from: Path | None) -> None:
-        """The first record: what is about to be trained."""
+        """Write the first record of the report, which says what is about to be trained; every rank must call."""
         job = self.job
         parameters = sum(len(group) for group in job.optimizer.groups)
         self.device = device_words(job.backend.collective.all_gather(job.backend.device))
@@ -190,12 +191,12 @@ class Session:
             resumed_from=None if resumed_from is None else str(resumed_from),
             **({} if self._tracer is None else {"trace": self._tracer.look()}),
         )
-        _tell_weights(self.report, job)
+        _report_weights(self.report, job)
         if unused := unused_gpus(job.spec, job.backend, os.environ):
             self.report.event("warning", message=unused)
 
     def updated(self, record: Mapping[str, Any]) -> None:
-        """Take the record of one update; one that was skipped is told to the person too."""
+        """Report the record of one update, with a warning if the update was skipped."""
         self._shares.take(record)
         self.report.update({**record, **self._traced()})
         if not math.isfinite(record["norm"]):
@@ -206,13 +207,13 @@ class Session:
             )
 
     def _traced(self) -> dict[str, Any]:
-        """What ``report.trace`` adds to the record of an update; collective."""
+        """Return the fields that ``report.trace`` adds to the record of an update; every rank must call."""
         if self.job.spec.report.trace == "none":
             return {}
         return {**traffic(), **({} if self._tracer is None else {"trace": self._tracer.after_update()})}
 
     def evaluate(self, progress: Progress) -> Mapping[str, float]:
-        """Score the averaged weights; collective."""
+        """Score the averaged weights; every rank must call."""
         job, began = self.job, time.perf_counter()
         assert self._evaluations is not None, "nothing is evaluated where that is not enabled"
         evaluator = job.data.evaluator()
@@ -230,7 +231,7 @@ class Session:
             return figures
         figures["score"] = _score(figures, job.spec.evaluate.score)
         best = self._result.take(figures, progress, evaluator)
-        self._result.found = evaluator.partial()
+        self._result.partial = evaluator.partial()
         self.report.evaluation(
             figures,
             update=progress.update,
@@ -242,7 +243,7 @@ class Session:
         return figures
 
     def save(self, progress: Progress, score: float | None) -> None:
-        """Write a checkpoint beside the loop; collective."""
+        """Write a checkpoint in the background; every rank must call."""
         job = self.job
         state = job.backend.state(job.model, job.optimizer)
         self._result.progress = progress
@@ -256,16 +257,18 @@ class Session:
         self.report.event("checkpoint", update=progress.update, folder=str(self.run_folder.checkpoints), score=score)
 
     def end(self, reason: str, *, seconds: float) -> None:
-        """Finish what is being written; the last record and the summary. Collective unless ``reason`` is "failed".
+        """Wait for unfinished saves, and write the last record and the summary.
 
-        A job that ends before its last update because of ``train.patience`` is "done" too, and ``stopped_by`` says so.
+        Every rank must call, unless ``reason`` is "failed". A job that ends early because of ``train.patience`` is
+        "done" too; its ``stopped_by`` is "patience".
         """
         self.checkpoints.wait()
         self.loader.close()
         if self._evaluations is not None:
             self._evaluations.close()
         if reason == "interrupted":
-            barrier(self.job.backend.collective)  # a rank that leaves early hurries the one that still writes
+            # When one rank ends, launchers soon end the others, which may still be writing.
+            barrier(self.job.backend.collective)
         result, job = self._result, self.job
         summary: dict[str, Any] = {
             "reason": reason,
@@ -301,40 +304,41 @@ class Session:
         self.report.close(summary)
 
     def _draw(self) -> None:
-        spec, found = self.job.spec, self._result.found
-        if not (spec.report.plots and found and self.job.backend.collective.rank == 0):
+        spec, partial = self.job.spec, self._result.partial
+        if not (spec.report.plots and partial and self.job.backend.collective.rank == 0):
             return
         try:
-            self._data.draw(found, self.run_folder.path / "val_batch.jpg")
-        except Exception as error:  # a picture is no reason for a finished job to fail
+            self._data.draw(partial, self.run_folder.path / "val_batch.jpg")
+        except Exception as error:  # a finished job must not fail because of a picture
             log.exception("val_batch.jpg could not be drawn")
             self.report.event("warning", message=f"val_batch.jpg could not be drawn: {error}")
 
 
 @dataclass(kw_only=True)
 class _Result:
-    """What the summary will say."""
+    """Results of a run so far, for its summary."""
 
     progress: Progress
     best_score: float = float("-inf")
     best: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
     headline: list[str] = field(default_factory=list)
-    """Which figures a person looks at first."""
+    """Names of the most important figures."""
     remarks: list[str] = field(default_factory=list)
-    """About the best evaluation."""
-    found: Any = None
+    """Remarks about the best evaluation."""
+    partial: Any = None
+    """Predictions of the last evaluation, see ``Evaluator.partial``."""
 
     @classmethod
     def of(cls, saved: checkpoint.Saved | None) -> "_Result":
-        """What is known at the start: nothing, or what a resumed job had reached."""
+        """Make the results at the start of a job: empty, or those of the checkpoint that it resumes."""
         if saved is None:
             return cls(progress=Progress())
         figures = saved.meta["extra"].get("results", {})
         return cls(progress=saved.progress, best_score=saved.progress.best, **figures)
 
     def figures(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the results that a checkpoint stores."""
         return {
             "best": dict(self.best),
             "last": dict(self.last),
@@ -343,7 +347,7 @@ class _Result:
         }
 
     def take(self, figures: Mapping[str, float], progress: Progress, evaluator: Evaluator) -> bool:
-        """Figures of an evaluation, and who made them; returns whether they are the best so far."""
+        """Store the figures of an evaluation; return whether they are the best so far."""
         self.last = {"update": progress.update, "epoch": progress.epoch, **figures}
         self.headline = list(evaluator.headline)
         best = figures["score"] > self.best_score
@@ -366,7 +370,7 @@ def evaluate_only(
             progress = saved.progress
             job.backend.restore(job.model, job.optimizer, saved.state)
         report = _reporter(job, run_folder, progress)
-        _tell_weights(report, job)
+        _report_weights(report, job)
         evaluator, loader = job.data.evaluator(), job.evaluation_loader()
         figures = evaluate(
             job.backend,
@@ -395,16 +399,16 @@ def predict_only(spec: Any, run_folder: RunFolder, weights: Path | None, *, leav
 
 
 def add_up(spec: Any, run_folder: RunFolder, *, leave: process.Leaving) -> None:
-    """Add up numbers over all ranks, and nothing else."""
+    """Add up numbers over all ranks, for ``mtrain doctor``."""
     from mtrain.rank.allreduce import allreduce
 
     _log_to_stderr()
     allreduce(spec, run_folder, leave=leave)
 
 
-def _tell_weights(report: Report, job: Assembly) -> None:
-    """What became of the arrays of ``model.weights``."""
-    for kind, sentence in job.told:
+def _report_weights(report: Report, job: Assembly) -> None:
+    """Report which arrays of ``model.weights`` were used."""
+    for kind, sentence in job.messages:
         report.event(kind, message=sentence)
 
 
@@ -429,15 +433,15 @@ def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
-def _score(figures: Mapping[str, float], wanted: str | None) -> float:
-    """The figure to maximise: ``evaluate.score``, else the evaluator's own.
+def _score(figures: Mapping[str, float], name: str | None) -> float:
+    """Return the figure to maximise: ``evaluate.score`` if set, else the evaluator's own score.
 
     Raises:
-        SpecError: there is no such figure, e.g. of a class that does not occur.
+        SpecError: There is no such figure, for example because its class does not occur in the data.
     """
-    if wanted is not None and wanted not in figures:
-        raise SpecError(f"evaluate.score: {wanted!r} given, this evaluation has {', '.join(figures)}")
-    return figures[wanted or "score"]
+    if name is not None and name not in figures:
+        raise SpecError(f"evaluate.score: {name!r} given, this evaluation has {', '.join(figures)}")
+    return figures[name or "score"]
 
 
 def _text(path: Path | None) -> str | None:

@@ -1,4 +1,5 @@
-"""Weights in and out: files of other programs read and written with numpy alone. No framework is imported, nothing is executed.
+"""Read and write files of weights of other programs with numpy alone: no framework is imported, nothing is executed.
 
-``reading.read`` (any known file, checkpoint or run) -> ``matching.match`` (to a model's names and shapes) -> ``writing.write``.
+``reading.read`` (any known file, checkpoint or run) -> ``matching.match`` (to a model's names and shapes) ->
+``writing.write``.
 """

@@ -1,4 +1,4 @@
-"""Arrays as pickles describe them: checked against the bytes that are really there, then views of those bytes, never copies."""
+"""Turn descriptions of arrays in pickles into numpy views, after checking them against the bytes of the file."""
 
 import math
 import re
@@ -16,33 +16,45 @@ BFLOAT16 = "bfloat16"
 
 
 MAX_GROWTH = 8
-"""Bytes of arrays for each byte of their file. Half precision doubles, tied weights count twice; a pickle can name one buffer for ever."""
+"""Largest ratio of the bytes of all arrays to the bytes of their file.
+
+An honest ratio can exceed 1, since half precision is widened and tied weights count twice. A hostile pickle can name
+one buffer without end.
+"""
 ALLOWANCE_BYTES = 2**20
-"""What the arrays of a small file may take in any case."""
+"""Bytes that the arrays of a file may take in addition, so that small files pass."""
 MIB = 2**20
 
 
 class Leaf(Protocol):
-    """Something that is an array, once it is asked for."""
+    """A description from which an array can be made."""
 
     def size_bytes(self) -> int:
-        """What the array takes once it is widened and no longer shares its bytes with others. Raises ``Refused``."""
+        """Return the size of the array when it is widened and shares no bytes with others.
+
+        Raises:
+            Refused: The description is damaged.
+        """
         ...
 
     def array(self) -> Array:
-        """The array, perhaps read-only. Raises ``Refused`` where what is described does not fit the bytes."""
+        """Return the array, perhaps read-only.
+
+        Raises:
+            Refused: The description does not fit the bytes.
+        """
         ...
 
 
 def numeric(text: object) -> np.dtype[Any]:
-    """The numpy type of a code such as ``f4``: real numbers and truth values only, never objects."""
+    """Return the numpy type of a code such as ``f4``; only real numbers and booleans are accepted, never objects."""
     if not isinstance(text, str) or not _NUMERIC.fullmatch(text):
         raise Refused(f"the array type {str(text)[:40]!r}; expected numbers")
     return np.dtype(text)
 
 
 def dimensions(value: object) -> tuple[int, ...]:
-    """A shape or strides: whole numbers of at least 0, at most 32 of them."""
+    """Check a shape or strides, which are at most 32 integers of at least 0, and return them as a tuple."""
     if not isinstance(value, tuple | list) or len(value) > 32:
         raise Refused("a shape that is no list of up to 32 numbers")
     if not all(type(n) is int and 0 <= n < 2**62 for n in value):
@@ -54,7 +66,7 @@ def check_growth(leaves: Iterable[Leaf], *, file_bytes: int) -> None:
     """Refuse arrays that would take far more memory than their file has bytes, before any of them is made.
 
     Raises:
-        Refused: they would.
+        Refused: The arrays exceed ``MAX_GROWTH`` and ``ALLOWANCE_BYTES``.
     """
     total = sum(leaf.size_bytes() for leaf in leaves)
     if total > MAX_GROWTH * file_bytes + ALLOWANCE_BYTES:
@@ -65,23 +77,23 @@ def check_growth(leaves: Iterable[Leaf], *, file_bytes: int) -> None:
 
 
 def _widened_bytes(count: int, itemsize: int) -> int:
-    """Two-byte numbers are counted as the float32 that they may become."""
+    """Return the bytes of ``count`` numbers; two-byte numbers count as the float32 that they may become."""
     return count * (4 if itemsize == 2 else itemsize)
 
 
 def widened(bits: Array) -> Array:
-    """bfloat16 given as its 16 bits, exactly, as float32."""
+    """Convert bfloat16 numbers, stored as 16-bit integers, to float32 without rounding."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 @dataclass(slots=True, eq=False)
 class PickledDtype:
-    """numpy.dtype; its state brings the byte order."""
+    """A pickled ``numpy.dtype``, whose state carries the byte order."""
 
     dtype: np.dtype[Any]
 
     def build(self, state: object) -> None:
-        """``(version, byte order, None, None, None, ...)``; the Nones would be fields of a record."""
+        """Apply a state ``(version, byte order, None, None, None, ...)``; other values than None mean a record type."""
         if not isinstance(state, tuple) or len(state) < 5 or state[1] not in ("<", ">", "|", "="):
             raise Refused("a numpy type with an unknown state")
         if any(part is not None for part in state[2:5]):
@@ -92,16 +104,16 @@ class PickledDtype:
 
 @dataclass(slots=True, eq=False)
 class PickledArray:
-    """numpy.ndarray; its state brings shape, type and content."""
+    """A pickled ``numpy.ndarray``, whose state carries shape, type and content."""
 
     content: Array | None = None
 
     def build(self, state: object) -> None:
-        """``(version, shape, type, Fortran order, bytes)``; without version in very old files."""
+        """Apply a state ``(version, shape, type, Fortran order, bytes)``; very old files have no version."""
         if not isinstance(state, tuple) or len(state) not in (4, 5):
             raise Refused("a numpy array with an unknown state")
-        given_shape, dtype, fortran, content = state[-4:]
-        shape = dimensions(given_shape)
+        raw_shape, dtype, fortran, content = state[-4:]
+        shape = dimensions(raw_shape)
         if not isinstance(dtype, PickledDtype):
             raise Refused("a numpy array without a type")
         if not isinstance(content, bytes | bytearray):
@@ -114,11 +126,11 @@ class PickledArray:
         self.content = flat.reshape(shape, order="F" if fortran is True else "C")
 
     def size_bytes(self) -> int:
-        """See ``Leaf``."""
+        """Implement ``Leaf``."""
         return _widened_bytes(self.array().size, self.array().itemsize)
 
     def array(self) -> Array:
-        """See ``Leaf``."""
+        """Implement ``Leaf``."""
         if self.content is None:
             raise Refused("a numpy array without content")
         return self.content
@@ -126,13 +138,14 @@ class PickledArray:
 
 @dataclass(slots=True, eq=False)
 class TorchStorage:
-    """A run of numbers that tensors are views of; read when first asked for."""
+    """A sequence of numbers that tensors are views of; it is read at the first use."""
 
     code: str
     """numpy's code of the type, or ``bfloat16``."""
     length: int
-    """In elements."""
+    """Number of elements."""
     read: Callable[[], bytes]
+    """Reads the bytes from the file."""
     _numbers: Array | None = None
 
     @property
@@ -141,7 +154,7 @@ class TorchStorage:
         return self._dtype.itemsize
 
     def numbers(self) -> Array:
-        """All of them, (length,); read once, however many tensors are views of them."""
+        """Return all numbers, (length,); they are read once for all tensors that are views of them."""
         if self._numbers is None:
             self._numbers = self._read()
         return self._numbers
@@ -160,36 +173,37 @@ class TorchStorage:
 
 @dataclass(slots=True, eq=False)
 class TorchTensor:
-    """A view of a storage."""
+    """A pickled tensor, which is a view of a storage."""
 
     storage: TorchStorage
     offset: int
+    """Offset into the storage, in elements."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """Both in elements."""
+    """Strides in elements."""
 
     @classmethod
     def of(cls, storage: object, offset: object, shape: object, strides: object, *_: object) -> "TorchTensor":
-        """From the arguments of ``torch._utils._rebuild_tensor_v2``; ``requires_grad`` and hooks are passed over."""
+        """Make a tensor from arguments of ``torch._utils._rebuild_tensor_v2``, ignoring ``requires_grad`` and hooks."""
         if not isinstance(storage, TorchStorage) or type(offset) is not int or offset < 0:
             raise Refused("a tensor without storage or with an offset below 0")
-        made = cls(storage, offset, dimensions(shape), dimensions(strides))
-        if len(made.shape) != len(made.strides):
+        tensor = cls(storage, offset, dimensions(shape), dimensions(strides))
+        if len(tensor.shape) != len(tensor.strides):
             raise Refused("a tensor with as many strides as it has not axes")
-        count = math.prod(made.shape)
-        last = offset + sum((n - 1) * step for n, step in zip(made.shape, made.strides, strict=True))
+        count = math.prod(tensor.shape)
+        last = offset + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
         if count > storage.length or (count and last >= storage.length):
             raise Refused(
-                f"a tensor of shape {made.shape} that is larger than its storage of {storage.length} elements"
+                f"a tensor of shape {tensor.shape} that is larger than its storage of {storage.length} elements"
             )
-        return made
+        return tensor
 
     def size_bytes(self) -> int:
-        """See ``Leaf``."""
+        """Implement ``Leaf``."""
         return _widened_bytes(math.prod(self.shape), self.storage.itemsize)
 
     def array(self) -> Array:
-        """See ``Leaf``."""
+        """Implement ``Leaf``."""
         numbers = self.storage.numbers()
         if math.prod(self.shape) == 0:
             return np.zeros(self.shape, numbers.dtype)

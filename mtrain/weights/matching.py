@@ -1,4 +1,4 @@
-"""Arrays of a file against the names, shapes and types of a model: what is taken, what is not, and why."""
+"""Match the arrays of a file with the names, shapes and types of a model, and report what does not fit and why."""
 
 import re
 from collections import Counter
@@ -17,71 +17,76 @@ _SHOWN = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """One entry of a model's state."""
+    """Shape and type that one entry of a model's state requires."""
 
     shape: tuple[int, ...]
     dtype: str
 
     def scaled(self, two: "Wanted", classes: int) -> "Wanted":
-        """This entry, of a model for one class, for ``classes``; ``two`` is the same entry for two."""
+        """Extrapolate this entry, which is that of one class, to ``classes``; ``two`` is the entry for two classes."""
         pairs = zip(self.shape, two.shape, strict=True)
         return Wanted(shape=tuple(a + (classes - 1) * (b - a) for a, b in pairs), dtype=self.dtype)
 
 
 @dataclass(kw_only=True, slots=True)
 class Match:
-    """What became of every entry of the model and of every array of the file."""
+    """The result of matching: every entry of the model and every array of the file is in one of its lists."""
 
     file: Weights
     taken: dict[str, Array] = field(default_factory=dict)
-    """Neutral name -> array in the model's type."""
+    """Arrays of the file that fit, in the model's type, by neutral name."""
     counters: list[str] = field(default_factory=list)
-    """Entries that such files never hold; they keep their start values, and nothing is lost."""
+    """Entries that files of this kind never contain; they keep their start values, and nothing is lost."""
     kept: list[str] = field(default_factory=list)
-    """Entries that come from this job's data and differ from the file's."""
+    """Entries that are computed from this job's data, differ from the file's, and keep the job's value."""
     of_classes: list[str] = field(default_factory=list)
-    """Entries of another shape because the number of classes differs."""
+    """Entries whose shape differs because the number of classes differs."""
     reshaped: list[str] = field(default_factory=list)
-    """Entries of another shape for another reason."""
+    """Entries whose shape differs for another reason."""
     missing: list[str] = field(default_factory=list)
-    """Entries that the file does not have."""
+    """Entries that the file does not contain."""
     inexact: list[str] = field(default_factory=list)
-    """Entries of whole numbers for which the file has others."""
+    """Integer entries for which the file has numbers that are not integers."""
     unused: list[str] = field(default_factory=list)
-    """Names of the file that the model does not have."""
+    """Arrays of the file whose names the model does not have."""
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    """Of entries that do not fit: shape in the file, shape here."""
+    """Maps an entry that does not fit to (shape in the file, shape in the model)."""
     prefix: str = ""
-    """What was put before the file's names."""
+    """Prefix that was put before the file's names."""
 
     @property
     def left(self) -> list[str]:
-        """Entries of the model that keep their start values although a file of this model would have them."""
+        """Entries that keep their start values although a complete file of this model would contain them."""
         return [*self.of_classes, *self.reshaped, *self.missing, *self.inexact]
 
     @property
     def share(self) -> float:
-        """Arrays taken / arrays of the file."""
+        """Share of the file's arrays that fit the model."""
         return len(self.taken) / max(len(self.file.arrays), 1)
 
     @property
     def folded(self) -> bool:
-        """Whether the file's BatchNorms were folded into its convolutions: no statistics, and biases that the model lacks."""
+        """Whether the file's BatchNorms were folded into its convolutions.
+
+        Such a file has no running statistics, but biases of convolutions that the model lacks.
+        """
         statistics = {name for name in self.missing if name.endswith(".running_mean")}
-        held = {*self.taken, *self.of_classes, *self.reshaped}
+        present = {*self.taken, *self.of_classes, *self.reshaped}
         biases = (name.removesuffix("bias") for name in self.unused if name.endswith(".bias"))
         return (
-            bool(statistics) and "running_mean" not in _last_parts(held) and any(b + "weight" in held for b in biases)
+            bool(statistics)
+            and "running_mean" not in _last_parts(present)
+            and any(b + "weight" in present for b in biases)
         )
 
     def summary(self) -> str:
-        """One sentence."""
+        """Return one sentence on how much of the file fits."""
         total = len(self.taken) + len(self.counters) + len(self.kept) + len(self.left)
         as_part = f", as `{self.prefix.rstrip('.')}` of the model" if self.prefix else ""
         return f"{self.file.path} ({self.file.told}): {len(self.taken)} of {total} arrays taken{as_part}"
 
     def warnings(self) -> list[str]:
-        """One sentence for each reason for which something was not taken."""
+        """Return one sentence for each reason for which arrays were not used."""
         reasons = (
             (self.of_classes, "the number of classes differs, so the head keeps its start values"),
             (self.reshaped, "of another shape in the file, so start values stay"),
@@ -97,29 +102,30 @@ class Match:
         return ", ".join(shown) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
     def _shape_of(self, name: str) -> str:
-        there, here = self.shapes.get(name, ((), ()))
-        return f" {there} there, {here} here" if there != here else ""
+        in_file, in_model = self.shapes.get(name, ((), ()))
+        return f" {in_file} there, {in_model} here" if in_file != in_model else ""
 
 
 def match(
-    file: Weights, wanted: Mapping[str, Wanted], published: Published, *, own: Mapping[str, Array] | None = None
+    file: Weights, required: Mapping[str, Wanted], published: Published, *, own: Mapping[str, Array] | None = None
 ) -> Match:
-    """Compare by neutral name and shape.
+    """Match the arrays of a file with a model by neutral name and shape.
 
     Args:
-        file: what was read.
-        wanted: the model's state.
-        published: what the model says of its published files.
-        own: start values of a job that trains: where those that come from its data differ from the file's, they stay.
+        file: The file's arrays.
+        required: The entries of the model's state.
+        published: The model's description of its published files.
+        own: Start values of a job that trains. Those that are computed from its data stay where they differ from the
+            file's.
 
     Raises:
-        CheckpointError: two names of the file mean the same.
+        CheckpointError: Two names of the file have the same neutral name.
     """
-    given, prefix = _placed(neutral_names(file.arrays), wanted)
-    transposed = file.layout == "paddle" and not _as_here(given, wanted)
-    result = Match(file=file, prefix=prefix, unused=[name for name in given if name not in wanted])
-    for name, entry in wanted.items():
-        array = given.get(name)
+    arrays, prefix = _placed(neutral_names(file.arrays), required)
+    transposed = file.layout == "paddle" and not _as_here(arrays, required)
+    result = Match(file=file, prefix=prefix, unused=[name for name in arrays if name not in required])
+    for name, entry in required.items():
+        array = arrays.get(name)
         if array is not None and transposed and is_matrix(name, array):
             array = array.T
         if array is None:
@@ -129,11 +135,13 @@ def match(
             of_classes = any(re.search(pattern, name) for pattern in published.per_class)
             (result.of_classes if of_classes else result.reshaped).append(name)
         else:
-            _take(result, name, array, np.dtype(entry.dtype), own if _is_data(name, published) else None)
+            _sort_in(result, name, array, np.dtype(entry.dtype), own if _is_data(name, published) else None)
     return result
 
 
-def _take(result: Match, name: str, array: Array, dtype: np.dtype[np.generic], own: Mapping[str, Array] | None) -> None:
+def _sort_in(
+    result: Match, name: str, array: Array, dtype: np.dtype[np.generic], own: Mapping[str, Array] | None
+) -> None:
     cast = array.astype(dtype)
     if dtype.kind in "iub" and array.dtype.kind == "f" and not np.array_equal(cast, array):
         result.inexact.append(name)
@@ -144,20 +152,22 @@ def _take(result: Match, name: str, array: Array, dtype: np.dtype[np.generic], o
 
 
 def wanted_of(arrays: Mapping[str, Array]) -> dict[str, Wanted]:
-    """The description of a model whose state is ``arrays``."""
+    """Return the required entries of a model whose state is ``arrays``."""
     return {name: Wanted(shape=tuple(array.shape), dtype=str(array.dtype)) for name, array in arrays.items()}
 
 
-def refuse_folded(found: Match) -> Match:
-    """``found``, unless its BatchNorms were folded: the statistics are lost, so nothing can be trained or scored with it.
+def refuse_folded(result: Match) -> Match:
+    """Return ``result``, but refuse a file whose BatchNorms were folded.
+
+    Its running statistics are lost, so the weights can neither be trained nor scored.
 
     Raises:
-        CheckpointError: they were.
+        CheckpointError: The BatchNorms were folded.
     """
-    if not found.folded:
-        return found
+    if not result.folded:
+        return result
     raise CheckpointError(
-        f"{found.file.path} ({found.file.told}): its BatchNorm layers were folded into the convolutions, as YOLOv5's "
+        f"{result.file.path} ({result.file.told}): its BatchNorm layers were folded into the convolutions, as YOLOv5's "
         "`model.fuse()` and its export for inference do, and that cannot be undone; give the file that training saved "
         "(YOLOv5: weights/best.pt or last.pt), or save the model before it is fused"
     )
@@ -167,33 +177,36 @@ def _last_parts(names: Iterable[str]) -> set[str]:
     return {name.rpartition(".")[2] for name in names}
 
 
-def refuse_nothing(found: Match, *, hint: str = "") -> Match:
-    """``found``, unless nothing fits.
+def refuse_nothing(result: Match, *, hint: str = "") -> Match:
+    """Return ``result``, but refuse a file of which nothing fits.
 
     Raises:
-        SpecError: nothing does.
+        SpecError: No array fits.
     """
-    if found.taken:
-        return found
+    if result.taken:
+        return result
     raise SpecError(
-        f"model.weights: no array of {found.file.path} ({found.file.told}) fits the model by name and shape"
+        f"model.weights: no array of {result.file.path} ({result.file.told}) fits the model by name and shape"
         + (hint or "; is it of another model?")
     )
 
 
-def _placed(given: dict[str, Array], wanted: Mapping[str, Wanted]) -> tuple[dict[str, Array], str]:
-    """``given`` with the prefix that makes most names known: a file may hold one part of the model, such as the backbone."""
-    prefixes = ["", *dict.fromkeys(name.partition(".")[0] + "." for name in wanted if "." in name)]
-    known = Counter({prefix: sum(prefix + name in wanted for name in given) for prefix in prefixes})
-    best = max(prefixes, key=lambda prefix: known[prefix])
-    return {best + name: array for name, array in given.items()}, best
+def _placed(arrays: dict[str, Array], required: Mapping[str, Wanted]) -> tuple[dict[str, Array], str]:
+    """Return ``arrays`` with the prefix under which most names match, and that prefix.
+
+    A file may contain only a part of the model, such as the backbone.
+    """
+    prefixes = ["", *dict.fromkeys(name.partition(".")[0] + "." for name in required if "." in name)]
+    match_counts = Counter({prefix: sum(prefix + name in required for name in arrays) for prefix in prefixes})
+    best = max(prefixes, key=lambda prefix: match_counts[prefix])
+    return {best + name: array for name, array in arrays.items()}, best
 
 
-def _as_here(given: Mapping[str, Array], wanted: Mapping[str, Wanted]) -> bool:
-    """Whether the matrices lie as they do here: one that is not square shows it."""
+def _as_here(arrays: Mapping[str, Array], required: Mapping[str, Wanted]) -> bool:
+    """Return whether matrices are stored as in mtrain, and not transposed; a matrix that is not square shows it."""
     return any(
-        is_matrix(name, array) and name in wanted and array.shape == wanted[name].shape != array.shape[::-1]
-        for name, array in given.items()
+        is_matrix(name, array) and name in required and array.shape == required[name].shape != array.shape[::-1]
+        for name, array in arrays.items()
     )
 
 

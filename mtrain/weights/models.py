@@ -1,4 +1,4 @@
-"""Which model a file of weights belongs to: known from the outlines of all models, before any network is built."""
+"""Find the model to which a file of weights belongs, from the outlines of all models, before any network is built."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,32 +15,32 @@ from mtrain.weights.outline import Question, SpecOutline, classes_in, outlines
 from mtrain.weights.reading import Weights, read
 
 _ENOUGH = 0.5
-"""Of the arrays of a file: where fewer fit, another model is looked for."""
+"""If a smaller share of a file's arrays fits a model, another model is searched for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """A model's state as a file of some number of classes would fill it."""
+    """The state of a model with the number of classes that a file was made for."""
 
     model: str
     classes: int | None
-    """None: nothing in the file depends on it."""
+    """Number of classes; None if nothing in the file depends on it."""
     state: Mapping[str, Wanted]
     published: Published
 
 
 def expected(file: Weights, model: str, *, options: Mapping[str, Any] | None = None) -> Expected | None:
-    """The state of ``model`` for the number of classes that ``file`` shows; None: the model cannot be outlined.
+    """Return the state of ``model`` for the number of classes in ``file``; None if the model cannot be outlined.
 
     Raises:
-        PluginError: there is no such model.
+        PluginError: There is no such model.
     """
     published = published_of(plugins.load("models", model, policy=policy_of(file)))
     return _expected_all(file, {model: published}, options=options or {})[0]
 
 
 def policy_of(file: Weights) -> plugins.Policy:
-    """Which plugins may load, and from where, as the run that wrote ``file`` had it; else as for any command here."""
+    """Return which plugins may load: as in the run that wrote ``file``; if it is unknown, as for any command."""
     return plugins.read_policy(_policy_file(file))
 
 
@@ -48,81 +48,85 @@ def _policy_file(file: Weights) -> str | None:
     return file.plugins if file.plugins and Path(file.plugins).is_file() else None
 
 
-def fitted(file: Weights, wanted: Expected) -> Match:
-    """``file`` matched to a model.
+def fitted(file: Weights, expected_state: Expected) -> Match:
+    """Match ``file`` with a model.
 
     Raises:
-        CheckpointError: it is of another model, which is named where it is known.
+        CheckpointError: The file belongs to another model, which is named if it is known.
     """
-    found = refuse_folded(match(file, wanted.state, wanted.published))
-    if found.share < _ENOUGH:
-        better = closest(file, besides=wanted.model, share=found.share)
-        if better is not None or not found.taken:
+    result = refuse_folded(match(file, expected_state.state, expected_state.published))
+    if result.share < _ENOUGH:
+        better = closest(file, besides=expected_state.model, share=result.share)
+        if better is not None or not result.taken:
             raise CheckpointError(
-                f"{file.path} ({file.told}): {len(found.taken)} of its {len(file.arrays)} arrays fit {wanted.model} by name "
+                f"{file.path} ({file.told}): {len(result.taken)} of its {len(file.arrays)} arrays fit {expected_state.model} by name "
                 f"and shape{better or '; is it of another model?'}"
             )
-    return found
+    return result
 
 
 def closest(file: Weights, *, besides: str, share: float) -> str | None:
-    """``; N fit MODEL: ...`` for the installed model that most arrays of ``file`` fit, if that is most of them."""
+    """Word a hint on the installed model that fits most arrays of ``file``: ``; N fit MODEL: ...``.
+
+    Returns:
+        The hint; None if no model but ``besides`` fits a larger share than ``share`` and than half of the arrays.
+    """
     policy = policy_of(file)
     names = [entry.name for entry in plugins.names("models", policy=policy) if entry.enabled and entry.name != besides]
     best: tuple[float, str] = (max(share, _ENOUGH), "")
-    for wanted in _expected_all(file, _published(names, policy), options={}):
-        if wanted is not None:
-            fits = match(file, wanted.state, wanted.published)
+    for candidate in _expected_all(file, _published(names, policy), options={}):
+        if candidate is not None:
+            fits = match(file, candidate.state, candidate.published)
             if fits.share > best[0]:
-                best = (fits.share, f"; {len(fits.taken)} fit {wanted.model}: use that model, or another file")
+                best = (fits.share, f"; {len(fits.taken)} fit {candidate.model}: use that model, or another file")
     return best[1] or None
 
 
 def check_start(spec: Spec, outline: SpecOutline, *, training: bool) -> None:
-    """Whether ``model.weights`` can be read and is of this model: asked by the starter, before any rank runs.
+    """Check, before any rank is started, that ``model.weights`` can be read and belongs to the model.
 
     Args:
-        spec: names model, options and file.
-        outline: the model of ``spec``.
-        training: where nothing is trained, every entry must come from the file.
+        spec: Names the model, its options and the file.
+        outline: The model of ``spec``.
+        training: Whether the job trains; if not, every entry must come from the file.
 
     Raises:
-        CheckpointError: the file cannot be read.
-        SpecError: it is of another model, or leaves entries out that evaluation needs.
+        CheckpointError: The file cannot be read.
+        SpecError: It belongs to another model, or lacks entries that evaluation needs.
     """
     try:
         file = read(Path(str(spec.model.weights)))
     except CheckpointError as error:
         raise CheckpointError(f"model.weights: {error}") from error
     published = published_of(plugins.load("models", spec.model.name, policy=plugins.read_policy(spec.plugins)))
-    if outline.state is None:  # a model that cannot be outlined: its ranks will say
+    if outline.state is None:  # the model cannot be outlined without its framework, so its ranks will check
         return
-    found = match(file, outline.state, published)
+    result = match(file, outline.state, published)
     try:
-        refuse_folded(found)
+        refuse_folded(result)
     except CheckpointError as error:
         raise CheckpointError(f"model.weights: {error}") from error
-    if found.share < _ENOUGH:
-        better = closest(file, besides=spec.model.name, share=found.share)
+    if result.share < _ENOUGH:
+        better = closest(file, besides=spec.model.name, share=result.share)
         if better is not None:
             raise SpecError(
-                f"model.weights: {file.path} ({file.told}): {len(found.taken)} of its {len(file.arrays)} arrays fit "
+                f"model.weights: {file.path} ({file.told}): {len(result.taken)} of its {len(file.arrays)} arrays fit "
                 f"{spec.model.name} by name and shape{better}"
             )
-        refuse_nothing(found)
-    if found.left and not training:
-        raise SpecError(f"model.weights: {found.summary()}; evaluation needs all: {'; '.join(found.warnings())}")
+        refuse_nothing(result)
+    if result.left and not training:
+        raise SpecError(f"model.weights: {result.summary()}; evaluation needs all: {'; '.join(result.warnings())}")
 
 
 def _published(models: Sequence[str], policy: plugins.Policy) -> dict[str, Published]:
-    """What each model says; one that cannot be loaded is left out."""
-    told: dict[str, Published] = {}
+    """Return each model's description of its published files, leaving out models that cannot be loaded."""
+    descriptions: dict[str, Published] = {}
     for model in models:
         try:
-            told[model] = published_of(plugins.load("models", model, policy=policy))
+            descriptions[model] = published_of(plugins.load("models", model, policy=policy))
         except MtrainError:
             continue
-    return told
+    return descriptions
 
 
 def _expected_all(
@@ -131,9 +135,11 @@ def _expected_all(
     shapes = {name: tuple(array.shape) for name, array in neutral_names(file.arrays).items()}
     pairs = [(model, count) for model in models for count in (1, 2)]
     policy = _policy_file(file)
-    found = outlines([Question(model=model, classes=count, options=options, policy=policy) for model, count in pairs])
-    states = dict(zip(pairs, found, strict=True))
-    return [_expected(model, told, shapes, states[model, 1], states[model, 2]) for model, told in models.items()]
+    answers = outlines([Question(model=model, classes=count, options=options, policy=policy) for model, count in pairs])
+    states = dict(zip(pairs, answers, strict=True))
+    return [
+        _expected(model, published, shapes, states[model, 1], states[model, 2]) for model, published in models.items()
+    ]
 
 
 def _expected(

@@ -1,7 +1,8 @@
-"""Names, shapes and types between a model here and the files of others: pure functions on names and arrays.
+"""Translate names, shapes and types of arrays between mtrain's models and the files of other programs.
 
-Two layers of rules. A framework's habits, by the kind of file: Paddle calls running statistics ``_mean`` and ``_variance``, keeps no
-count of batches and writes matrices as (in, out). A model's own, by its ``published`` attribute (``core.interfaces.Published``).
+There are two layers of rules. The first are a framework's conventions, which follow from the kind of file: Paddle names
+running statistics ``_mean`` and ``_variance``, keeps no count of batches and stores matrices as (in, out). The second
+are a model's own, given by its ``published`` attribute (``core.interfaces.Published``).
 """
 
 import re
@@ -20,9 +21,9 @@ COUNTER = "num_batches_tracked"
 
 
 def published_of(plugin: object) -> Published:
-    """What a model plugin says of its published files; nothing: they are as here."""
-    told = getattr(plugin, "published", None)
-    return told if isinstance(told, Published) else Published()
+    """Return a model plugin's description of its published files; by default they are like mtrain's own."""
+    description = getattr(plugin, "published", None)
+    return description if isinstance(description, Published) else Published()
 
 
 def _with_leaf(name: str, leaves: Mapping[str, str]) -> str:
@@ -31,10 +32,10 @@ def _with_leaf(name: str, leaves: Mapping[str, str]) -> str:
 
 
 def neutral_names(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """``arrays`` under neutral names, whichever framework spelled them; a ``module.`` that wraps all names is taken off.
+    """Return ``arrays`` under neutral names, whichever framework named them; a ``module.`` before all names is removed.
 
     Raises:
-        CheckpointError: two names of the file mean the same.
+        CheckpointError: Two names of the file have the same neutral name.
     """
     wrapped = all(name.startswith("module.") for name in arrays)
     named = {_with_leaf(name.removeprefix("module.") if wrapped else name, _FROM_PADDLE): name for name in arrays}
@@ -44,13 +45,13 @@ def neutral_names(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def is_matrix(name: str, array: Array) -> bool:
-    """Whether Paddle stores it transposed: the weight of a linear layer."""
+    """Return whether an array is the weight of a linear layer, which Paddle stores transposed."""
     return array.ndim == 2 and name.rpartition(".")[2] == "weight"
 
 
 def exported(arrays: Mapping[str, Array], published: Published, *, layout: Layout) -> dict[str, Array]:
-    """Neutral ``arrays`` as the published files of this model have them: names, shapes, types."""
-    made: dict[str, Array] = {}
+    """Convert neutral ``arrays`` to the names, shapes and types of the model's published files in ``layout``."""
+    converted: dict[str, Array] = {}
     for name, array in arrays.items():
         if layout != "neutral" and any(re.search(pattern, name) for pattern in published.left_out):
             continue
@@ -61,5 +62,5 @@ def exported(arrays: Mapping[str, Array], published: Published, *, layout: Layou
                 continue
             array = array.T if is_matrix(name, array) else array
             name = _with_leaf(name, _TO_PADDLE)
-        made[name] = array
-    return made
+        converted[name] = array
+    return converted

@@ -1,7 +1,8 @@
-"""What state a model has, found without a framework: its network is built on layers that are names and shapes alone.
+"""Outline models: find names, shapes and types of a model's state without a framework.
 
-It happens in a process of its own, because a process binds its neutral layers once. ``python -m mtrain.weights.outline`` reads
-questions from standard input and prints answers, as JSON.
+The network is built on layers that consist of names and shapes only. This happens in a process of its own, because a
+process can bind its neutral layers only once: ``python -m mtrain.weights.outline`` reads questions as JSON from
+standard input and prints the answers as JSON.
 """
 
 import json
@@ -26,22 +27,22 @@ _TIMEOUT_S = 120
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """One model as a job would build it."""
+    """A model to outline, as a job would build it."""
 
     model: str
     classes: int = 1
     image_size: int = 640
-    """In pixels; positions of a transformer depend on it."""
+    """Side of the pictures in pixels; a transformer's positions depend on it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     policy: str | None = None
     """The ``plugins.toml`` of the spec."""
 
 
 class SpecOutline:
-    """The model of a spec, outlined when its state is first read and then kept: each outline starts a process."""
+    """The outline of a spec's model, made when its state is first read and then cached, because it starts a process."""
 
     def __init__(self, spec: "Spec", *, classes: int) -> None:
-        """``classes``: number of classes of the job's data."""
+        """Describe the model of ``spec`` for data with ``classes`` classes; nothing is built yet."""
         self._question = Question(
             model=spec.model.name,
             classes=classes,
@@ -52,19 +53,19 @@ class SpecOutline:
 
     @cached_property
     def state(self) -> Mapping[str, Wanted] | None:
-        """Name -> shape and type; None: the model cannot be outlined without its framework."""
+        """Required shape and type of each entry by name; None if the model cannot be outlined without its framework."""
         return outlines([self._question])[0]
 
 
 def outlines(questions: Sequence[Question]) -> list[dict[str, Wanted] | None]:
-    """State of each model: name -> shape and type; None for one whose network needs more than layers to be built."""
+    """Outline each model: shape and type of each entry by name, or None if building it needs more than layers."""
     command = [sys.executable, "-m", "mtrain.weights.outline"]
-    given = json.dumps([asdict(question) for question in questions])
+    request = json.dumps([asdict(question) for question in questions])
     try:
-        done = subprocess.run(  # noqa: S603  # this interpreter, our own module
-            command, input=given, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+        process = subprocess.run(  # noqa: S603  # this interpreter, our own module
+            command, input=request, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
-        answers = json.loads(done.stdout.splitlines()[-1])
+        answers = json.loads(process.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return [None] * len(questions)
     return [
@@ -78,17 +79,20 @@ def outlines(questions: Sequence[Question]) -> list[dict[str, Wanted] | None]:
 def classes_in(
     shapes: Mapping[str, tuple[int, ...]], one: Mapping[str, Wanted], two: Mapping[str, Wanted]
 ) -> int | None:
-    """The number of classes of a file, from the model's outlines for one and for two classes: sizes grow linearly with it.
+    """Infer a file's number of classes from the model's outlines for one and for two classes.
 
-    None: no array of the file depends on it.
+    Sizes grow linearly with the number of classes, so each size that differs between the outlines votes for a number.
+
+    Returns:
+        The number with the most votes; None if no array of the file depends on it.
     """
-    found: Counter[int] = Counter()
+    votes: Counter[int] = Counter()
     for name, shape in shapes.items():
         if name in one and len(shape) == len(one[name].shape):
             for size, first, second in zip(shape, one[name].shape, two[name].shape, strict=True):
                 if first != second and (size - first) % (second - first) == 0:
-                    found[1 + (size - first) // (second - first)] += 1
-    likely = [count for count, _ in found.most_common() if count > 0]
+                    votes[1 + (size - first) // (second - first)] += 1
+    likely = [count for count, _ in votes.most_common() if count > 0]
     return likely[0] if likely else None
 
 
@@ -120,13 +124,13 @@ def _computes_nothing(*_: Any, **__: Any) -> Any:
 
 
 def main() -> None:
-    """Answer what standard input asks."""
+    """Read questions from standard input and print the answers."""
     _bind()
     answers: list[Any] = []
-    for given in json.load(sys.stdin):
+    for fields in json.load(sys.stdin):
         try:
-            answers.append(_answer(Question(**given)))
-        except Exception:  # a stranger's model may fail in any way on layers that compute nothing
+            answers.append(_answer(Question(**fields)))
+        except Exception:  # a plugin's model may fail in any way on layers that compute nothing
             answers.append(None)
     print(json.dumps(answers))
 

@@ -1,6 +1,6 @@
-"""The neutral layers as names, shapes and types alone: enough to build a model and list its state without a framework.
+"""Neutral layers that consist of names, shapes and types only: enough to build a model and list its state.
 
-The same contract as ``core/nn.pyi``; nothing computes. Only a process of its own binds it: see ``outline.py``.
+They fulfil the contract of ``core/nn.pyi``, but compute nothing. Only the process of ``outline.py`` binds them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from mtrain.weights.matching import Wanted
 
 
 class Entry:
-    """A tensor that has a shape and a type; indexing and arithmetic in a constructor give another nameless one."""
+    """A stand-in for a tensor, with a shape and a type but without values."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str, *, persistent: bool = True) -> None:
         self.wanted = Wanted(shape=tuple(shape), dtype=dtype)
@@ -20,7 +20,7 @@ class Entry:
 
 
 class Module:
-    """Collects entries and modules in the order in which they are assigned; own entries come first, as in state dicts."""
+    """A module that lists entries and submodules in order of assignment, own entries first, as state dicts do."""
 
     training = True
 
@@ -28,10 +28,10 @@ class Module:
         pass
 
     def state(self, prefix: str = "") -> Iterator[tuple[str, Wanted]]:
-        """Every persistent entry by neutral name."""
-        held = list(vars(self).items())
-        yield from ((prefix + name, e.wanted) for name, e in held if isinstance(e, Entry) and e.persistent)
-        for name, module in held:
+        """Yield every persistent entry with its neutral name."""
+        members = list(vars(self).items())
+        yield from ((prefix + name, e.wanted) for name, e in members if isinstance(e, Entry) and e.persistent)
+        for name, module in members:
             if isinstance(module, Module):
                 yield from module.state(f"{prefix}{name}.")
 
@@ -111,7 +111,7 @@ class LayerNorm(Module):
 
 
 class Stateless(Module):
-    """A layer without state, whatever it is constructed with."""
+    """A layer without state; it accepts any arguments."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()

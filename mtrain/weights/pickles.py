@@ -1,8 +1,9 @@
-"""Pickles as data: an interpreter that builds plain values and inert records, and never imports, calls or executes anything.
+"""Read pickles as data: an interpreter that builds plain values and inert records, and never imports or calls anything.
 
-A pickle is a program for a small stack machine whose GLOBAL and REDUCE instructions import and call whatever they name. Here a
-global becomes a ``Name``, compared with a fixed list (``vocabulary.py``) and otherwise refused; a "call" of a listed name is looked up in
-a table of own pure functions. Instructions that no writer of weights uses (those of protocols 0 and 1, INST, OBJ, EXT, ...) are refused.
+A pickle is a program for a small stack machine whose GLOBAL and REDUCE instructions import and call whatever they name.
+Here GLOBAL yields a ``Name``, which must be in a fixed list (``vocabulary.py``), and REDUCE looks the name up in a
+table of mtrain's own pure functions. Instructions that no writer of weights uses (those of protocols 0 and 1, INST,
+OBJ, EXT, ...) are refused.
 """
 
 import pickletools
@@ -12,18 +13,21 @@ from io import BytesIO
 from typing import Any, Protocol
 
 _SHOWN = 120
-"""Characters of a name that a message repeats."""
+"""Number of characters of a name that a message repeats."""
 MAX_INSTRUCTIONS = 1_000_000
-"""Of one pickle. A network of 1,000 arrays needs some 30,000; each instruction may take 100 bytes of memory and more."""
+"""Largest number of instructions in a pickle.
+
+A network of 1,000 arrays needs some 30,000; each instruction may take 100 bytes of memory or more.
+"""
 
 
 class Refused(Exception):
-    """The pickle asks for something that weights do not need; the message names it."""
+    """A pickle contains something that files of weights do not need, or is damaged; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """``module.name`` as a pickle spells it. It stands for nothing."""
+    """A name ``module.name`` from a pickle, which is never resolved."""
 
     module: str
     name: str
@@ -34,7 +38,7 @@ class Name:
 
 @dataclass(slots=True, eq=False)
 class Inert:
-    """What is left of an object: the name of its class and the attributes that were stored. It has no behaviour."""
+    """A record of a pickled object: the name of its class and its stored attributes, without any behaviour."""
 
     kind: Name
     state: Mapping[Any, Any] = field(default_factory=dict)
@@ -44,34 +48,34 @@ class Buildable(Protocol):
     """A value that a BUILD instruction completes."""
 
     def build(self, state: object) -> None:
-        """Take the stored state. Raises ``Refused``."""
+        """Apply the stored state. Raises ``Refused`` if it is not as expected."""
         ...
 
 
 class Vocabulary(Protocol):
-    """Which names a pickle may mention, and what they make."""
+    """The names that a pickle may mention, and the values that they make."""
 
     def check(self, name: Name) -> None:
-        """Raises ``Refused`` for a name that is not listed."""
+        """Raise ``Refused`` for a name that is not listed."""
         ...
 
     def make(self, name: Name, arguments: tuple[Any, ...]) -> Any:
-        """The value that stands for ``name(*arguments)``. Raises ``Refused``."""
+        """Return the value that replaces ``name(*arguments)``. Raises ``Refused`` if the arguments do not fit."""
         ...
 
 
 Persistent = Callable[[object], Any]
-"""Turns a persistent id into a value. Raises ``Refused``."""
+"""Turns a persistent id into a value. Raises ``Refused`` for an unknown one."""
 
 
 def load(stream: BytesIO, vocabulary: Vocabulary, *, persistent: Persistent | None = None) -> Any:
-    """The value of the pickle at the position of ``stream``, which is left behind its end.
+    """Read the pickle at the position of ``stream`` and return its value; the stream is then positioned at its end.
 
-    Time and memory are bounded by the bytes read: no instruction allocates by a number that is only claimed, none copies
-    what the memo can name again and again, and there are at most ``MAX_INSTRUCTIONS``.
+    Time and memory are bounded by the bytes read: no instruction allocates memory by a number that the pickle merely
+    claims, none copies values that the memo can name again and again, and there are at most ``MAX_INSTRUCTIONS``.
 
     Raises:
-        Refused: it names or does what weights do not need, or is damaged.
+        Refused: The pickle contains something that weights do not need, or is damaged.
     """
     machine = _Machine(vocabulary, persistent)
     try:
@@ -85,7 +89,10 @@ def load(stream: BytesIO, vocabulary: Vocabulary, *, persistent: Persistent | No
 
 
 def _next_operation(stream: BytesIO) -> pickletools.OpcodeInfo:
-    """Decoding the argument of a strange instruction may already import a codec: so only listed ones get that far."""
+    """Read the code of the next instruction, and refuse unlisted ones before their argument is decoded.
+
+    Decoding the argument of some instructions already imports a codec.
+    """
     code = stream.read(1)
     operation = _OPERATIONS.get(code.decode("latin-1"))
     if operation is None:
@@ -96,7 +103,11 @@ def _next_operation(stream: BytesIO) -> pickletools.OpcodeInfo:
 
 
 def _argument(operation: pickletools.OpcodeInfo, stream: BytesIO) -> Any:
-    """Of GLOBAL module and name, read here: the library would treat a backslash as an escape, which pickles do not."""
+    """Decode the argument of an instruction.
+
+    The argument of GLOBAL, module and name, is read here, because ``pickletools`` would treat a backslash as an escape,
+    which pickles do not.
+    """
     if operation.name == "GLOBAL":
         return Name(*(stream.readline().decode("ascii").removesuffix("\n") for _ in range(2)))
     return None if operation.arg is None else operation.arg.reader(stream)
@@ -109,11 +120,11 @@ _PUSHED = frozenset(
         *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
     }
 )
-"""Instructions whose argument is the value."""
+"""Instructions that push their argument."""
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _FIXED_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _KEYS = (str, float, bool, bytes, type(None))
-"""Types of dictionary keys, small whole numbers aside: hashing nested or huge ones can exhaust the stack or the time."""
+"""Types of dictionary keys, besides small integers: hashing nested or huge keys can exhaust the stack or the time."""
 
 
 _LARGEST_KEY = 2**63
@@ -130,7 +141,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self, operation: str, argument: Any) -> None:
-        """One instruction."""
+        """Execute one instruction."""
         if operation in _PUSHED:
             self._stack.append(argument)
         elif operation in _CONSTANTS:
@@ -141,7 +152,7 @@ class _Machine:
             _METHODS[operation](self, argument)
 
     def pop(self) -> Any:
-        """The top of the stack, which must be above the last mark."""
+        """Remove and return the top of the stack, which must be above the last mark."""
         if len(self._stack) <= (self._marks[-1] if self._marks else 0):
             raise Refused("a damaged pickle (its stack is empty)")
         return self._stack.pop()
@@ -160,7 +171,7 @@ class _Machine:
         self._stack.append(top)
         return top
 
-    # Each of the following is one instruction; its argument, where it has one, comes last.
+    # Each of the following methods is one instruction; its last parameter is the argument, if the instruction has one.
     def _skip(self, _: Any) -> None:
         pass
 
@@ -235,7 +246,7 @@ class _Machine:
                 target.state = part
         elif hasattr(type(target), "build"):
             target.build(state)
-        elif type(target) is not dict:  # an OrderedDict may carry attributes of its own, which nothing here reads
+        elif type(target) is not dict:  # a pickled OrderedDict may have attributes, which nothing here reads
             raise Refused(f"state for {_described(target)}")
 
     def _persistent_id(self, _: Any) -> None:
@@ -297,7 +308,7 @@ _METHODS: dict[str, Callable[[_Machine, Any], None]] = {
     "BUILD": _Machine._build,
     "BINPERSID": _Machine._persistent_id,
 }
-"""Sets become lists: nothing here needs their members hashed."""
+"""Maps an instruction to its method. Sets become lists, so that their members need not be hashed."""
 _OPERATIONS = {operation.code: operation for operation in pickletools.opcodes}
 _STOP = _OPERATIONS["."]
 _KNOWN = frozenset({_STOP.name, *_PUSHED, *_CONSTANTS, *_FIXED_TUPLES, *_METHODS})

@@ -1,4 +1,4 @@
-"""Any file of weights as named numpy arrays. The format is found from the content, not from the file's name."""
+"""Read any file of weights as named numpy arrays. The format is recognised by the content, not by the file's name."""
 
 import json
 import shlex
@@ -22,22 +22,22 @@ from mtrain.weights.vocabulary import WeightsVocabulary
 
 EXPECTED = "expected .safetensors, .pdparams (Paddle), .pt or .pth (torch), or a checkpoint or run folder"
 Layout = Literal["neutral", "torch", "paddle"]
-"""Whose habits of names and shapes a file may follow."""
+"""Conventions of names and shapes that a file may follow."""
 _PICKLE_START = b"\x80"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """Arrays as a file names and shapes them."""
+    """The arrays of a file, with the file's own names and shapes."""
 
     path: Path
     arrays: dict[str, Array]
-    """Perhaps read-only views of the file's content."""
+    """Arrays by name; they may be read-only views of the file's content."""
     layout: Layout
     told: str
-    """What the file is, in words; which of several sets was taken."""
+    """Description of the file for messages, including which of several sets of weights was read."""
     model: str | None = None
-    """``model.name`` of the run that wrote it, where the file says."""
+    """``model.name`` of the run that wrote it, if the file records it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """``model.options`` of that run."""
     plugins: str | None = None
@@ -45,10 +45,13 @@ class Weights:
 
 
 def read(path: Path) -> Weights:
-    """The weights at ``path``; of a checkpoint the averaged ones, of a run those of its best checkpoint, else its newest.
+    """Read the weights at ``path``: a file, a checkpoint folder or a run folder.
+
+    Of a checkpoint the averaged weights are read, if there are any; of a run, those of its best checkpoint, else its
+    newest.
 
     Raises:
-        CheckpointError: there is nothing there, it is damaged, or it is no file of weights.
+        CheckpointError: ``path`` does not exist, is damaged, or contains no weights.
     """
     try:
         return _read_folder(path) if path.is_dir() else _read_file(path)
@@ -64,7 +67,7 @@ def _size_of(path: Path) -> str:
 
 
 def _read_file(path: Path) -> Weights:
-    if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
+    if path.exists() and not path.is_file():  # reading a pipe would wait, and reading a device would never end
         raise CheckpointError(f"{path} is neither a file nor a folder; {EXPECTED}")
     try:
         content = path.read_bytes()
@@ -73,19 +76,19 @@ def _read_file(path: Path) -> Weights:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
-        found = _parsed(path, content)
+        weights = _parsed(path, content)
     except Refused as error:
         raise CheckpointError(f"{path}: refused, nothing of it was executed: {error}{_remedy(str(error))}") from error
     except (ValueError, OverflowError) as error:  # shapes and lengths that no array can have
         raise CheckpointError(f"{path}: damaged, nothing of it was executed: {error}") from error
-    strange = next((name for name in found.arrays if not name.isprintable()), None)
+    strange = next((name for name in weights.arrays if not name.isprintable()), None)
     if strange is not None:
         raise CheckpointError(f"{path}: an array is called {ascii(strange)[:80]}; expected printable names")
-    return found
+    return weights
 
 
 def _remedy(refusal: str) -> str:
-    """What to do about names that honest files mention too: fused modules are pickled with a method of their own."""
+    """Return advice for a refused name that harmless files contain too: fused modules are pickled with a method."""
     if not refusal.endswith(("builtin__.getattr", "builtins.getattr")):
         return ""
     return (
@@ -107,29 +110,32 @@ def _parsed(path: Path, content: bytes) -> Weights:
 
 
 def _torch(path: Path, value: object, *, file_bytes: int) -> Weights:
-    leaves, told = weights_of(value)
+    leaves, description = weights_of(value)
     check_growth(leaves.values(), file_bytes=file_bytes)
     arrays = {name: leaf.array() for name, leaf in leaves.items()}
-    return Weights(path=path, arrays=arrays, layout="torch", told=f"torch, {told}")
+    return Weights(path=path, arrays=arrays, layout="torch", told=f"torch, {description}")
 
 
 def _paddle(path: Path, content: bytes) -> Weights:
     value = load(BytesIO(content), WeightsVocabulary())
-    leaves, told = weights_of(value)
+    leaves, description = weights_of(value)
     check_growth(leaves.values(), file_bytes=len(content))
     arrays = {name: _from_paddle(leaf.array()) for name, leaf in leaves.items() if name != PARAMETER_NAMES}
     if isinstance(value, dict):
         arrays = joined(arrays, value.get(SLICES))
-    return Weights(path=path, arrays=arrays, layout="paddle", told=f"Paddle, {told}")
+    return Weights(path=path, arrays=arrays, layout="paddle", told=f"Paddle, {description}")
 
 
 def _from_paddle(array: Array) -> Array:
-    """Paddle has no unsigned 16-bit type: its numpy arrays of that type hold the bits of bfloat16."""
+    """Widen bfloat16, which Paddle writes as unsigned 16-bit integers; Paddle has no such integers itself."""
     return widened(array) if array.dtype == np.uint16 else array
 
 
 def _safetensors(path: Path, content: bytes) -> dict[str, Array]:
-    """Names lose the ``/`` that checkpoints put before them; bfloat16, which numpy lacks, becomes float32."""
+    """Read safetensors.
+
+    The ``/`` that checkpoints put before names is removed; bfloat16, which numpy lacks, is widened.
+    """
     from safetensors import SafetensorError, deserialize
     from safetensors.numpy import _TYPES as TYPES
 
@@ -152,7 +158,7 @@ def _safetensors(path: Path, content: bytes) -> dict[str, Array]:
 def _read_folder(path: Path) -> Weights:
     folder = path if (path / ARRAYS["weights"]).is_file() or path.name.startswith(store.PREFIX) else None
     if folder is None:
-        runs = [found for found in (path / "checkpoints", path) if store.listed(found)]
+        runs = [candidate for candidate in (path / "checkpoints", path) if store.listed(candidate)]
         if not runs:
             raise CheckpointError(f"{path}: neither a checkpoint nor a run folder with checkpoints; {EXPECTED}")
         folder = store.best(runs[0]) or store.newest(runs[0])

@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits the model of a spec, and how large its own will be: asked by the starter, before any rank runs."""
+"""Check that a checkpoint fits a spec, and estimate the size of the spec's checkpoints, before any rank starts."""
 
 import math
 import re
@@ -15,25 +15,25 @@ from mtrain.weights.outline import SpecOutline
 
 _SHOWN = 3
 _MOMENTS = {"sgd": ("momentum",), "adam": ("mean", "square"), "adamw": ("mean", "square")}
-"""``optimizer.rule`` -> the moments that a checkpoint holds for each trained parameter."""
+"""Maps ``optimizer.rule`` to the moments that a checkpoint contains for each trained parameter."""
 Shape = tuple[int, ...]
 
 
 def check_resume(spec: Spec, folder: Path, outline: SpecOutline, *, classes: int, training: bool) -> list[str]:
-    """Compare the model and the optimizer of ``spec`` with those that the checkpoint ``folder`` was written by.
+    """Compare the model and the optimizer of ``spec`` with those that wrote the checkpoint ``folder``.
 
     Args:
-        spec: of the job that is to start from the checkpoint.
-        folder: an intact checkpoint.
-        outline: the model of ``spec``.
-        classes: number of classes of the job's data.
-        training: whether the optimizer goes on too.
+        spec: Spec of the job that is to start from the checkpoint.
+        folder: An intact checkpoint.
+        outline: The model of ``spec``.
+        classes: Number of classes of the job's data.
+        training: Whether the optimizer is restored too.
 
     Returns:
-        Sentences about options that differ though the weights fit.
+        Sentences about options that differ although the weights fit.
 
     Raises:
-        CheckpointError: the ranks could not restore the checkpoint.
+        CheckpointError: The ranks could not restore the checkpoint.
     """
     body = described(folder)
     saved = body.get("spec") or {}
@@ -52,34 +52,38 @@ def check_resume(spec: Spec, folder: Path, outline: SpecOutline, *, classes: int
 
 
 def _changes(spec: Spec, saved: Mapping[str, Any], *, names: Sequence[str] | None, classes: int) -> list[str]:
-    """What of the model differs from the run of the checkpoint, one part of a sentence each.
+    """Return one clause for each difference between the spec's model and that of the checkpoint's run.
 
-    ``names``: classes of that run; ``classes``: how many the data of this job has.
+    Args:
+        spec: Spec of the job.
+        saved: Spec of the checkpoint's run.
+        names: Class names of the checkpoint's run.
+        classes: Number of classes of the job's data.
     """
     model: Mapping[str, Any] = saved.get("model") or {}
-    told = []
+    differences = []
     if model.get("name", spec.model.name) != spec.model.name:
-        told.append(f"model.name: {spec.model.name} given, the checkpoint was trained with {model['name']}")
+        differences.append(f"model.name: {spec.model.name} given, the checkpoint was trained with {model['name']}")
     now, then = spec.model.model_dump(mode="json")["options"], model.get("options") or {}
-    told += [
-        f"model.options.{name}: {_said(now, name)} given, the checkpoint was trained with {_said(then, name)}"
+    differences += [
+        f"model.options.{name}: {_shown_value(now, name)} given, the checkpoint was trained with {_shown_value(then, name)}"
         for name in sorted({*now, *then})
         if now.get(name) != then.get(name)
     ]
     size = (saved.get("data") or {}).get("image_size", spec.data.image_size)
     if size != spec.data.image_size:
-        told.append(f"data.image_size: {spec.data.image_size} given, the checkpoint was trained with {size}")
+        differences.append(f"data.image_size: {spec.data.image_size} given, the checkpoint was trained with {size}")
     if names is not None and len(names) != classes:
-        told.append(f"{classes} classes in the data, the checkpoint was trained with {len(names)}")
-    return told
+        differences.append(f"{classes} classes in the data, the checkpoint was trained with {len(names)}")
+    return differences
 
 
-def _said(options: Mapping[str, Any], name: str) -> str:
+def _shown_value(options: Mapping[str, Any], name: str) -> str:
     return str(options[name]) if name in options else "nothing"
 
 
 def checkpoint_bytes(spec: Spec, outline: SpecOutline) -> int | None:
-    """About the size of a checkpoint of ``spec``; None: the model cannot be outlined without its framework."""
+    """Estimate the size of a checkpoint of ``spec``; None if the model cannot be outlined without its framework."""
     if outline.state is None:
         return None
     wide = 2 if spec.train.precision == "fp64" else 1
@@ -88,42 +92,46 @@ def checkpoint_bytes(spec: Spec, outline: SpecOutline) -> int | None:
 
 
 def _expected(outline: SpecOutline) -> Mapping[str, Shape] | None:
-    """Names and shapes of a model; None: it cannot be outlined, and its ranks will compare."""
+    """Return names and shapes of a model; None if it cannot be outlined, so that only its ranks can compare."""
     return None if outline.state is None else {name: entry.shape for name, entry in outline.state.items()}
 
 
-def _unfit(expected: Mapping[str, Shape] | None, held: Mapping[str, Shape]) -> str:
-    """What differs between a model and the arrays of a checkpoint, in words; empty: nothing."""
+def _unfit(expected: Mapping[str, Shape] | None, saved: Mapping[str, Shape]) -> str:
+    """Describe the differences between a model and the arrays of a checkpoint; empty if they fit."""
     if expected is None:
         return ""
     kinds = {
-        "missing": [name for name in expected if name not in held],
-        "unknown": [name for name in held if name not in expected],
+        "missing": [name for name in expected if name not in saved],
+        "unknown": [name for name in saved if name not in expected],
         "of another shape": [
-            f"{name} {held[name]}, expected {shape}"
+            f"{name} {saved[name]}, expected {shape}"
             for name, shape in expected.items()
-            if held.get(name, shape) != shape
+            if saved.get(name, shape) != shape
         ],
     }
-    told = [f"{len(names)} {kind} ({', '.join(names[:_SHOWN])})" for kind, names in kinds.items() if names]
-    return f"of {len(held)} saved arrays and {len(expected)} of the model, {', '.join(told)}" if told else ""
+    differences = [f"{len(names)} {kind} ({', '.join(names[:_SHOWN])})" for kind, names in kinds.items() if names]
+    return (
+        f"of {len(saved)} saved arrays and {len(expected)} of the model, {', '.join(differences)}"
+        if differences
+        else ""
+    )
 
 
 def _check_moments(spec: Spec, saved: Mapping[str, Any], folder: Path, weights: list[str]) -> None:
-    """Refuse an optimizer whose moments are others than those of the checkpoint.
+    """Refuse an optimizer that needs other moments than those of the checkpoint.
 
     Raises:
-        CheckpointError: another rule, or other parameters are trained.
+        CheckpointError: The rule differs, or other parameters are trained.
     """
     moments = shapes_of(folder, "moments")
     if not moments:
         return
     remedy = f"or start a new job from its weights with model.weights: {folder}"
-    held = sorted({name.partition("/")[0] for name in moments})
-    if held != sorted(_MOMENTS[spec.optimizer.rule]):
+    saved_moments = sorted({name.partition("/")[0] for name in moments})
+    if saved_moments != sorted(_MOMENTS[spec.optimizer.rule]):
         raise CheckpointError(
             f"optimizer.rule: {spec.optimizer.rule} given, but {folder} holds the moments of another rule "
-            f"({', '.join(held)}); go on with the rule it was trained with, {remedy}"
+            f"({', '.join(saved_moments)}); go on with the rule it was trained with, {remedy}"
         )
     before = (saved.get("train") or {}).get("freeze", spec.train.freeze)
     if _frozen(weights, spec.train.freeze) != _frozen(weights, before):

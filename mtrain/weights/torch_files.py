@@ -1,4 +1,7 @@
-"""Files of ``torch.save``: a zip archive with one pickle and one entry of raw bytes per storage; before torch 1.6 one stream of pickles."""
+"""Read files of ``torch.save``.
+
+They are zip archives with one pickle and one entry of raw bytes per storage; before torch 1.6, one stream of pickles.
+"""
 
 import struct
 import zipfile
@@ -12,7 +15,7 @@ from mtrain.weights.vocabulary import WeightsVocabulary
 
 ZIP_START = b"PK\x03\x04"
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-"""The value of the first pickle of the old format."""
+"""Value of the first pickle in the format before torch 1.6."""
 _LEGACY_PROTOCOL = 1001
 CODES = {
     "Double": "<f8",
@@ -26,14 +29,14 @@ CODES = {
     "Byte": "|u1",
     "Bool": "|b1",
 }
-"""``torch.<key>Storage`` -> numpy's code of its numbers."""
+"""Maps the type in the name ``torch.<type>Storage`` to numpy's code of its numbers."""
 
 
 def read_zip(content: bytes) -> Any:
-    """What ``torch.save`` was given, tensors as ``TorchTensor``, objects as ``Inert``.
+    """Return the value that ``torch.save`` wrote, with tensors as ``TorchTensor`` and objects as ``Inert``.
 
     Raises:
-        Refused: it is damaged, or holds something else than weights.
+        Refused: The file is damaged, or contains something else than weights.
     """
     try:
         archive = zipfile.ZipFile(BytesIO(content))
@@ -61,10 +64,12 @@ def read_zip(content: bytes) -> Any:
 
 
 def read_legacy(content: bytes) -> Any:
-    """The same for the stream format: magic number, version, machine, value, storage keys, then the storages.
+    """Return the value of a file before torch 1.6, like ``read_zip``.
+
+    The stream contains magic number, version, machine, value and storage keys as pickles, then the storages.
 
     Raises:
-        Refused: it is damaged, or holds something else than weights.
+        Refused: The file is damaged, or contains something else than weights.
     """
     stream, vocabulary = BytesIO(content), WeightsVocabulary()
     start = [load(stream, vocabulary) for _ in range(3)]
@@ -74,13 +79,13 @@ def read_legacy(content: bytes) -> Any:
     storages = _Storages(lambda key: lambda: parts[key])
     value = load(stream, vocabulary, persistent=storages)
     keys = load(stream, vocabulary)
-    if not isinstance(keys, list) or not all(isinstance(key, str) and key in storages.known for key in keys):
+    if not isinstance(keys, list) or not all(isinstance(key, str) and key in storages.by_key for key in keys):
         raise Refused("a damaged list of storages")
-    if set(keys) != set(storages.known):
+    if set(keys) != set(storages.by_key):
         raise Refused("a storage that its list does not name")
     for key in keys:
         head = stream.read(8)
-        storage = storages.known[key]
+        storage = storages.by_key[key]
         if len(head) != 8 or struct.unpack("<q", head)[0] != storage.length:
             raise Refused("a damaged storage (another length than its pickle says)")
         parts[key] = stream.read(storage.length * storage.itemsize)
@@ -88,7 +93,7 @@ def read_legacy(content: bytes) -> Any:
 
 
 def is_legacy(content: bytes) -> bool:
-    """Whether the first pickle is torch's magic number."""
+    """Return whether the file starts with a pickle of torch's magic number."""
     try:
         return bool(load(BytesIO(content[:64]), WeightsVocabulary()) == LEGACY_MAGIC)
     except Refused:
@@ -96,7 +101,7 @@ def is_legacy(content: bytes) -> bool:
 
 
 def _check_sizes(archive: zipfile.ZipFile, size_bytes: int) -> None:
-    """torch stores without compression: entries that promise more than the file holds would be a bomb."""
+    """Refuse archives that would expand: torch does not compress, so entries cannot be larger than the file."""
     entries = archive.infolist()
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise Refused("a compressed zip archive; torch.save writes uncompressed ones")
@@ -105,17 +110,17 @@ def _check_sizes(archive: zipfile.ZipFile, size_bytes: int) -> None:
 
 
 class _Storages:
-    """Persistent ids ``("storage", type, key, device, elements)`` to storages, one for each key.
+    """Turns persistent ids ``("storage", type, key, device, elements)`` into storages, one for each key.
 
     Before torch 1.6 the classes of pickled modules had persistent ids too: ``("module", class, file, source text)``.
     """
 
     def __init__(self, entry: Callable[[str], Callable[[], bytes]]) -> None:
         self._entry = entry
-        self.known: dict[str, TorchStorage] = {}
+        self.by_key: dict[str, TorchStorage] = {}
 
     def __call__(self, identity: object) -> TorchStorage | Name:
-        """The storage, or the name of the module's class. Raises ``Refused``."""
+        """Return the storage, or the name of the module's class. Raises ``Refused`` for any other id."""
         if isinstance(identity, tuple) and len(identity) == 4 and identity[0] == "module":
             if not isinstance(identity[1], Name):
                 raise Refused("a module whose class is no name")
@@ -133,7 +138,7 @@ class _Storages:
         code = CODES.get(kind.name.removesuffix("Storage")) if kind.module == "torch" else None
         if code is None:
             raise Refused(f"a storage of type {kind}")
-        storage = self.known.setdefault(key, TorchStorage(code, length, self._entry(key)))
+        storage = self.by_key.setdefault(key, TorchStorage(code, length, self._entry(key)))
         if (storage.code, storage.length) != (code, length):
             raise Refused("a storage that is described twice in different ways")
         return storage

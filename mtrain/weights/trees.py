@@ -1,4 +1,4 @@
-"""From the value of a pickle to named arrays: state dicts, checkpoints around them, and whole modules that were pickled as objects."""
+"""Find the named arrays in the value of a pickle: a state dict, a checkpoint around one, or a pickled module."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,29 +11,29 @@ from mtrain.weights.arrays import Leaf, PickledArray, TorchTensor, dimensions
 from mtrain.weights.pickles import Inert, Refused
 
 PARAMETER_NAMES = "StructuredToParameterName@@"
-"""Entry of Paddle's state dicts: name of each array inside Paddle."""
+"""Key in Paddle's state dicts of the map from each array to its name inside Paddle."""
 SLICES = "UnpackBigParamInfor@@"
-"""Entry of Paddle's files of protocol 2 and 3: how arrays of a GiB and more were cut."""
+"""Key in Paddle's files of protocol 2 and 3 that describes how arrays of a GiB and more were cut into slices."""
 _WRAPPERS = {"ema": "averaged weights (`ema`)", "state_dict": "its `state_dict`", "model": "its `model`"}
-"""Keys under which checkpoints keep weights, the preferred one first."""
+"""Maps a key under which checkpoints keep weights to its description; the preferred key comes first."""
 _MAX_WRAPPERS = 4
-"""Checkpoints inside checkpoints: how many are opened."""
+"""Largest number of checkpoints inside each other that are opened."""
 _MAX_ENTRIES = 200_000
-"""Modules and their entries that one file may name; a pickle can name one module many times."""
+"""Largest number of modules and entries in a file; a pickle can name one module many times."""
 _MAX_DEPTH = 100
-"""Modules inside modules."""
+"""Largest depth of modules inside each other."""
 _MAX_NAME = 500
-"""Characters of an array's full name."""
+"""Largest number of characters of an array's full name."""
 
 
 def weights_of(value: Any) -> tuple[dict[str, Leaf], str]:
-    """Arrays by name, and in words where in the file they were found.
+    """Return the arrays by name, and a description of where in the file they were.
 
-    A checkpoint may keep arrays beside its weights, such as YOLOv5's `best_fitness`; so the keys that wrap weights are
-    asked before the dictionary itself is taken for a state dict.
+    A checkpoint may contain other arrays beside its weights, such as YOLOv5's `best_fitness`. So the keys that wrap
+    weights are tried before the dictionary itself is read as a state dict.
 
     Raises:
-        Refused: there are none.
+        Refused: The value contains no weights.
     """
     if isinstance(value, Inert):
         return _filled(_of_module(value), value), f"the weights of a pickled {value.kind.name}"
@@ -49,28 +49,28 @@ def weights_of(value: Any) -> tuple[dict[str, Leaf], str]:
     for key in _WRAPPERS:
         if isinstance(value.get(key), Inert):
             return _filled({}, value[key]), ""
-    known = ", ".join(ascii(key)[:40] for key in list(value)[:8])
-    raise Refused(f"no weights in it (it holds: {known or 'nothing'})")
+    keys = ", ".join(ascii(key)[:40] for key in list(value)[:8])
+    raise Refused(f"no weights in it (it holds: {keys or 'nothing'})")
 
 
-def _inside(held: object, *, depth: int) -> dict[str, Leaf]:
-    """The weights of a checkpoint's entry: of a module, a state dict, or another checkpoint; empty where it has none."""
-    if isinstance(held, Inert):
-        return _of_module(held)
-    if not isinstance(held, dict) or depth > _MAX_WRAPPERS:
+def _inside(entry: object, *, depth: int) -> dict[str, Leaf]:
+    """Return the weights of a checkpoint's entry (a module, a state dict or a checkpoint); empty if it has none."""
+    if isinstance(entry, Inert):
+        return _of_module(entry)
+    if not isinstance(entry, dict) or depth > _MAX_WRAPPERS:
         return {}
-    deeper = (_inside(held.get(key), depth=depth + 1) for key in _WRAPPERS)
-    return next(filter(None, deeper), {}) or _state_dict(held)
+    deeper = (_inside(entry.get(key), depth=depth + 1) for key in _WRAPPERS)
+    return next(filter(None, deeper), {}) or _state_dict(entry)
 
 
-def _state_dict(held: Mapping[Any, Any]) -> dict[str, Leaf]:
-    return {name: leaf for name, item in held.items() if isinstance(name, str) and (leaf := _leaf(item)) is not None}
+def _state_dict(entries: Mapping[Any, Any]) -> dict[str, Leaf]:
+    return {name: leaf for name, item in entries.items() if isinstance(name, str) and (leaf := _leaf(item)) is not None}
 
 
-def _filled(found: dict[str, Leaf], root: Inert) -> dict[str, Leaf]:
-    if not found:
+def _filled(leaves: dict[str, Leaf], root: Inert) -> dict[str, Leaf]:
+    if not leaves:
         raise Refused(f"a pickled {root.kind}, which holds no weights")
-    return found
+    return leaves
 
 
 def _leaf(item: object) -> Leaf | None:
@@ -80,25 +80,25 @@ def _leaf(item: object) -> Leaf | None:
 
 
 def _of_module(root: Inert) -> dict[str, Leaf]:
-    """Parameters and persistent buffers of a pickled ``torch.nn.Module``, in the order of its state dict."""
-    found: dict[str, Leaf] = {}
-    todo, entries = [("", root, 0)], 0
-    while todo:
-        prefix, module, depth = todo.pop()
+    """Return parameters and persistent buffers of a pickled ``torch.nn.Module``, in the order of its state dict."""
+    leaves_by_name: dict[str, Leaf] = {}
+    pending, entries = [("", root, 0)], 0
+    while pending:
+        prefix, module, depth = pending.pop()
         parts = [_entries(module, part) for part in ("_parameters", "_buffers", "_modules")]
         passed_over = set(_texts(module.state.get("_non_persistent_buffers_set")))
         entries += 1 + len(passed_over) + sum(map(len, parts))
         _check_tree(entries=entries, depth=depth, names=[prefix + name for part in parts for name, _ in part])
-        for part, without in zip(parts[:2], (set(), passed_over), strict=True):
-            leaves = ((name, _leaf(item)) for name, item in part if name not in without)
-            found |= {prefix + name: leaf for name, leaf in leaves if leaf is not None}
+        for part, excluded in zip(parts[:2], (set(), passed_over), strict=True):
+            leaves = ((name, _leaf(item)) for name, item in part if name not in excluded)
+            leaves_by_name |= {prefix + name: leaf for name, leaf in leaves if leaf is not None}
         children = [(f"{prefix}{name}.", item, depth + 1) for name, item in parts[2] if isinstance(item, Inert)]
-        todo += reversed(children)
-    return found
+        pending += reversed(children)
+    return leaves_by_name
 
 
 def _check_tree(*, entries: int, depth: int, names: Sequence[str]) -> None:
-    """A pickle of a few bytes can describe modules without end; no network has so many, so deep or such names."""
+    """Refuse more modules, deeper nesting or longer names than any network has; a few bytes can describe such trees."""
     if entries > _MAX_ENTRIES:
         raise Refused(f"modules with more than {_MAX_ENTRIES} entries in all")
     if depth > _MAX_DEPTH:
@@ -112,29 +112,32 @@ def _texts(value: object) -> list[str]:
 
 
 def _entries(module: Inert, part: str) -> list[tuple[str, Any]]:
-    held = module.state.get(part)
-    return [(name, item) for name, item in held.items() if isinstance(name, str)] if isinstance(held, dict) else []
+    entries = module.state.get(part)
+    return (
+        [(name, item) for name, item in entries.items() if isinstance(name, str)] if isinstance(entries, dict) else []
+    )
 
 
 def joined(arrays: Mapping[str, Array], slices: object) -> dict[str, Array]:
-    """``arrays`` with those that Paddle cut put together again.
+    """Join the arrays that Paddle has cut into slices; return all arrays.
 
     Args:
-        slices: the ``SLICES`` entry: name -> ``OriginShape`` and names of the ``slices``.
+        arrays: All arrays of the file.
+        slices: The ``SLICES`` entry, which maps a name to its ``OriginShape`` and the names of its ``slices``.
 
     Raises:
-        Refused: the slices do not make up the shape.
+        Refused: The slices do not add up to the shape.
     """
     if not isinstance(slices, dict):
         return dict(arrays)
-    left = dict(arrays)
+    result = dict(arrays)
     for name, entry in slices.items():
-        given, parts = (entry.get("OriginShape"), entry.get("slices")) if isinstance(entry, dict) else (None, None)
-        shape, names = dimensions(given), _texts(parts)
+        raw_shape, parts = (entry.get("OriginShape"), entry.get("slices")) if isinstance(entry, dict) else (None, None)
+        shape, names = dimensions(raw_shape), _texts(parts)
         if not isinstance(name, str) or not names or len(set(names)) != len(names):
             raise Refused(f"{SLICES}: an entry with an unknown content")
-        pieces = [left.pop(part).reshape(-1) for part in names if part in left]
+        pieces = [result.pop(part).reshape(-1) for part in names if part in result]
         if len(pieces) != len(names) or sum(piece.size for piece in pieces) != math.prod(shape):
             raise Refused(f"{SLICES}: the slices of {name[:80]} do not make up its shape")
-        left[name] = np.concatenate(pieces).reshape(shape)
-    return left
+        result[name] = np.concatenate(pieces).reshape(shape)
+    return result

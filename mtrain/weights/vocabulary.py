@@ -1,4 +1,4 @@
-"""The names that a pickle of weights may mention, and the own pure functions that stand for them. Everything else is refused."""
+"""The names that a pickle of weights may mention, and the pure functions that replace them; others are refused."""
 
 import re
 from collections.abc import Callable
@@ -27,18 +27,18 @@ _INERT = re.compile(
     r"|numpy ndarray"
     r"|(__builtin__|builtins) object"
 )
-"""``module name`` of classes whose objects are kept as records without behaviour: layers of torch and of YOLOv5's source."""
+"""Matches ``module name`` of classes whose objects become records without behaviour: layers of torch and of YOLOv5."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsVocabulary:
-    """See ``pickles.Vocabulary``; one for each file."""
+    """The ``pickles.Vocabulary`` of files of weights; each file needs its own."""
 
     _texts: dict[int, tuple[str, bytes]] = field(default_factory=dict)
-    """id of a text -> the text and its bytes, so that one that is named often is encoded once."""
+    """Maps the id of a text to the text and its bytes, so that a text that is used often is encoded once."""
 
     def check(self, name: Name) -> None:
-        """Only what is listed passes; a dotted name, which would walk through attributes, never does."""
+        """Refuse names that are not listed; a dotted name, which would walk through attributes, never is."""
         if (
             name != _ENCODE
             and (name.module, name.name) not in _FUNCTIONS
@@ -47,7 +47,7 @@ class WeightsVocabulary:
             raise Refused(f"the name {name}")
 
     def make(self, name: Name, arguments: tuple[Any, ...]) -> Any:
-        """A value for a listed function, a record for a listed class."""
+        """Return a value for a listed function, or a record for a listed class."""
         function = self._encoded if name == _ENCODE else _FUNCTIONS.get((name.module, name.name))
         if function is None:
             return Inert(name)
@@ -57,7 +57,7 @@ class WeightsVocabulary:
             raise Refused(f"{name} with arguments that it does not take ({type(error).__name__})") from error
 
     def _encoded(self, text: object, encoding: object = "latin1") -> bytes:
-        """Python 3 writes ``bytes`` as latin-1 text under protocol 2."""
+        """Decode ``bytes``, which Python 3 writes as latin-1 text under protocol 2."""
         if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
             raise Refused("_codecs.encode of something else than latin-1 text")
         if id(text) not in self._texts:
@@ -66,21 +66,24 @@ class WeightsVocabulary:
 
 
 def _empty_dict(*arguments: object) -> dict[Any, Any]:
-    """A dictionary whose entries follow; ``defaultdict`` names its factory, which is not needed."""
+    """Return an empty dictionary; its entries follow in the pickle. The factory of a ``defaultdict`` is ignored."""
     if any(isinstance(argument, list | tuple | dict) for argument in arguments):
         raise Refused("collections.OrderedDict with content, as Python 2 wrote it; save the file again with Python 3")
     return {}
 
 
 def _same(items: object = ()) -> Any:
-    """A tuple as it is; a set as the list of its members. Not copied: a pickle can name one list many times."""
+    """Return a tuple unchanged, and a set as the list of its members.
+
+    Nothing is copied, because a pickle can name one list many times.
+    """
     if not isinstance(items, list | tuple):
         raise Refused("a tuple or set of something that is no list")
     return items
 
 
 def _bytes(*arguments: object) -> bytes:
-    """Python 3 writes an empty ``bytes`` as a call without arguments under protocol 2."""
+    """Return empty ``bytes``, which Python 3 writes as a call without arguments under protocol 2."""
     if arguments:
         raise Refused("builtins.bytes with arguments")
     return b""
@@ -91,7 +94,7 @@ def _dtype(text: object, *_: object) -> PickledDtype:
 
 
 def _empty_array(*_: object) -> PickledArray:
-    """numpy makes an empty array first; BUILD brings shape, type and content."""
+    """Return an empty array, to which a BUILD instruction adds shape, type and content."""
     return PickledArray()
 
 
@@ -104,9 +107,9 @@ def _scalar(dtype: object, content: object) -> Array:
 
 
 def _array_from_buffer(content: object, dtype: object, shape: object, order: object = "C") -> PickledArray:
-    made = PickledArray()
-    made.build((1, shape, dtype, order == "F", content))
-    return made
+    array = PickledArray()
+    array.build((1, shape, dtype, order == "F", content))
+    return array
 
 
 def _parameter(tensor: object, *_: object) -> Any:

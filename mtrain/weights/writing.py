@@ -1,4 +1,4 @@
-"""Files of weights written with numpy alone: safetensors, ``.pdparams`` for ``paddle.load``, ``.pt`` for ``torch.load``."""
+"""Write files of weights with numpy alone: safetensors, ``.pdparams`` for Paddle and ``.pt`` for torch."""
 
 import os
 import struct
@@ -17,16 +17,16 @@ from mtrain.weights.torch_files import CODES
 
 _TORCH_STORAGES = {np.dtype(code): f"{name}Storage" for name, code in CODES.items() if name != "BFloat16"}
 _ALIGNMENT_BYTES = 64
-"""Where torch lets a storage begin, so that it can be mapped into memory."""
+"""torch aligns storages to this in its archives, so that they can be mapped into memory."""
 _ARCHIVE = "archive"
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Whether ``write`` could write ``path``: asked before anything is read.
+    """Check that ``write`` can write ``path``, before anything is read.
 
     Raises:
-        CheckpointError: its ending is unknown, its folder is missing, or it exists and ``force`` is not given.
+        CheckpointError: Its ending is unknown, its folder is missing, or it exists and ``force`` is not set.
     """
     if path.suffix not in WRITERS:
         best = closest(path.suffix, WRITERS) if path.suffix else None
@@ -41,10 +41,10 @@ def check_target(path: Path, *, force: bool) -> None:
 
 
 def write(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write ``arrays`` in the format that the ending of ``path`` names, in one step: a reader sees the former file or the new one.
+    """Write ``arrays`` atomically in the format that the ending of ``path`` names.
 
     Raises:
-        CheckpointError: the disk refuses, or an array has a type that the format does not know.
+        CheckpointError: The file cannot be written, or an array has a type that the format lacks.
     """
     content = WRITERS[path.suffix]({name: np.asarray(array, order="C") for name, array in arrays.items()})
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -60,7 +60,7 @@ def write(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def safetensors_bytes(arrays: Mapping[str, Array]) -> bytes:
-    """A safetensors file."""
+    """Return the content of a safetensors file."""
     from safetensors.numpy import save
 
     return bytes(save(dict(arrays)))
@@ -98,7 +98,7 @@ def _numbers(values: tuple[int, ...]) -> bytes:
 
 
 def pdparams_bytes(arrays: Mapping[str, Array]) -> bytes:
-    """A pickle (protocol 4) of a dictionary of numpy arrays, with the module names that every numpy knows."""
+    """Return a pickle (protocol 4) of a dictionary of numpy arrays, with module names that every numpy has."""
     parts = [b"\x80\x04}("]
     for name, array in arrays.items():
         order, code = array.dtype.newbyteorder("<").str[0], array.dtype.str[1:]
@@ -107,15 +107,15 @@ def pdparams_bytes(arrays: Mapping[str, Array]) -> bytes:
             + _tuple(_number(3), _text(order), b"N", b"N", b"N", _number(-1), _number(-1), _number(0)) + b"b"
         )  # fmt: skip
         empty = _tuple(_global("numpy", "ndarray"), _numbers((0,)), _raw(b"b"))
-        made = _global("numpy.core.multiarray", "_reconstruct") + empty + b"R"
+        reconstructed = _global("numpy.core.multiarray", "_reconstruct") + empty + b"R"
         content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         state = _tuple(_number(1), _numbers(array.shape), dtype, b"\x89", _raw(content))
-        parts.append(_text(name) + made + state + b"b")
+        parts.append(_text(name) + reconstructed + state + b"b")
     return b"".join([*parts, b"u."])
 
 
 def pt_bytes(arrays: Mapping[str, Array]) -> bytes:
-    """A zip archive of an ordered dictionary of tensors, one storage each."""
+    """Return a zip archive, as of ``torch.save``, of an ordered dictionary of tensors with one storage each."""
     parts = [b"\x80\x02", _global("collections", "OrderedDict"), b")R("]
     storages = []
     for key, (name, array) in enumerate(arrays.items()):
@@ -139,7 +139,7 @@ def pt_bytes(arrays: Mapping[str, Array]) -> bytes:
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    """One entry whose content begins at a multiple of ``_ALIGNMENT_BYTES``: an extra field of the right length precedes it."""
+    """Add an entry whose content is aligned to ``_ALIGNMENT_BYTES`` by an extra field of the right length before it."""
     entry = zipfile.ZipInfo(f"{_ARCHIVE}/{name}", _ZIP_DATE)
     start = archive.fp.tell() + 30 + len(entry.filename) + 4  # type: ignore[union-attr]  # 30: fixed part of a header
     padding = -start % _ALIGNMENT_BYTES
@@ -153,6 +153,6 @@ WRITERS: dict[str, Callable[[Mapping[str, Array]], bytes]] = {
     ".pt": pt_bytes,
     ".pth": pt_bytes,
 }
-"""Ending -> what writes it."""
+"""Maps the ending of a file to the function that makes its content."""
 LAYOUTS: dict[str, Layout] = {".safetensors": "neutral", ".pdparams": "paddle", ".pt": "torch", ".pth": "torch"}
-"""Ending -> whose habits of names and shapes the file follows."""
+"""Maps the ending of a file to the conventions of names and shapes that the file follows."""

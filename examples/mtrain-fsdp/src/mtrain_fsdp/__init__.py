@@ -1,1 +1,1 @@
-"""mtrain on torch's FSDP2 (``torch.distributed.fsdp.fully_shard``)."""
+"""A backend of mtrain on torch's FSDP2 (``torch.distributed.fsdp.fully_shard``)."""

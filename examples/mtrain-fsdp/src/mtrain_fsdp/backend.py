@@ -1,4 +1,7 @@
-"""The plugin: options, the way in and the way out. Imports no framework on top."""
+"""The backend plugin ``fsdp``: its options, and how it joins and leaves the ranks.
+
+Importing it imports no framework.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Fsdp(TorchBackend):
-    """``mtrain.core.interfaces.Backend`` over FSDP2; started by torchrun or what sets its variables."""
+    """``mtrain.core.interfaces.Backend`` over FSDP2; started by torchrun or anything that sets its variables."""
 
     class Options(TorchOptions):
         """Options of backend ``fsdp``."""
@@ -33,7 +36,8 @@ class Fsdp(TorchBackend):
         self.options = options
 
     def __enter__(self) -> Self:
-        # Parts of it keep the process group of the moment of import, and its threads, alive: it is imported before there is one.
+        # Parts of this module hold on to the process group that exists when they are imported, and so keep its threads
+        # alive. It is therefore imported before the group is made.
         import torch.distributed.fsdp  # noqa: F401
         from torch import distributed as dist
 
@@ -53,7 +57,7 @@ class Fsdp(TorchBackend):
         from mtrain.backends.torch_engine import DistributedCollective
         from mtrain_fsdp.engine import FsdpEngine
 
-        # Numpy arrays and objects never wait for a device.
+        # Numpy arrays and objects travel over gloo, so that they never wait for a device.
         host_group = dist.new_group(backend="gloo", timeout=timeout) if target.type == "cuda" else None
         collective = DistributedCollective(local_rank=local_rank, host_group=host_group)
         return FsdpEngine(collective, target, unit=self.options.unit)
@@ -69,8 +73,11 @@ class Fsdp(TorchBackend):
 
 
 def _forget_meshes() -> None:
-    """Let go of the process group: torch remembers how it computed with a mesh, and FSDP's hooks and their model refer to
-    each other. A group that something holds keeps its threads, which can abort the process at its end."""
+    """Drop the last references to the process group.
+
+    torch caches how it computed with a mesh, and FSDP's hooks and their model refer to each other. A group that is
+    still referenced keeps its threads, which can abort the process when it ends.
+    """
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     _clear_sharding_prop_cache()

@@ -1,4 +1,4 @@
-"""mtrain's torch engine over FSDP2: the model is cut up, trained in parts, and saved whole."""
+"""mtrain's torch engine over FSDP2: it splits the model over ranks, trains the parts, and saves whole arrays."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -32,7 +32,7 @@ Unit = Literal["model", "children"]
 
 
 class FsdpEngine(TorchEngine):
-    """One rank of a job. The model that it returns is the one that was built, with FSDP's hooks."""
+    """One rank of a job on FSDP2. ``prepare`` returns the model that was built, with FSDP's hooks on it."""
 
     def __init__(self, collective: TorchCollective, target: torch.device, *, unit: Unit) -> None:
         super().__init__(collective, target)
@@ -46,16 +46,18 @@ class FsdpEngine(TorchEngine):
     ) -> tuple[nn.Module, TorchOptimizer]:
         if recipe.compile:
             raise SpecError("train.compile: true given with backend fsdp; use false")
-        # FSDP takes contiguous weights only: they are laid out where they are used.
+        # FSDP takes contiguous weights only, so each convolution converts its weight to channels last when it is
+        # called.
         self._channels_last = recipe.channels_last
         return super().prepare(build, replace(recipe, channels_last=False), wrap or self._shard)
 
     def _shard(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
-        """``Wrap``: cut ``model`` up, in place."""
+        """Split ``model`` over ranks, in place; this is the engine's ``Wrap``."""
         if self._channels_last:
             use_channels_last(model)
         for unit in [*(_children(model) if self._unit == "children" else ()), model]:
-            # Between uses no parameter is whole: what is changed in the parts is what is computed with.
+            # Resharding after each use means that no whole copy survives: a change to the parts takes effect at the
+            # next use.
             fully_shard(unit, mesh=self._mesh, reshard_after_forward=True)
         return model, Parts(model)
 
@@ -78,13 +80,13 @@ class FsdpEngine(TorchEngine):
             counters=optimizer.counters(),
         )
 
-    def _whole(self, cut: Mapping[str, DTensor], held: Mapping[str, Tensor]) -> dict[str, Array]:
-        """Whole arrays, from the parts of all ranks; every rank calls."""
-        found = {}
-        for key, part in held.items():
+    def _whole(self, cut: Mapping[str, DTensor], parts: Mapping[str, Tensor]) -> dict[str, Array]:
+        """Gather whole arrays from the parts of all ranks; every rank must call."""
+        arrays = {}
+        for key, part in parts.items():
             like = cut.get(_parameter(key, cut))
-            found[key] = to_numpy(part) if like is None else self._gathered(part, like.shape)
-        return found
+            arrays[key] = to_numpy(part) if like is None else self._gathered(part, like.shape)
+        return arrays
 
     def _gathered(self, part: Tensor, shape: torch.Size) -> Array:
         padded = part.new_zeros((_rows(shape[0], self.collective.size), *shape[1:]))
@@ -94,7 +96,7 @@ class FsdpEngine(TorchEngine):
     @override
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
         if saved.weights:
-            # Ranks take parts of what they are given: a difference could not be seen afterwards.
+            # Each rank keeps only its part, so arrays that differ between ranks could not be noticed afterwards.
             ordered = {name: np.ascontiguousarray(saved.weights[name]) for name in sorted(saved.weights)}
             state_checks.check_equal_start(self.collective, state_checks.fingerprint(ordered))
             self._fill(model, _held(model), saved.weights, what="weights")
@@ -108,7 +110,7 @@ class FsdpEngine(TorchEngine):
             optimizer.set_counters(saved.counters)
 
     def _fill(self, model: nn.Module, targets: Mapping[str, Tensor], values: Mapping[str, Array], *, what: str) -> None:
-        """Copy this rank's parts of whole ``values`` into ``targets``."""
+        """Copy whole arrays ``values`` into ``targets``, taking this rank's part where a target is split."""
         cut, rank, size = _cut(model), self.collective.rank, self.collective.size
         shapes = {name: tuple(cut.get(_parameter(name, cut), x).shape) for name, x in targets.items()}
         state_checks.check_fit(shapes, values, what=what)
@@ -120,7 +122,7 @@ class FsdpEngine(TorchEngine):
 
 
 class Parts:
-    """``Exchange``: FSDP averages gradients in the last backward pass, and leaves each rank its part."""
+    """The ``Exchange`` of FSDP, which averages gradients in the last backward pass and leaves each rank its part."""
 
     def __init__(self, model: nn.Module) -> None:
         assert isinstance(model, FSDPModule)
@@ -130,12 +132,12 @@ class Parts:
         """This rank's part of each parameter."""
 
     def during(self, *, last: bool) -> nullcontext[None]:
-        """No exchange before the last."""
+        """Suppress FSDP's exchange before the last micro batch."""
         self._model.set_requires_gradient_sync(last)
         return nullcontext()
 
     def finish(self) -> None:
-        """Lay the parts of averaged gradients under the parts of weights."""
+        """Set the parts of averaged gradients as ``grad`` of the parts of weights."""
         for name, parameter in _cut(self._model).items():
             grad = parameter.grad
             self.held[name].grad = grad.to_local() if isinstance(grad, DTensor) else None
@@ -143,7 +145,7 @@ class Parts:
 
 
 def _children(model: nn.Module) -> Iterator[nn.Module]:
-    """Direct children that have parameters; of a list, which is never called itself, what is in it."""
+    """Yield the direct children that have parameters; a list is never called itself, so its members are yielded."""
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             yield from _children(child)
@@ -152,29 +154,29 @@ def _children(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _cut(model: nn.Module) -> dict[str, DTensor]:
-    """Parameters by name; FSDP cuts all of them along their first axis."""
+    """Return the split parameters by name; FSDP splits all of them along their first axis."""
     return {name: x for name, x in model.named_parameters() if isinstance(x, DTensor)}
 
 
 def _parameter(key: str, cut: Mapping[str, DTensor]) -> str:
-    """The parameter of an entry ``name`` or ``<moment>/<name>``; empty: it is a buffer."""
+    """Return the parameter's name of an entry ``name`` or ``<moment>/<name>``; empty if the entry is a buffer."""
     name = key.rpartition("/")[2]
     return name if name in cut else ""
 
 
 @torch.no_grad()
 def _held(model: nn.Module) -> dict[str, Tensor]:
-    """What this rank holds: parts of parameters, in the memory of FSDP, and buffers."""
+    """Return what this rank holds: its parts of parameters, sharing memory with FSDP, and buffers."""
     state = model.state_dict(keep_vars=True)
     return {name: x.to_local() if isinstance(x, DTensor) else x for name, x in state.items()}
 
 
 def _rows(length: int, size: int) -> int:
-    """Rows of each rank but the last ones, which may have fewer or none."""
+    """Return the number of rows of each rank; the last ranks may have fewer or none."""
     return -(-length // size)
 
 
 def _part(whole: Array, rank: int, size: int) -> Array:
-    """The rows that FSDP gives a rank."""
+    """Return the rows of an array that FSDP assigns to a rank."""
     rows = _rows(whole.shape[0], size)
     return whole[rank * rows : (rank + 1) * rows]
