@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from mtrain.backends._deepspeed.zero import Zero, ZeroExchange
-from mtrain.backends._torch import precision
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.shard_rules import ShardRule
 from mtrain.backends._torch.sharded import Held, PartsAverage, PartsOptimizer
@@ -53,10 +52,8 @@ class ZeroOptimizer(PartsOptimizer):
             self._average = PartsAverage(names, live, partial(ema_shares, recipe), zero.publish)
 
     @override
-    def backward(self, loss: Tensor) -> None:
-        with precision.backward_context(self._recipe.precision, self._device):
-            factor = self._scaler.scale / self._recipe.accumulate
-            self._zero_exchange.backward(loss if factor == 1 else loss * factor)
+    def _differentiate(self, loss: Tensor) -> None:
+        self._zero_exchange.backward(loss)
 
     @override
     def step(self, rates: Rates) -> float:

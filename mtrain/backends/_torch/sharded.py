@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
+from mtrain.backends._torch.optimizer import Exchange, Gradients, TorchOptimizer
 from mtrain.backends._torch.shard_rules import ShardRule
 from mtrain.backends._torch.shards import Part, Parts, spans_of
 from mtrain.core.interfaces import Recipe
@@ -26,16 +26,16 @@ class PartsOptimizer(TorchOptimizer):
     parts: Parts
 
     @override
-    def _norm(self, grads: list[Tensor]) -> float:
+    def _norm(self, gradients: Gradients) -> float:
         if len(self.parts) == 0:
-            return super()._norm(grads)
+            return super()._norm(gradients)
         names = [
             name
             for group, parameters in zip(self.groups, self._parameters, strict=True)
             for name, parameter in zip(group, parameters, strict=True)
             if parameter.grad is not None
         ]
-        grads_by_name = dict(zip(names, grads, strict=True))
+        grads_by_name = dict(zip(names, gradients.all, strict=True))
         return self.parts.norm(grads_by_name, self._device, channels_last=self._recipe.channels_last)
 
 

@@ -1,0 +1,206 @@
+"""The order of one update, which is the same on every framework and every backend.
+
+A framework's engine supplies the primitives: differentiate a loss, take the gradients, their norm, multiply them, apply the update
+rules, clear them. What comes first and what comes last stands here alone, because that is where training stacks differ.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from mtrain.core.interfaces import Rates, Recipe
+from mtrain.core.loss_scale import LossScaler
+
+Gradients = TypeVar("Gradients")
+NORM_EPSILON = 1e-6
+"""Added to the norm when clipping, as ``torch.nn.utils.clip_grad_norm_`` does."""
+
+
+class Exchange(Protocol):
+    """How gradients become their mean over ranks, which is the only difference between backends on one engine."""
+
+    def during(self, *, last: bool) -> AbstractContextManager[object]:
+        """Return a context for forward and backward of a micro batch; ``last``: the last one of its update."""
+        ...
+
+    def finish(self) -> None:
+        """Complete the exchange after the last backward pass: when this returns, gradients are averaged."""
+        ...
+
+
+class Average(Protocol):
+    """The exponential moving average of weights and float buffers."""
+
+    def follow(self, update: int) -> None:
+        """Fold in the weights after update ``update`` (1-based)."""
+        ...
+
+    def restart(self) -> None:
+        """Set the average to the current weights."""
+        ...
+
+    def swap(self) -> None:
+        """Exchange the values of model and average."""
+        ...
+
+
+class UpdateOrder(ABC, Generic[Gradients]):
+    """What ``core.interfaces.Optimizer`` promises of the order in an update, over primitives of a framework.
+
+    A subclass sets ``_average`` (None where the recipe has none) and calls ``_seed_next`` at the end of its constructor.
+    """
+
+    _average: Average | None
+
+    def __init__(self, recipe: Recipe, *, exchange: Exchange, rank: int) -> None:
+        """Start at update 0; every rank must call."""
+        self._recipe = recipe
+        self._exchange = exchange
+        self._rank = rank
+        self._scaler = LossScaler(recipe.precision)
+        self.updates = 0
+        self.skipped = 0
+        self.skipped_in_a_row = 0
+
+    # ------------------------------------------------------------------------------------------------- one update
+    @contextmanager
+    def micro_batch(self, *, last: bool) -> Iterator[None]:
+        """See ``Optimizer.micro_batch``."""
+        with self._exchange.during(last=last), self._forward_context():
+            yield
+
+    def backward(self, loss: Any) -> None:
+        """See ``Optimizer.backward``."""
+        with self._backward_context():
+            factor = self._scaler.scale / self._recipe.accumulate
+            self._differentiate(loss if factor == 1 else loss * factor)
+
+    def step(self, rates: Rates) -> float:
+        """See ``Optimizer.step``: exchange, norm, clip, apply, count, average, clear, seed, in this order.
+
+        An update whose norm is not finite changes no weight, moment or average; it is counted.
+        """
+        with self._without_graph():
+            self._exchange.finish()
+            gradients = self._gradients()
+            norm = self._norm(gradients) / self._scaler.scale
+            if math.isfinite(norm):
+                self._clip(gradients, norm)
+                self._apply_rules(gradients, rates)
+                self.updates += 1
+                self.skipped_in_a_row = 0
+                self._scaler.good()
+                if self._average is not None:
+                    self._average.follow(self.updates)
+            else:
+                self.skipped += 1
+                self.skipped_in_a_row += 1
+                self._scaler.bad()
+            self._clear_gradients()
+            self._seed_next()
+        return norm
+
+    def _clip(self, gradients: Gradients, norm: float) -> None:
+        """Clip and remove the loss scale in one pass, which is skipped where the factor is 1."""
+        factor = min(1.0, self._recipe.clip_norm / (norm + NORM_EPSILON)) / self._scaler.scale
+        if factor != 1:
+            self._multiply(gradients, factor)
+
+    def _seed_next(self) -> None:
+        """Seed the model's randomness (dropout) by (seed, rank, update), so that a resumed job repeats it."""
+        key = [self._recipe.seed, self._rank, self.updates + self.skipped]
+        self._seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1))
+
+    # ------------------------------------------------------------------------------------------------ the average
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """See ``Optimizer.averaged``."""
+        if self._average is not None:
+            self._average.swap()
+        restore_buffers = self._take_buffers_of_rank_0()
+        try:
+            yield
+        finally:
+            restore_buffers()
+            if self._average is not None:
+                self._average.swap()
+
+    def restart_ema(self) -> None:
+        """Restart the average at the model's current weights and buffers."""
+        if self._average is not None:
+            self._average.restart()
+
+    # --------------------------------------------------------------------------------------------------- counters
+    def counters(self) -> dict[str, float]:
+        """See ``State.counters``."""
+        return {
+            "updates": float(self.updates),
+            "skipped": float(self.skipped),
+            "skipped_in_a_row": float(self.skipped_in_a_row),
+            "loss_scale": self._scaler.scale,
+            "loss_scale_age": float(self._scaler.age),
+        }
+
+    def set_counters(self, counters: dict[str, float]) -> None:
+        """Restore ``counters``. A saved loss scale is used only if this recipe scales its loss."""
+        self.updates = int(counters.get("updates", 0))
+        self.skipped = int(counters.get("skipped", 0))
+        self.skipped_in_a_row = int(counters.get("skipped_in_a_row", 0))
+        if self._scaler.active and counters.get("loss_scale", 1.0) > 1:
+            self._scaler.scale = counters["loss_scale"]
+            self._scaler.age = int(counters.get("loss_scale_age", 0))
+        self._set_rule_updates(self.updates)
+        self._seed_next()
+
+    # ------------------------------------------------------------------------------- primitives of the framework
+    @abstractmethod
+    def _forward_context(self) -> AbstractContextManager[object]:
+        """Return a context for the forward pass: mixed precision."""
+
+    @abstractmethod
+    def _backward_context(self) -> AbstractContextManager[object]:
+        """Return a context for the backward pass."""
+
+    @abstractmethod
+    def _without_graph(self) -> AbstractContextManager[object]:
+        """Return a context in which nothing is recorded for differentiation."""
+
+    @abstractmethod
+    def _differentiate(self, loss: Any) -> None:
+        """Add the gradients of ``loss`` to those of the parameters."""
+
+    @abstractmethod
+    def _gradients(self) -> Gradients:
+        """Return the exchanged gradients; a parameter that took no part in the update has none and is left alone."""
+
+    @abstractmethod
+    def _norm(self, gradients: Gradients) -> float:
+        """Return the L2 norm over all elements of all gradients, still multiplied by the loss scale."""
+
+    @abstractmethod
+    def _multiply(self, gradients: Gradients, factor: float) -> None:
+        """Multiply all gradients in place."""
+
+    @abstractmethod
+    def _apply_rules(self, gradients: Gradients, rates: Rates) -> None:
+        """Update parameters and moments; the gradients may be overwritten."""
+
+    @abstractmethod
+    def _clear_gradients(self) -> None:
+        """Leave every parameter without a gradient."""
+
+    @abstractmethod
+    def _seed(self, seed: int) -> None:
+        """Seed the framework's random generators of this rank."""
+
+    @abstractmethod
+    def _take_buffers_of_rank_0(self) -> Callable[[], None]:
+        """Overwrite the model's buffers by rank 0's; return a function that restores this rank's own. Collective."""
+
+    @abstractmethod
+    def _set_rule_updates(self, updates: int) -> None:
+        """Tell the update rules how many updates were taken before."""
