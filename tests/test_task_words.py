@@ -19,7 +19,6 @@ ALLOWED = {
         "coco",
     },  # the words of the file: `tasks.detection.augment.letterboxed`, `data.train`
     "spec/yaml_reader.py": {"anchor"},  # YAML's own
-    "rank/assembly.py": {"detection", "classification"},  # the map from kinds to tasks
     "cluster/preflight/facts.py": {"coco"},  # the name of a library
     "cluster/preflight/findings.py": {"box"},  # an argument of a table that is printed
     "cli/data.py": {"coco"},  # `mtrain data make digits` writes that form

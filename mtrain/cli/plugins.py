@@ -14,12 +14,12 @@ from mtrain.spec import remedies
 if TYPE_CHECKING:
     from mtrain.spec.plugins import Entry
 
-KIND_NAMES = ("backends", "models", "datasets", "launchers")
+KIND_NAMES = ("backends", "models", "datasets", "tasks", "launchers")
 
 
 @click.group()
 def plugins() -> None:
-    """List backends, models, data sets and launchers; test a backend."""
+    """List backends, models, data sets, tasks and launchers; test a backend."""
 
 
 @plugins.command("list")

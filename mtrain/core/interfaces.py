@@ -506,7 +506,13 @@ class PictureData(JobData, Protocol):
 
 
 class TaskKind(Protocol):
-    """A kind of task, which decides how data are read, scored and drawn: ``assembly.TASKS`` maps its name to it."""
+    """A kind of task: a plugin that decides how data are read, scored and drawn.
+
+    Models and data sets name it as their ``kind``. Construct one only through ``rank.assembly``.
+    """
+
+    Options: type[BaseModel]
+    """No spec has options of a task yet: an empty model."""
 
     def __call__(self, spec: Any, data: Any, *, training: bool = True) -> TaskData:
         """Return the data of a job that trains, or with ``training=False`` of one that only evaluates.

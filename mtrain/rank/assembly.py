@@ -33,19 +33,15 @@ from mtrain.core.recipe import check_frozen, make_recipe
 from mtrain.core.sampler import Padded, Shuffled, rank_share
 from mtrain.core.schedule import total_updates
 from mtrain.data.loader.pool import WorkerPool
-from mtrain.errors import LaunchError, PluginError, SpecError
+from mtrain.errors import LaunchError, SpecError
 from mtrain.spec import plugins
 from mtrain.spec.model import Spec
 from mtrain.system import placement
-from mtrain.tasks.classification.task import ClassificationTask
 from mtrain.tasks.datasets import open_data
-from mtrain.tasks.detection.task import DetectionTask
 from mtrain.weights.matching import Match, match, refuse_nothing, wanted_of
 from mtrain.weights.names import published_of
 from mtrain.weights.reading import read
 
-TASKS: Mapping[str, TaskKind] = {"detection": DetectionTask, "classification": ClassificationTask}
-"""Maps the ``kind`` that data sets and models declare to its task."""
 log = logging.getLogger(__name__)
 
 
@@ -208,7 +204,7 @@ def open_task(spec: Spec, *, training: bool = True) -> TaskData:
             f"data.format: {spec.data.format} is a data set for {opened.kind}, but model.name: {spec.model.name} is for "
             f"{model_kind}; change one of them"
         )
-    return task_kind(opened.kind)(spec, opened, training=training)
+    return task_kind(spec, opened.kind)(spec, opened, training=training)
 
 
 def open_data_of(spec: Spec) -> TaskData:
@@ -218,18 +214,18 @@ def open_data_of(spec: Spec) -> TaskData:
         UsageError: As for ``open_task``.
     """
     opened = open_data(spec.data, policy=plugins.read_policy(spec.plugins))
-    return task_kind(opened.kind)(spec, opened)
+    return task_kind(spec, opened.kind)(spec, opened)
 
 
-def task_kind(kind: str) -> TaskKind:
-    """Return the task of kind ``kind``, which a plugin declares.
+def task_kind(spec: Spec, kind: str) -> TaskKind:
+    """Return the task plugin that the ``kind`` of a data set or a model names.
 
     Raises:
-        PluginError: There is no such kind.
+        PluginError: there is none of that name, or it cannot be loaded.
     """
-    if kind not in TASKS:
-        raise PluginError(f"a plugin is for tasks of the kind {kind!r}; known kinds: {', '.join(TASKS)}")
-    return TASKS[kind]
+    task: Any = plugins.load("tasks", kind, policy=plugins.read_policy(spec.plugins))
+    chosen: TaskKind = task
+    return chosen
 
 
 def model_plugin(spec: Spec) -> Model:

@@ -44,7 +44,7 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
     if not request["strict"]:
         names = _readable(names, Path(request["out"]), max_pixels=spec.data.max_pixels)
     labels = extra if extra.get("class_names") else {"class_names": request["class_names"]}
-    pictures = task_kind(model_plugin(spec).kind).pictures(spec, list(names), labels)
+    pictures = task_kind(spec, model_plugin(spec).kind).pictures(spec, list(names), labels)
     with assembled(spec, pictures, leave=leave, details=extra.get("details") or {}) as job:
         job.backend.restore(job.model, job.optimizer, _whole(weights, job) if saved is None else saved.state)
         evaluator, loader = pictures.evaluator(), job.evaluation_loader()

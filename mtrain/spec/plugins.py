@@ -33,8 +33,8 @@ from mtrain.spec.schema import Problem, describe, dotted, problems_of
 from mtrain.spec.suggest import hint
 from mtrain.spec.yaml_reader import flow, read_text
 
-KINDS = ("backends", "models", "datasets", "launchers")
-SINGULAR = {"backends": "backend", "models": "model", "datasets": "data set", "launchers": "launcher"}
+KINDS = ("backends", "models", "datasets", "tasks", "launchers")
+SINGULAR = {"backends": "backend", "models": "model", "datasets": "data set", "tasks": "task", "launchers": "launcher"}
 POLICY_FILE = "plugins.toml"
 
 

@@ -3,10 +3,18 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel, ConfigDict
+
 from mtrain.core.interfaces import Task
 
 if TYPE_CHECKING:
     from mtrain.spec.model import Spec
+
+
+class NoOptions(BaseModel):
+    """The options of a task: none so far."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def describe_task(kind: str, spec: "Spec", class_names: Sequence[str]) -> Task:

@@ -3,12 +3,14 @@ modules."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel
 
 from mtrain.core.interfaces import Array, Remark, Table, Task
 from mtrain.errors import SpecError
 from mtrain.tasks.classification.labels import LabelledPictures
-from mtrain.tasks.description import describe_task
+from mtrain.tasks.description import NoOptions, describe_task
 
 if TYPE_CHECKING:
     from mtrain.data.loader.pool import PooledSource
@@ -27,6 +29,8 @@ off."""
 class ClassificationTask:
     """The classification side of a job. Implements ``TaskData`` of ``core.interfaces``; the class itself is a
     ``TaskKind``."""
+
+    Options: ClassVar[type[BaseModel]] = NoOptions
 
     def __init__(self, spec: "Spec", data: "OpenData", *, training: bool = True) -> None:
         """Raise ``SpecError`` for augmentation that classification does not have."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel
 
 from mtrain.core.interfaces import Array, Remark, Table, Task
-from mtrain.tasks.description import describe_task
+from mtrain.tasks.description import NoOptions, describe_task
 from mtrain.tasks.detection.annotations import Annotations
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 class DetectionTask:
     """The detection side of a job. Implements ``TaskData`` of ``core.interfaces``; the class itself is a
     ``TaskKind``."""
+
+    Options: ClassVar[type[BaseModel]] = NoOptions
 
     def __init__(self, spec: "Spec", data: "OpenData", *, training: bool = True) -> None:
         self._spec = spec
