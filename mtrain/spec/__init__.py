@@ -1,1 +1,1 @@
-"""What a user asks for: reading, merging and validating specs, and finding plugins."""
+"""Specs, the description of a job by its user: read, merge and validate them, and find the plugins that they name."""

@@ -1,7 +1,7 @@
-"""Files, environment, ``-o`` and flags into a validated spec, with the origin of every value.
+"""Read files, environment, ``-o`` and flags into a validated spec that knows the origin of every value.
 
 Precedence: flag > ``-o`` > ``MTRAIN_*`` environment > file > its ``_BASE_`` > defaults of ``plugins.toml`` > default.
-This is the one module of ``core`` that reads ``os.environ``.
+This is the only module of ``spec`` that reads ``os.environ``.
 """
 
 import os
@@ -31,26 +31,27 @@ _PLUGIN_KEYS = (("model", "name", "models"), ("data", "format", "datasets"), ("b
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A validated spec and where it came from."""
+    """A validated spec, with the origin of its values."""
 
     spec: Spec
     source: str
-    """For people: which file was read."""
+    """The file that was read, worded for people."""
     path: FilePath | None
     name: str
-    """The file's stem."""
+    """Name of the file without folder and suffix."""
     provenance: Mapping[str, Origin]
-    """Origin of each given value, by dotted path; what is not here is a default."""
+    """Origin of each value that was set, by dotted path; a path that is absent has its default."""
     values: Mapping[str, Any]
     """All values of the spec as plain data, defaults included."""
     history: Mapping[str, Sequence[tuple[Any, Origin]]] = field(default_factory=dict)
-    """What each given value replaced, weakest first."""
+    """The values that each value replaced, with their origins, by dotted path; the weakest source first."""
     policy: plugins.Policy = field(default_factory=plugins.Policy)
     notes: tuple[str, ...] = ()
-    """What a person should know of how the spec was read, one sentence each."""
+    """Sentences on decisions made while reading that the user should know, such as values that were left out."""
 
     def origin(self, path: str) -> Origin:
-        """The origin of a value or of the nearest section around it that was given as a whole."""
+        """Return the origin of the value at ``path``, which was perhaps set with a section around it; else
+        "default"."""
         return self.provenance.get(path, Origin("default"))
 
 
@@ -64,9 +65,10 @@ def load(
     """Read and validate a spec.
 
     ``path``: a file, or the name of a shipped config; None: ``./mtrain.yml``, else the embedded demo. ``overrides``:
-    ``PATH=VALUE`` each. ``flags``: dotted path -> value or ``Given``. ``environ``: None means the process's.
+    texts of the form ``PATH=VALUE``. ``flags``: value or ``Given`` by dotted path. ``environ``: environment variables;
+    None: those of the process.
 
-    Raises: ``SpecError`` with every mistake of every source, one line each.
+    Raises: ``SpecError`` that lists every mistake of every source, one line each.
     """
     file, source = _locate(path)
     sources = Sources(defaults=Spec().model_dump(mode="json"))
@@ -93,12 +95,13 @@ def load(
 
 
 def resolved_json(spec: Spec) -> str:
-    """The spec with every default written out, as JSON text."""
+    """Return the spec as JSON text, with every default written out."""
     return spec.model_dump_json(indent=2) + "\n"
 
 
 def from_json(text: str, *, name: str = "spec") -> Spec:
-    """The spec that ``resolved_json`` wrote. Raises: ``SpecError`` where the text holds none."""
+    """Return the spec that ``resolved_json`` wrote as ``text``. Raises: ``SpecError`` if the text is not a valid
+    spec."""
     try:
         return Spec.model_validate_json(text)
     except ValidationError as error:
@@ -107,12 +110,12 @@ def from_json(text: str, *, name: str = "spec") -> Spec:
 
 
 def dump(spec: Spec, path: str | FilePath) -> None:
-    """Write a spec for the ranks of a job."""
+    """Write a spec into a file, for the ranks of a job to read."""
     FilePath(path).write_text(resolved_json(spec), encoding="utf-8")
 
 
 def read(path: str | FilePath) -> Spec:
-    """Read what ``dump`` wrote. Raises: ``SpecError`` where the file is missing or holds no spec."""
+    """Read a spec that ``dump`` wrote. Raises: ``SpecError`` if the file is missing or holds no valid spec."""
     try:
         text = FilePath(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -121,11 +124,12 @@ def read(path: str | FilePath) -> Spec:
 
 
 def debug(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether ``MTRAIN_DEBUG`` asks for tracebacks of every error."""
+    """Return whether ``MTRAIN_DEBUG`` is set, which makes every error show its traceback."""
     return (os.environ if environ is None else environ).get("MTRAIN_DEBUG", "") not in ("", "0")
 
 
 def _locate(path: str | None) -> tuple[FilePath, str]:
+    """Return the file of the spec, and a description of it for people."""
     if path is None:
         here = FilePath(HERE)
         if here.is_file():
@@ -139,8 +143,8 @@ def _locate(path: str | None) -> tuple[FilePath, str]:
     parent = FilePath(path).parent
     entries = [*parent.glob("*.yml"), *parent.glob("*.yaml")] if os.path.isdir(parent) else []
     near = [str(parent / entry.name) for entry in entries]
-    known = hint(path, [*shipped_names(), *near])
-    raise SpecError(f"{shortened(path)}: no such file, and no shipped config of that name{known}")
+    suggestion = hint(path, [*shipped_names(), *near])
+    raise SpecError(f"{shortened(path)}: no such file, and no shipped config of that name{suggestion}")
 
 
 def _shipped(name: str) -> FilePath:
@@ -151,14 +155,17 @@ def _shipped(name: str) -> FilePath:
 
 
 def _policy(sources: Sources, file: FilePath) -> plugins.Policy:
-    """The plugin policy; the file that was found is written into the spec, so that every rank reads the same one."""
-    given = sources.layers.get(("plugins",))
-    found = next((near for near in (file.parent, FilePath()) if (near / plugins.POLICY_FILE).is_file()), None)
+    """Read the plugin policy: the file that the spec names, else one beside the spec, else one in the current folder.
+
+    The path of the file is written into the spec, so that every rank reads the same one.
+    """
+    named_file = sources.layers.get(("plugins",))
+    folder = next((near for near in (file.parent, FilePath()) if (near / plugins.POLICY_FILE).is_file()), None)
     try:
-        if isinstance(given, str):
-            return plugins.read_policy(given)
-        if found is not None and not is_shipped(file):
-            chosen = str((found / plugins.POLICY_FILE).resolve())
+        if isinstance(named_file, str):
+            return plugins.read_policy(named_file)
+        if folder is not None and not is_shipped(file):
+            chosen = str((folder / plugins.POLICY_FILE).resolve())
             sources.layers.assign(("plugins",), chosen, Origin("plugins", file=chosen), sources.defaults)
             return plugins.read_policy(chosen)
         return plugins.read_policy()
@@ -168,33 +175,38 @@ def _policy(sources: Sources, file: FilePath) -> plugins.Policy:
 
 
 def _drop_options_of_former_backend(sources: Sources, policy: plugins.Policy) -> tuple[str, ...]:
-    """Options that were given for the backend that a stronger source has replaced, and that the new one does not have."""
+    """Drop options that were set for another backend, and return a note on each.
+
+    When a stronger source chooses another backend, options from weaker sources that it does not have are dropped.
+    Unknown options from the same or a stronger source remain and become errors.
+    """
     name, chosen = sources.layers.get(("backend", "name")), sources.layers.origin(("backend", "name"))
-    given = sources.layers.get(("backend", "options"))
-    if not isinstance(name, str) or not isinstance(given, dict) or not _replaced(sources, name):
+    options = sources.layers.get(("backend", "options"))
+    if not isinstance(name, str) or not isinstance(options, dict) or not _replaced(sources, name):
         return ()
     try:
-        known = plugins.load("backends", name, policy=policy).Options.model_fields
+        valid_options = plugins.load("backends", name, policy=policy).Options.model_fields
     except PluginError:
         return ()
-    paths: list[Path] = [("backend", "options", option) for option in given if option not in known]
+    paths: list[Path] = [("backend", "options", option) for option in options if option not in valid_options]
     foreign = [path for path in paths if sources.layers.origin(path).is_weaker_than(chosen)]
-    told = tuple(
+    notes = tuple(
         f"{sources.layers.origin(path)} {dotted(path)}: left out, {name} has no such option ({chosen})"
         for path in foreign
     )
     for path in foreign:
         sources.layers.drop(path)
-    return told
+    return notes
 
 
 def _replaced(sources: Sources, name: str) -> bool:
-    """Whether the backend was another one before the strongest source spoke."""
+    """Return whether the strongest source that names a backend has changed it to ``name`` from another one."""
     former = [value for value, _ in sources.layers.history.get(("backend", "name"), ())]
     return (former[-1] if former else Spec().backend.name) != name
 
 
 def _add_plugin_defaults(sources: Sources, policy: plugins.Policy) -> None:
+    """Set the default options of ``plugins.toml`` that no source has set."""
     for section, key, kind in _PLUGIN_KEYS:
         name = _given_or_default(sources, (section, key))
         defaults = policy.of(kind, name).options if isinstance(name, str) else {}
@@ -207,24 +219,25 @@ def _add_plugin_defaults(sources: Sources, policy: plugins.Policy) -> None:
 
 
 def _validate(sources: Sources, policy: plugins.Policy) -> Spec:
+    """Return the validated spec, or raise ``SpecError`` with the problems of all sources."""
     values = sources.layers.values
-    spec, found = _try(values)
-    if spec is None and _repair(sources, found):
-        spec, found = _try(values)
+    spec, problems = _try(values)
+    if spec is None and _repair(sources, problems):
+        spec, problems = _try(values)
     lengths = [sources.layers.get(("train", key)) for key in ("epochs", "updates")]
-    if None not in lengths:
-        found = [problem for problem in found if problem.path != ("train",) or problem.kind != "value_error"]
-        found.append(Problem(("train", "updates"), both_lengths(*lengths), "value_error"))
-    found += _plugin_problems(sources, policy)
-    if spec is None or found or sources.problems:
-        found.sort(key=lambda problem: _place(sources.layers.origin(problem.path)))
-        lines = [_line(sources.layers, problem) for problem in found]
+    if None not in lengths:  # The error is reported at `train.updates`, where its line is known, instead of at `train`.
+        problems = [problem for problem in problems if problem.path != ("train",) or problem.kind != "value_error"]
+        problems.append(Problem(("train", "updates"), both_lengths(*lengths), "value_error"))
+    problems += _plugin_problems(sources, policy)
+    if spec is None or problems or sources.problems:
+        problems.sort(key=lambda problem: _place(sources.layers.origin(problem.path)))
+        lines = [_line(sources.layers, problem) for problem in problems]
         raise SpecError(list(dict.fromkeys([*sources.problems, *lines])))
     return spec
 
 
 def _place(origin: Origin) -> tuple[bool, str, int]:
-    """Files first, by line; then what has none."""
+    """Return a key that sorts origins in files first, by file and line, and then those without a file."""
     return origin.file is None, origin.file or "", origin.line or 0
 
 
@@ -236,7 +249,11 @@ def _try(values: Mapping[str, Any]) -> tuple[Spec | None, list[Problem]]:
 
 
 def _repair(sources: Sources, problems: Sequence[Problem]) -> bool:
-    """Text from ``-o`` or the environment is text where text is expected; one item is a list where a list is."""
+    """Convert values from ``-o`` and the environment to the type that the schema requires; return whether any was.
+
+    Where text is required, the text as it was typed is used instead of the number or truth value that YAML makes of it.
+    Where a list is required, a single item becomes a list of one.
+    """
     repaired = False
     for problem in problems:
         origin = sources.layers.origin(problem.path)
@@ -252,12 +269,14 @@ def _repair(sources: Sources, problems: Sequence[Problem]) -> bool:
             continue
         value = [problem.given] if text is None else text
         sources.layers.assign(problem.path, value, origin, sources.defaults)
-        sources.layers.history[problem.path].pop()  # the same value in other words replaces nothing
+        # The conversion replaced the value by itself, so its entry in the history would mislead.
+        sources.layers.history[problem.path].pop()
         repaired = True
     return repaired
 
 
 def _line(layers: Layers, problem: Problem) -> str:
+    """Return the message for one problem, with the file and line, or the text, in which its value was set."""
     origin = layers.origin(problem.path)
     where = dotted(problem.path)
     if origin.file is not None:
@@ -270,23 +289,24 @@ def _line(layers: Layers, problem: Problem) -> str:
 
 
 def _plugin_problems(sources: Sources, policy: plugins.Policy) -> list[Problem]:
-    found = []
+    """Return the problems with the names of plugins and with their options."""
+    problems = []
     for section, key, kind in (*_PLUGIN_KEYS, ("cluster", "launcher", "launchers")):
         name = _given_or_default(sources, (section, key))
         if not isinstance(name, str) or (kind == "launchers" and name == "auto"):
             continue
-        given = sources.layers.get((section, "options"))
+        options = sources.layers.get((section, "options"))
         try:
             plugins.find(kind, name, policy=policy)
-            if kind != "launchers" and isinstance(given, dict) and given:
-                plugins.options(kind, name, given, path=f"{section}.options", policy=policy)
+            if kind != "launchers" and isinstance(options, dict) and options:
+                plugins.options(kind, name, options, path=f"{section}.options", policy=policy)
         except PluginError as error:
-            found.append(Problem((section, key), str(error), "plugin"))
+            problems.append(Problem((section, key), str(error), "plugin"))
         except SpecError as error:
             for text in error.problems:
                 where, _, message = text.partition(": ")
-                found.append(Problem(_keys(where), message, "option"))
-    return found
+                problems.append(Problem(_keys(where), message, "option"))
+    return problems
 
 
 def _keys(where: str) -> Path:
@@ -294,8 +314,8 @@ def _keys(where: str) -> Path:
 
 
 def _given_or_default(sources: Sources, path: Path) -> Any:
-    given = sources.layers.get(path)
-    if given is not None:
-        return given
-    known = field_at(Spec, path)
-    return known.default if known is not None else None
+    value = sources.layers.get(path)
+    if value is not None:
+        return value
+    schema_field = field_at(Spec, path)
+    return schema_field.default if schema_field is not None else None

@@ -1,14 +1,14 @@
-"""Backends, models, data sets and launchers by name, and the policy that says which may load.
+"""Find and load backends, models, data sets and launchers by name, as far as the plugin policy allows it.
 
 Names are listed from package metadata without importing a plugin. ``plugins.toml`` (the shipped one, then the user's)
-may disable names, pin the distribution that provides one, give default options, and declare local plugins::
+may disable names, pin the distribution that provides one, set default options, and declare local plugins::
 
     [backends]
     disabled = ["horovod"]            # or enabled = [...]: only these
 
     [backends.mine]
     module = "my_package.backend:Mine"    # a local plugin, no packaging; searched beside this file first
-    options = { timeout_s = 60 }          # defaults, below what the spec says
+    options = { timeout_s = 60 }          # defaults; values in the spec replace them
 
     [backends.ddp]
     distribution = "mtrain"               # only this distribution may provide the name
@@ -39,7 +39,7 @@ POLICY_FILE = "plugins.toml"
 
 
 class PluginPolicy(BaseModel):
-    """What ``plugins.toml`` says about one name."""
+    """The section of ``plugins.toml`` on one plugin."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -56,7 +56,7 @@ class PluginPolicy(BaseModel):
 
 
 class KindPolicy(BaseModel):
-    """What ``plugins.toml`` says about one kind."""
+    """The section of ``plugins.toml`` on one kind of plugins."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -73,18 +73,18 @@ class Policy:
     folders: tuple[Path, ...] = ()
 
     def of(self, kind: str, name: str) -> PluginPolicy:
-        """What is said about one name."""
+        """Return the policy on one plugin; an empty one if ``plugins.toml`` does not mention it."""
         return self.kinds.get(kind, KindPolicy()).names.get(name, PluginPolicy())
 
     def allows(self, kind: str, name: str) -> bool:
-        """Whether the name may load."""
+        """Return whether the plugin may load."""
         rules = self.kinds.get(kind, KindPolicy())
         return name not in rules.disabled and (rules.enabled is None or name in rules.enabled)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One plugin as metadata tells it; nothing of it is imported."""
+    """One plugin, described from package metadata and the policy. The plugin itself is not imported."""
 
     kind: str
     name: str
@@ -102,18 +102,21 @@ class Entry:
 
     @property
     def installed(self) -> bool:
-        """Whether what it needs can be found; looks, imports nothing."""
+        """Whether the modules that the plugin needs are installed. They are looked up without being imported."""
         return all(find_spec(name) is not None for name in (self.needs, self.library) if name is not None)
 
     def remedy(self, python: str) -> str:
-        """How ``python`` comes by the library; empty where nobody said."""
+        """Return an instruction for installing the plugin's library for the interpreter ``python``; empty if there is
+        none."""
         if self.install is not None:
             return self.install.replace("{python}", python)
         return f"install it with: {remedies.install(self.extra, python=python)}" if self.extra else ""
 
 
 def read_policy(file: str | Path | None = None) -> Policy:
-    """The shipped policy with the user's laid over it: ``file``, else ``plugins.toml`` in the current folder if any.
+    """Read the shipped policy and merge the user's over it.
+
+    The user's policy is ``file``; without it ``plugins.toml`` in the current folder, if there is one.
 
     Raises: ``PluginError`` for a file that is missing or not valid, one line per mistake.
     """
@@ -125,22 +128,22 @@ def read_policy(file: str | Path | None = None) -> Policy:
 
 
 def names(kind: str, *, policy: Policy | None = None) -> list[Entry]:
-    """Every plugin of a kind, disabled ones included, by name. Imports no plugin."""
+    """Return every plugin of a kind, including disabled ones, sorted by name. No plugin is imported."""
     policy = policy or read_policy()
-    found: dict[str, list[Entry]] = {}
+    entries_by_name: dict[str, list[Entry]] = {}
     for name, target, distribution, version in _installed(tuple(sys.path)).get(kind, ()):
         entry = Entry(kind, name, target, distribution, version)
         pinned = policy.of(kind, name).distribution
-        if (pinned is None or pinned == distribution) and entry not in found.get(name, []):
-            found.setdefault(name, []).append(entry)
-    for name, said in policy.kinds.get(kind, KindPolicy()).names.items():
-        if said.module is not None:
-            found.setdefault(name, []).append(Entry(kind, name, said.module, POLICY_FILE))
-    return [_described(entries, policy) for _, entries in sorted(found.items())]
+        if (pinned is None or pinned == distribution) and entry not in entries_by_name.get(name, []):
+            entries_by_name.setdefault(name, []).append(entry)
+    for name, plugin in policy.kinds.get(kind, KindPolicy()).names.items():
+        if plugin.module is not None:
+            entries_by_name.setdefault(name, []).append(Entry(kind, name, plugin.module, POLICY_FILE))
+    return [_described(entries, policy) for _, entries in sorted(entries_by_name.items())]
 
 
 def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
-    """The one entry of a name that may load.
+    """Return the entry of the plugin ``name``, which may load.
 
     Raises: ``PluginError`` for a name that is unknown, disabled, or provided twice.
     """
@@ -151,7 +154,7 @@ def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
         pinned = policy.of(kind, name).distribution
         if pinned is not None:
             raise PluginError(f"no {what} {name!r} from the distribution {pinned!r} to which {POLICY_FILE} pins it")
-        usable = [known for known, entry in entries.items() if entry.enabled]
+        usable = [other for other, entry in entries.items() if entry.enabled]
         listed = f" (known: {', '.join(usable)})" if usable else ""
         raise PluginError(f"no {what} {name!r}{listed}{_meant(name, usable)}")
     entry = entries[name]
@@ -179,7 +182,7 @@ MOVED = {
 
 
 def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
-    """The class that a name stands for, imported now.
+    """Import and return the class of the plugin ``name``.
 
     Raises: ``PluginError`` for a name that ``find`` refuses, and for a class that cannot be imported or has no
     ``Options``.
@@ -189,7 +192,7 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
     what = f"the {SINGULAR.get(kind, kind)} {name!r} ({entry.target} of {_provider(entry)})"
     try:
         target = _import(entry, policy)
-    except Exception as error:  # a stranger's module may fail in any way when it is imported
+    except Exception as error:  # A foreign module may raise any exception when it is imported.
         remedy = f"; install it with: {remedies.install(entry.extra)}" if entry.extra and not entry.installed else ""
         if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
             remedy = f"; that module is now {MOVED[error.name]}: correct the plugin's import"
@@ -202,41 +205,43 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
 
 
 def made(kind: str, name: str, options: BaseModel, *, policy: Policy | None = None) -> Any:
-    """The plugin itself, constructed with validated options.
+    """Construct the plugin ``name`` with validated options.
 
-    Raises: ``PluginError`` as ``load``, and where its constructor fails otherwise than with an error of mtrain's.
+    Raises: ``PluginError`` like ``load``, and if the constructor raises an exception that is not one of mtrain's.
     """
     target = load(kind, name, policy=policy)
     try:
         return target(options)
     except MtrainError:
         raise
-    except (Exception, SystemExit) as error:  # a stranger's code may fail in any way
+    except (Exception, SystemExit) as error:  # Foreign code may raise any exception, or call sys.exit.
         what = f"the {SINGULAR.get(kind, kind)} {name!r} ({target.__module__}:{target.__qualname__})"
         raise PluginError(f"{what} cannot be made from its options: {type(error).__name__}: {error}") from error
 
 
-def options(kind: str, name: str, given: Mapping[str, Any], *, path: str, policy: Policy | None = None) -> BaseModel:
-    """The validated options of a plugin: ``given`` over the defaults of ``plugins.toml``.
+def options(
+    kind: str, name: str, raw_options: Mapping[str, Any], *, path: str, policy: Policy | None = None
+) -> BaseModel:
+    """Return the validated options of a plugin. ``raw_options`` replace the defaults of ``plugins.toml``.
 
-    Raises: ``SpecError`` naming ``path`` and the key of each option that the plugin refuses; ``PluginError`` as
+    Raises: ``SpecError`` with ``path`` and the key of each option that the plugin refuses; ``PluginError`` like
     ``load``.
     """
     policy = policy or read_policy()
     model = load(kind, name, policy=policy).Options
-    values = {**policy.of(kind, name).options, **given}
+    values = {**policy.of(kind, name).options, **raw_options}
     try:
         validated: BaseModel = model.model_validate(values)
     except ValidationError as error:
-        found = problems_of(error, model, values)
-        raise SpecError([f"{_join(path, dotted(problem.path))}: {problem.message}" for problem in found]) from None
+        problems = problems_of(error, model, values)
+        raise SpecError([f"{_join(path, dotted(problem.path))}: {problem.message}" for problem in problems]) from None
     return validated
 
 
 def option_lines(kind: str, name: str, *, policy: Policy | None = None) -> list[str]:
-    """The options of a plugin, one line each: name, type, default and meaning.
+    """Describe the options of a plugin, one line each: name, type, default and meaning.
 
-    Raises: ``PluginError`` as ``load``.
+    Raises: ``PluginError`` like ``load``.
     """
     model = load(kind, name, policy=policy).Options
     lines = []
@@ -263,34 +268,39 @@ def _meant(name: str, usable: list[str]) -> str:
 
 
 def _described(entries: list[Entry], policy: Policy) -> Entry:
+    """Return the first of the ``entries`` of one name, with the policy's facts on it and the others as its rivals."""
     first, *others = entries
-    said = policy.of(first.kind, first.name)
+    plugin = policy.of(first.kind, first.name)
     return replace(
         first,
         enabled=policy.allows(first.kind, first.name),
-        summary=said.summary,
-        needs=said.needs,
-        library=said.library,
-        extra=said.extra,
-        install=said.install,
+        summary=plugin.summary,
+        needs=plugin.needs,
+        library=plugin.library,
+        extra=plugin.extra,
+        install=plugin.install,
         rivals=tuple(_provider(entry) for entry in others),
     )
 
 
 @lru_cache(maxsize=4)
 def _installed(_search_path: tuple[str, ...]) -> dict[str, tuple[tuple[str, str, str, str], ...]]:
-    """(name, target, distribution, version) of every entry point, by kind; read once for a search path."""
-    found: dict[str, list[tuple[str, str, str, str]]] = {kind: [] for kind in KINDS}
-    seen: set[str] = set()
+    """Return (name, target, distribution, version) of every entry point, by kind.
+
+    ``_search_path`` is ``sys.path``; it is the key under which the result is cached.
+    """
+    by_kind: dict[str, list[tuple[str, str, str, str]]] = {kind: [] for kind in KINDS}
+    distribution_names: set[str] = set()
     for distribution in importlib.metadata.distributions():
         points = [point for point in distribution.entry_points if point.group.startswith("mtrain.")]
-        if not points or distribution.name in seen:
+        # A distribution that lies in several folders of the path counts where Python would import it: in the first.
+        if not points or distribution.name in distribution_names:
             continue
-        seen.add(distribution.name)
+        distribution_names.add(distribution.name)
         for point in points:
             kind = point.group.partition(".")[2]
-            found.setdefault(kind, []).append((point.name, point.value, distribution.name, distribution.version))
-    return {kind: tuple(entries) for kind, entries in found.items()}
+            by_kind.setdefault(kind, []).append((point.name, point.value, distribution.name, distribution.version))
+    return {kind: tuple(entries) for kind, entries in by_kind.items()}
 
 
 def _import(entry: Entry, policy: Policy) -> Any:
@@ -298,13 +308,13 @@ def _import(entry: Entry, policy: Policy) -> Any:
         for folder in policy.folders:
             if str(folder) not in sys.path:
                 sys.path.insert(0, str(folder))
-    # stevedore is imported only here: listing names must not pay for it.
+    # stevedore is imported here and not at the top of the file, because listing names must stay fast.
     from stevedore.driver import DriverManager
 
     point = importlib.metadata.EntryPoint(entry.name, entry.target, f"mtrain.{entry.kind}")
 
     class Chosen(DriverManager):  # type: ignore[type-arg]  # generic at run time in newer versions only
-        """Sees the one entry point that the policy chose: stevedore's own cache of them can be stale."""
+        """Loads the entry point that the policy chose. stevedore's own cache of entry points can be out of date."""
 
         def list_entry_points(self) -> list[importlib.metadata.EntryPoint]:
             return [point]
@@ -313,6 +323,10 @@ def _import(entry: Entry, policy: Policy) -> Any:
 
 
 def _lay_over(policy: Policy, file: Path) -> Policy:
+    """Return ``policy`` with the settings of ``file`` merged over it.
+
+    Raises: ``PluginError`` with a line for each mistake in the file.
+    """
     try:
         text = read_text(file)
     except ValueError as error:
@@ -338,7 +352,11 @@ def _lay_over(policy: Policy, file: Path) -> Policy:
 
 
 def _message(problem: Problem, kind: str) -> str:
-    """What is wrong; a plugin that is enabled or disabled in its own section is told where that is said."""
+    """Return the message for a mistake in ``plugins.toml``.
+
+    ``enabled`` or ``disabled`` in the section of one plugin is a common mistake; the message then shows the right
+    place.
+    """
     *_, name, key = ("", *problem.path)
     if key not in ("enabled", "disabled") or len(problem.path) < 3:
         return problem.message
@@ -346,11 +364,12 @@ def _message(problem: Problem, kind: str) -> str:
 
 
 def _kind_over(weaker: KindPolicy, table: Mapping[str, Any], where: str, problems: list[str]) -> KindPolicy:
+    """Return ``weaker`` with the settings of ``table`` merged over it. Mistakes are added to ``problems``."""
     settings = ("enabled", "disabled")
-    named = {name: said for name, said in table.items() if name not in settings}
-    merged: dict[str, Any] = {name: said.model_dump(exclude_unset=True) for name, said in weaker.names.items()}
-    for name, said in named.items():
-        merged[name] = {**merged.get(name, {}), **said} if isinstance(said, dict) else said
+    named = {name: section for name, section in table.items() if name not in settings}
+    merged: dict[str, Any] = {name: plugin.model_dump(exclude_unset=True) for name, plugin in weaker.names.items()}
+    for name, section in named.items():
+        merged[name] = {**merged.get(name, {}), **section} if isinstance(section, dict) else section
     values = {
         "enabled": table.get("enabled", weaker.enabled),
         "disabled": table.get("disabled", weaker.disabled),

@@ -1,4 +1,4 @@
-"""Values laid over one another, each remembering where it came from and what it replaced."""
+"""Merge values from several sources, and record for each where it came from and which values it replaced."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -8,12 +8,15 @@ from typing import Any, Literal, get_args
 from mtrain.spec.yaml_reader import Path
 
 Kind = Literal["default", "plugins", "base", "file", "environment", "override", "flag"]
-"""From the weakest to the strongest."""
+"""Kinds of sources, from the weakest to the strongest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value was given; ``text`` is what stood there: ``-o a.b=1``, ``MTRAIN_A__B=1``, ``--flag 1``."""
+    """The place where a value was set.
+
+    ``text`` is the text that set it, if that was not a file: ``-o a.b=1``, ``MTRAIN_A__B=1``, ``--flag 1``.
+    """
 
     kind: Kind
     file: str | None = None
@@ -21,7 +24,7 @@ class Origin:
     text: str = ""
 
     def is_weaker_than(self, other: "Origin") -> bool:
-        """Whether what ``other`` gives replaces what this one gives."""
+        """Return whether a value from ``other`` replaces a value from this origin."""
         kinds = get_args(Kind)
         return kinds.index(self.kind) < kinds.index(other.kind)
 
@@ -32,30 +35,35 @@ class Origin:
 
 
 class Misplaced(Exception):
-    """A path runs through a value that has no keys, or past the end of a list."""
+    """Raised if a path leads through a value that has no keys, or past the end of a list."""
 
 
 @dataclass(slots=True)
 class Layers:
-    """Nested mappings built from the weakest source to the strongest: mappings merge, everything else replaces."""
+    """Values of a spec, built up from the weakest source to the strongest.
+
+    A mapping is merged into the one of weaker sources; any other value replaces the weaker one.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[Path, Origin] = field(default_factory=dict)
     history: dict[Path, list[tuple[Any, Origin]]] = field(default_factory=dict)
     touched: set[Path] = field(default_factory=set)
+    """Paths that the current layer has set."""
 
     def begin(self) -> None:
-        """Start the next layer: ``touched`` becomes empty."""
+        """Start the next layer, which empties ``touched``."""
         self.touched.clear()
 
     def merge(self, values: Mapping[str, Any], origin_at: Callable[[Path], Origin], path: Path = ()) -> None:
-        """Lay ``values`` over the mapping at ``path``."""
+        """Merge ``values`` into the mapping at ``path``."""
         self._merge(self._at(path), values, origin_at, path)
 
     def assign(self, path: Path, value: Any, origin: Origin, defaults: Mapping[str, Any]) -> None:
-        """Give one value. Positions reach into lists; a list that was not given starts as the default one.
+        """Set one value. A number in ``path`` is a position in a list; a list that no source has set starts as its
+        default.
 
-        Raises: ``Misplaced`` where the path cannot be followed.
+        Raises: ``Misplaced`` if the path cannot be followed.
         """
         container: Any = self.values
         for position, key in enumerate(path[:-1]):
@@ -72,20 +80,20 @@ class Layers:
             self._merge(container, {str(last): value}, lambda _: origin, path[:-1])
 
     def drop(self, path: Path) -> None:
-        """Take back the value at ``path``, whose container is a mapping."""
+        """Remove the value at ``path``, whose container must be a mapping."""
         self._at(path[:-1]).pop(str(path[-1]), None)
-        for known in [known for known in self.origins if known[: len(path)] == path]:
-            del self.origins[known]
+        for below in [other for other in self.origins if other[: len(path)] == path]:
+            del self.origins[below]
 
     def origin(self, path: Path) -> Origin:
-        """The origin of a value, or of the nearest section around it."""
+        """Return the origin of the value at ``path``, or else of the nearest section around it."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.origins:
                 return self.origins[path[:length]]
         return Origin("default")
 
     def get(self, path: Path) -> Any:
-        """The value given at ``path``; None where nothing was given."""
+        """Return the value that was set at ``path``; None if none was."""
         return lookup(self.values, path)
 
     def _at(self, path: Path) -> dict[str, Any]:
@@ -110,14 +118,15 @@ class Layers:
 
     def _replace(self, container: Any, path: Path, value: Any, origin_at: Callable[[Path], Origin]) -> None:
         key: Any = path[-1]
-        if isinstance(container, list) or key in container:  # for new keys the search of all origins would be quadratic
+        if isinstance(container, list) or key in container:  # A search for every new key would take quadratic time.
             self.history.setdefault(path, []).append((container[key], self.origin(path)))
-            for known in [known for known in self.origins if known[: len(path)] == path]:
-                del self.origins[known]
+            for below in [other for other in self.origins if other[: len(path)] == path]:
+                del self.origins[below]
         container[key] = deepcopy(value)
         self._note(value, origin_at, path)
 
     def _note(self, value: Any, origin_at: Callable[[Path], Origin], path: Path) -> None:
+        """Record the origin of ``value`` and of everything inside it."""
         self.origins[path] = origin_at(path)
         self.touched.add(path)
         children: Sequence[tuple[str | int, Any]] = ()
@@ -144,7 +153,7 @@ class Layers:
 
 
 def lookup(values: Any, path: Path) -> Any:
-    """What ``values`` hold at ``path``; None where the path leads nowhere."""
+    """Return the value at ``path`` in nested ``values``; None if the path does not exist."""
     for key in path:
         if isinstance(values, Mapping):
             values = values.get(key)

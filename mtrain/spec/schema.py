@@ -1,4 +1,4 @@
-"""What a pydantic model accepts, in words: for messages, ``config explain`` and the reference.
+"""Describe in words the values that a pydantic model accepts, for messages, ``config explain`` and the reference.
 
 Validation errors of pydantic become lines such as ``train.batch_size: given 'eight', expected an integer > 0``.
 """
@@ -16,13 +16,13 @@ from mtrain.spec.yaml_reader import Path
 
 _WORDS: Mapping[Any, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 _MOST_PROBLEMS = 100
-"""Explained at once: to look for the word that was meant takes milliseconds."""
+"""Largest number of mistakes that one message explains. The search for a similar word takes milliseconds for each."""
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake: where in the values, what was found wrong, and pydantic's name for it."""
+    """One mistake in a spec: its path, the message, pydantic's name for the kind of error, and the value given."""
 
     path: Path
     message: str
@@ -31,12 +31,12 @@ class Problem:
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """``("optimizer", "groups", 0)`` as ``optimizer.groups.0``."""
+    """Return a path in dotted form: ``optimizer.groups.0`` for ``("optimizer", "groups", 0)``."""
     return ".".join(map(str, path))
 
 
 def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """What a value must be: ``an integer > 0 or 'auto'``. Empty where the annotation says nothing."""
+    """Describe the values that an annotation allows, as in ``an integer > 0 or 'auto'``; empty if it sets no limits."""
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *extra = get_args(annotation)
@@ -62,12 +62,12 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def field_at(model: type[BaseModel], path: Path) -> FieldInfo | None:
-    """The field that ``path`` leads to; None where there is none, or inside free mappings and list items."""
+    """Return the field at ``path``; None if there is none, or if ``path`` leads into a free mapping or a list item."""
     return _descend(model, path)[0]
 
 
 def _descend(model: type[BaseModel], path: Path) -> tuple[FieldInfo | None, type[BaseModel] | None]:
-    """The field at ``path``, and the model whose keys may stand below it."""
+    """Return the field at ``path``, and the model of the section there, if it is one."""
     field: FieldInfo | None = None
     current: type[BaseModel] | None = model
     free = False
@@ -84,14 +84,15 @@ def _descend(model: type[BaseModel], path: Path) -> tuple[FieldInfo | None, type
 
 
 def model_of(annotation: Any) -> type[BaseModel] | None:
-    """The pydantic model inside an annotation: of ``X``, ``X | None``, ``list[X]``."""
+    """Return the pydantic model ``X`` inside an annotation such as ``X``, ``X | None`` or ``list[X]``; None without
+    one."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for choice in get_args(annotation) if (found := model_of(choice))), None)
+    return next((model for choice in get_args(annotation) if (model := model_of(choice))), None)
 
 
 def walk(model: type[BaseModel], prefix: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
-    """Every field of a model and of its sections, in order, with its path. Items of lists appear under ``0``."""
+    """Yield every field of a model and of its sections, in order, with its path. List items have the position ``0``."""
     for name, field in model.model_fields.items():
         path = (*prefix, name)
         yield path, field
@@ -101,22 +102,22 @@ def walk(model: type[BaseModel], prefix: Path = ()) -> Iterator[tuple[Path, Fiel
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], values: Any) -> list[Problem]:
-    """The mistakes that ``error`` reports about ``values``: one per place, in the words of this module."""
-    found: dict[Path, Problem] = {}
+    """Return the mistakes that ``error`` reports about ``values``, one per path, in the wording of this module."""
+    problems: dict[Path, Problem] = {}
     items = error.errors(include_url=False, include_context=False)
     for item in items[:_MOST_PROBLEMS]:
         path = _real_path(item["loc"], values, item["type"])
-        if path not in found or item["type"] == "value_error":
-            found[path] = Problem(path, _message(item, path, model), item["type"], item["input"])
+        if path not in problems or item["type"] == "value_error":
+            problems[path] = Problem(path, _message(item, path, model), item["type"], item["input"])
     if len(items) > _MOST_PROBLEMS:
-        path, last = found.popitem()
+        path, last = problems.popitem()
         message = f"{last.message} (and {len(items) - _MOST_PROBLEMS} mistakes more)"
-        found[path] = Problem(path, message, last.kind, last.given)
-    return list(found.values())
+        problems[path] = Problem(path, message, last.kind, last.given)
+    return list(problems.values())
 
 
 def keys_at(model: type[BaseModel], path: Path) -> list[str]:
-    """The keys that may stand in the section at ``path``; empty for free mappings."""
+    """Return the keys that the section at ``path`` may have; empty for free mappings."""
     below = _descend(model, path)[1]
     return list(below.model_fields) if below is not None else []
 
@@ -129,29 +130,29 @@ def _message(item: Any, path: Path, model: type[BaseModel]) -> str:
         return f"missing; expected {expected}" if expected else "missing"
     if item["type"] in ("value_error", "assertion_error"):
         return str(item["msg"]).split(", ", 1)[-1]
-    given = item["input"]
-    shown = repr(given) if len(repr(given)) <= 80 else repr(given)[:77] + "..."
-    shown = {"None": "null", "True": "true", "False": "false"}.get(shown, shown)
-    quotes = "; put it in quotes" if item["type"] == "string_type" and isinstance(given, int | float) else ""
-    nearest = closest(given, choices(model, path)) if isinstance(given, str) else None
+    value = item["input"]
+    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+    shown = {"None": "null", "True": "true", "False": "false"}.get(shown, shown)  # as YAML writes them
+    quotes = "; put it in quotes" if item["type"] == "string_type" and isinstance(value, int | float) else ""
+    nearest = closest(value, choices(model, path)) if isinstance(value, str) else None
     meant = f"; did you mean {nearest!r}?" if nearest else ""
     return f"given {shown}, expected {expected or item['msg']}{quotes}{meant}"
 
 
 def choices(model: type[BaseModel], path: Path) -> list[str]:
-    """The words that the field at ``path`` names as its values; those of YAML for truth values."""
+    """Return the words that the field at ``path`` accepts as values; for a truth value ``true`` and ``false``."""
     field = field_at(model, path)
-    found: list[str] = []
+    words: list[str] = []
     open_annotations = [field.annotation] if field is not None else []
     while open_annotations:
         annotation: Any = open_annotations.pop()
         if get_origin(annotation) is Literal:
-            found.extend(choice for choice in get_args(annotation) if isinstance(choice, str))
+            words.extend(choice for choice in get_args(annotation) if isinstance(choice, str))
         elif annotation is bool:
-            found.extend(("true", "false"))
+            words.extend(("true", "false"))
         else:
             open_annotations.extend(get_args(annotation) if get_origin(annotation) is not None else ())
-    return found
+    return words
 
 
 def _key_hint(word: str, section: Path, model: type[BaseModel]) -> str:
@@ -165,6 +166,7 @@ def _key_hint(word: str, section: Path, model: type[BaseModel]) -> str:
 
 
 def _expected(path: Path, model: type[BaseModel]) -> str:
+    """Describe the values allowed at ``path``, which may lead into a list; empty if the schema does not say."""
     position = len(path)
     while position and isinstance(path[position - 1], int):
         position -= 1
@@ -181,7 +183,7 @@ def _expected(path: Path, model: type[BaseModel]) -> str:
 
 
 def _real_path(location: tuple[int | str, ...], values: Any, kind: str) -> Path:
-    """pydantic's location without the tags that it adds for the members of a union."""
+    """Return pydantic's error location as a path, without the tags that pydantic adds for the members of a union."""
     path: list[int | str] = []
     current = values
     for position, key in enumerate(location):
@@ -215,7 +217,7 @@ def _bounds(metadata: Sequence[Any]) -> str:
 
 
 def _either(words: Sequence[str]) -> str:
-    known = [word for word in dict.fromkeys(words) if word]
-    if len(known) < 2:
-        return "".join(known)
-    return f"{', '.join(known[:-1])} or {known[-1]}"
+    distinct = [word for word in dict.fromkeys(words) if word]
+    if len(distinct) < 2:
+        return "".join(distinct)
+    return f"{', '.join(distinct[:-1])} or {distinct[-1]}"

@@ -1,6 +1,7 @@
-"""Where values of a spec come from: YAML files with their ``_BASE_``, the environment, ``-o`` and flags.
+"""Read the sources of a spec: YAML files with their ``_BASE_``, the environment, ``-o`` and flags.
 
-Each function lays what it finds over ``Layers`` and adds a line to ``problems`` for each mistake: all are told at once.
+Each function merges its values into ``Layers`` and adds a line to ``problems`` for each mistake, so that all mistakes
+are reported at once.
 """
 
 import os
@@ -18,22 +19,22 @@ from mtrain.spec.yaml_reader import Parsed, Path, parse, parse_value, read_text
 
 PREFIX = "MTRAIN_"
 JOB_SECRET = "MTRAIN_JOB_SECRET"  # noqa: S105
-"""Environment variable with which the starter tells the ranks their secret. It is in no plan, no file and no log."""
+"""Environment variable in which the starter passes the job's secret to the ranks. No plan, file or log contains it."""
 CLUSTER_SECRET = "MTRAIN_CLUSTER_SECRET"  # noqa: S105
-"""Environment variable with the secret that hosts share which people start by hand. Ranks are not told it."""
+"""Environment variable with the secret that hosts share if people start them by hand. Ranks do not receive it."""
 RESERVED = frozenset({"MTRAIN_HOME", "MTRAIN_DEBUG", "MTRAIN_CACHE", JOB_SECRET, CLUSTER_SECRET})
-"""Variables that are no values of a spec."""
+"""Environment variables that begin like values of a spec and are none."""
 FOREIGN = {"FLAGS_START_PORT": "cluster.start_port"}
-"""Variables of other programs that users set for the same purpose."""
+"""Environment variables of other programs that set a value of a spec, with the path of that value."""
 BASE_KEY = "_BASE_"
 OF_A_FORMAT = ("train", "val", "images")
-"""Keys of `data` that name other things in another `data.format`, besides `data.options`."""
+"""Keys of `data` whose meaning depends on `data.format`, in addition to `data.options`."""
 MAX_FILES = 100
-"""Files that a spec may be made of: itself and all its bases."""
+"""Largest number of files that a spec may consist of, itself and all its bases."""
 MAX_CHAIN = 30
-"""Files that may name one another as base, each the next."""
+"""Largest depth of bases: files of which each names the next one as its base."""
 LONGEST_SHOWN = 200
-"""Characters of what was typed that a message repeats."""
+"""Largest number of characters of the user's input that a message repeats."""
 
 
 class Given(NamedTuple):
@@ -45,7 +46,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Laid:
-    """A file that is laid over others."""
+    """A file of a spec, as one layer."""
 
     parsed: Parsed
     name: str
@@ -57,17 +58,18 @@ class _Laid:
 
 @dataclass(slots=True)
 class Sources:
-    """Lays sources over one another, weakest first; ``raw`` keeps the text of values that came as text."""
+    """Merges the sources of a spec. They must be added from the weakest to the strongest."""
 
     defaults: Mapping[str, Any]
     layers: Layers = field(default_factory=Layers)
     problems: list[str] = field(default_factory=list)
     raw: dict[Path, str] = field(default_factory=dict)
+    """Text of each value from the environment or ``-o``, as it was typed."""
     notes: list[str] = field(default_factory=list)
-    """What was left out, and why: one sentence each."""
+    """Sentences on the values that were left out, with the reason."""
 
     def add_file(self, file: FilePath) -> None:
-        """The file's bases, then the file."""
+        """Add the bases of a file and then the file itself."""
         laid: list[_Laid] = []
         self._collect(file, (), laid, set())
         for layer in reversed(laid):
@@ -76,7 +78,7 @@ class Sources:
             self._end_layer(former)
 
     def add_environment(self, environ: Mapping[str, str]) -> None:
-        """``MTRAIN_TRAIN__BATCH_SIZE=8`` gives ``train.batch_size``."""
+        """Add values from environment variables: ``MTRAIN_TRAIN__BATCH_SIZE=8`` sets ``train.batch_size``."""
         former = self._begin_layer()
         for name in sorted(environ):
             text = shortened(f"{name}={environ[name]}")
@@ -93,7 +95,7 @@ class Sources:
         self._end_layer(former)
 
     def add_overrides(self, overrides: Sequence[str]) -> None:
-        """``PATH=VALUE`` each; the last of one path wins."""
+        """Add values of ``-o``, each ``PATH=VALUE``. If a path occurs more than once, the last one wins."""
         former = self._begin_layer()
         for text in overrides:
             dotted, sign, value = text.partition("=")
@@ -105,15 +107,15 @@ class Sources:
         self._end_layer(former)
 
     def add_flags(self, flags: Mapping[str, Any]) -> None:
-        """Values by dotted path, plain or as ``Given``."""
+        """Add values of command-line flags by dotted path, plain or as ``Given``."""
         former = self._begin_layer()
-        for dotted, flag in flags.items():
-            given = flag if isinstance(flag, Given) else Given(flag, f"{dotted}={flag}")
-            origin = Origin("flag", text=given.text)
+        for dotted, value in flags.items():
+            flag = value if isinstance(value, Given) else Given(value, f"{dotted}={value}")
+            origin = Origin("flag", text=flag.text)
             try:
-                self.layers.assign(_path(dotted), given.value, origin, self.defaults)
+                self.layers.assign(_path(dotted), flag.value, origin, self.defaults)
             except Misplaced as error:
-                self.problems.append(f"{given.text}: {error}")
+                self.problems.append(f"{flag.text}: {error}")
         self._end_layer(former)
 
     def _assign(self, dotted: str, text: str, origin: Origin) -> None:
@@ -124,24 +126,26 @@ class Sources:
         except (Misplaced, ValueError) as error:
             self.problems.append(f"{origin}: {error}")
 
-    def _collect(self, file: FilePath, chain: tuple[FilePath, ...], laid: list["_Laid"], seen: set[FilePath]) -> None:
+    def _collect(
+        self, file: FilePath, chain: tuple[FilePath, ...], laid: list["_Laid"], visited: set[FilePath]
+    ) -> None:
         """Add ``file`` and its bases to ``laid``, strongest first.
 
-        A file that several others name as a base has to be laid once: where it is strongest. So the bases are walked from
-        the last to the first, and a file that was met before is passed over with everything below it.
+        A file that several others name as a base counts once, at its strongest position. So the bases are visited from
+        the last to the first, and a file that was visited before is skipped, with its own bases.
         """
         name = display(file)
         if file in chain:
             names = " -> ".join(display(link) for link in (*chain[chain.index(file) :], file))
             self.problems.append(f"{name}: {BASE_KEY} goes round in a circle: {names}")
             return
-        if file in seen:
+        if file in visited:
             return
-        if len(seen) >= MAX_FILES or len(chain) >= MAX_CHAIN:
-            limit = f"{MAX_FILES} files" if len(seen) >= MAX_FILES else f"{MAX_CHAIN} files below one another"
+        if len(visited) >= MAX_FILES or len(chain) >= MAX_CHAIN:
+            limit = f"{MAX_FILES} files" if len(visited) >= MAX_FILES else f"{MAX_CHAIN} files below one another"
             self.problems.append(f"{name}: not read: more than {limit} are named by {BASE_KEY}")
             return
-        seen.add(file)
+        visited.add(file)
         try:
             text = read_text(file)
         except ValueError as error:
@@ -152,12 +156,12 @@ class Sources:
         bases = self._bases(parsed, file, name)
         laid.append(_Laid(parsed, name, "base" if chain else "file"))
         for base in reversed(bases):
-            self._collect(base, (*chain, file), laid, seen)
+            self._collect(base, (*chain, file), laid, visited)
 
     def _bases(self, parsed: Parsed, file: FilePath, name: str) -> list[FilePath]:
-        given = parsed.values.pop(BASE_KEY, None)
-        entries = given if isinstance(given, list) else [] if given is None else [given]
-        found = []
+        value = parsed.values.pop(BASE_KEY, None)
+        entries = value if isinstance(value, list) else [] if value is None else [value]
+        bases = []
         for position, entry in enumerate(entries):
             line = parsed.lines.get((BASE_KEY, position), parsed.lines.get((BASE_KEY,)))
             where = f"{name}:{line} {BASE_KEY}"
@@ -166,27 +170,28 @@ class Sources:
                 continue
             base = find_config(entry, beside=file.parent)
             if base is None:
-                known = [*shipped_names(), *(near.name for near in file.parent.glob("*.yml"))]
+                candidates = [*shipped_names(), *(near.name for near in file.parent.glob("*.yml"))]
                 self.problems.append(
-                    f"{where}: no file {shortened(entry)!r} beside {name} and no such shipped config{hint(entry, known)}"
+                    f"{where}: no file {shortened(entry)!r} beside {name} and no such shipped config"
+                    f"{hint(entry, candidates)}"
                 )
             else:
-                found.append(base)
-        return found
+                bases.append(base)
+        return bases
 
     def _begin_layer(self) -> Any:
-        """Start the next layer; returns the data format that the weaker ones ask for."""
+        """Start the next layer, and return the data format that the weaker layers have set."""
         self.layers.begin()
         return self.layers.get(("data", "format"))
 
     def _end_layer(self, former_format: Any) -> None:
-        """Take back what weaker layers gave and this one has made meaningless."""
+        """Remove values of weaker layers that this layer has made meaningless."""
         self._settle_alternatives()
         if former_format is not None and self.layers.get(("data", "format")) != former_format:
             self._drop_what_the_former_format_had(former_format)
 
     def _drop_what_the_former_format_had(self, former: Any) -> None:
-        """Leave out the paths and options that weaker layers gave for the data format ``former``."""
+        """Remove the paths and options that weaker layers set for the data format ``former``, and note it."""
         options = self.layers.get(("data", "options"))
         candidates: list[Path] = [("data", key) for key in OF_A_FORMAT]
         candidates += [("data", "options", option) for option in options] if isinstance(options, dict) else []
@@ -204,7 +209,7 @@ class Sources:
             self.layers.drop(path)
 
     def _settle_alternatives(self) -> None:
-        """A length in updates replaces one in epochs that a weaker source gave, and the other way round."""
+        """Let a length in updates replace a length in epochs from a weaker layer, and the other way round."""
         pair: tuple[Path, Path] = (("train", "epochs"), ("train", "updates"))
         for new, old in (pair, pair[::-1]):
             fresh = new in self.layers.touched and self.layers.get(new) is not None
@@ -213,22 +218,25 @@ class Sources:
 
 
 def shipped_folder() -> FilePath:
-    """Where the configs that come with mtrain lie."""
+    """Return the folder of the configs that come with mtrain."""
     return FilePath(str(resources.files("mtrain"))) / "configs"
 
 
 def shipped_names() -> list[str]:
-    """Names that ``-c`` takes without a path."""
+    """Return the names of the shipped configs, which ``-c`` takes without a path."""
     return sorted(file.stem for file in shipped_folder().glob("*.yml"))
 
 
 def find_config(name: str, *, beside: FilePath | None = None) -> FilePath | None:
-    """An existing file (relative to ``beside``, else to the current folder), else the shipped config of that name."""
+    """Return an existing file, or else the shipped config of that name; None if there is neither.
+
+    A relative name is searched in the folder ``beside``, by default in the current one.
+    """
     try:
         file = (beside or FilePath()) / FilePath(name).expanduser()
-    except RuntimeError:  # `~name` of no user
+    except RuntimeError:  # `~name`, and there is no user of that name
         return None
-    if os.path.isfile(file):  # unlike Path.is_file, this is no error for a name that is too long
+    if os.path.isfile(file):  # Path.is_file raises an error if the name is too long for the file system.
         return file.resolve()
     for candidate in (name, f"{name}.yml", f"{name.removesuffix('.yaml')}.yml"):
         shipped = shipped_folder() / candidate
@@ -243,7 +251,10 @@ def is_shipped(file: FilePath) -> bool:
 
 
 def display(file: FilePath) -> str:
-    """A file as messages name it: relative where it lies below the current folder, shipped ones by package."""
+    """Return the name of a file for messages.
+
+    A file below the current folder is named relative to it, a shipped one by its package.
+    """
     if is_shipped(file):
         return f"mtrain/configs/{file.relative_to(shipped_folder().resolve()).as_posix()}"
     here = FilePath.cwd()
@@ -251,12 +262,12 @@ def display(file: FilePath) -> str:
 
 
 def shortened(text: str) -> str:
-    """``text``, its middle left out where it is too long for a message."""
+    """Return ``text``, without its middle if it is too long for a message."""
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 30]} ... {text[-20:]}"
 
 
 def _path(dotted: str) -> Path:
-    """Dotted text as keys; digits become positions where the schema has a list."""
+    """Return dotted text as a tuple of keys, in which numbers after the first key are positions in lists."""
     keys: list[str | int] = []
     for part in dotted.split("."):
         keys.append(int(part) if part.isdigit() and keys else part)
@@ -276,6 +287,6 @@ def _inside_free_keys(dotted: str) -> bool:
 
 
 def _variable_hint(name: str) -> str:
-    known = [PREFIX + "__".join(str(key) for key in path).upper() for path, _ in walk(Spec) if len(path) > 1]
-    best = closest(name, [*known, *RESERVED])
+    variables = [PREFIX + "__".join(str(key) for key in path).upper() for path, _ in walk(Spec) if len(path) > 1]
+    best = closest(name, [*variables, *RESERVED])
     return f"; did you mean {best}?" if best else "; write MTRAIN_SECTION__KEY, for example MTRAIN_TRAIN__BATCH_SIZE=8"

@@ -1,8 +1,8 @@
-"""YAML text as plain values that remember their lines.
+"""Read YAML text into plain values, with the line number of each value.
 
-A safe subset: no tags that build objects, no duplicate keys, no deep nesting, no alias bombs. Scalars are read by the
-core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), so that ``1e-3`` is a number and ``no``,
-``1:30``, ``2024-01-01`` are text.
+Only a safe subset is accepted: no tags that build objects, no duplicate keys, no deep nesting, no aliases that expand
+to very many values. Scalars follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), so that
+``1e-3`` is a number and ``no``, ``1:30``, ``2024-01-01`` are text.
 """
 
 import math
@@ -19,15 +19,15 @@ Path: TypeAlias = tuple[str | int, ...]
 
 MAX_DEPTH = 40
 MAX_VALUES = 30_000
-"""More than the longest list that a spec has: the names of ImageNet's 21,841 classes."""
+"""Largest number of values in a document; the longest useful list has 21,841 (the class names of ImageNet-21k)."""
 MAX_BYTES = 1_000_000
 LARGEST = 2**63 - 1
-"""Whole numbers beyond it are read as floats: nothing in a spec counts so far."""
+"""Largest absolute value of an integer. A larger one is read as a float; no integer of a spec is that large."""
 
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 _NULL = re.compile(r"^(?:null|Null|NULL|~|)$")
 _INT = re.compile(r"^[-+]?(?:0x[0-9a-fA-F]{1,3000}|0o[0-7]{1,3000}|[0-9][0-9_]{0,3000})$")
-"""Longer than any number that Python prints, it is no integer."""
+"""At most about 3,000 digits: Python refuses to convert numbers of more than 4,300 digits."""
 _FLOAT = re.compile(r"^[-+]?(?:(?:[0-9][0-9_]*)?\.[0-9]+|[0-9][0-9_]*\.?)(?:[eE][-+]?[0-9]+)?$")
 _SPECIAL = re.compile(r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$")
 _PLAIN = re.compile(r"^[A-Za-z_./][\w./+-]*$")
@@ -37,9 +37,10 @@ _LOCAL_TAG = re.compile(r"^!\w+$")
 
 @dataclass(slots=True)
 class Parsed:
-    """What one document says: ``lines`` holds the line (from 1) of each value, ``problems`` one line per mistake.
+    """The content of one YAML document.
 
-    ``tags`` holds the words of local tags such as ``!Name``, where ``parse`` was asked to read past them.
+    ``lines`` holds the line number (from 1) of each value, ``problems`` one line of text per mistake. ``tags`` holds
+    the names of local tags such as ``!Name`` if ``parse`` was called with ``local_tags``.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +50,7 @@ class Parsed:
 
 
 def scalar(text: str) -> Any:
-    """A plain scalar's value: None, bool, int, float or the text itself."""
+    """Return the value of an unquoted scalar: None, a bool, an int, a float or the text itself."""
     if _NULL.match(text):
         return None
     if _BOOL.match(text):
@@ -71,14 +72,15 @@ def _as_float(number: int) -> float:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes without resolving scalars, and refuses deep nesting and long lists before they cost anything."""
+    """Composes nodes without resolving scalars. It refuses deep nesting and long lists before they cost time or
+    memory."""
 
     depth = 0
     count = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
-        self.count += index is not None  # keys have none
+        self.count += index is not None  # PyYAML passes None for keys, which do not count as values.
         if self.count > MAX_VALUES:
             raise yaml.MarkedYAMLError(problem=f"more than {MAX_VALUES} values", problem_mark=self.line_mark())
         if self.depth > MAX_DEPTH:
@@ -88,7 +90,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def line_mark(self) -> Any:
-        """Where the reader stands."""
+        """Return the current position in the text."""
         return self.get_mark()
 
 
@@ -96,14 +98,14 @@ _Loader.yaml_implicit_resolvers = {}
 
 
 class TooManyValues(Exception):
-    """Aliases expand to more values than any spec has, or contain themselves."""
+    """Raised if aliases expand to more than ``MAX_VALUES`` values, or contain themselves."""
 
 
 def read_text(file: FilePath) -> str:
-    """The text of a file that a person wrote, of at most ``MAX_BYTES``.
+    """Return the text of a settings file of at most ``MAX_BYTES`` bytes.
 
     Raises:
-        ValueError: it is no regular file, cannot be read, is longer, or is not UTF-8; the message says which.
+        ValueError: it is not a regular file, cannot be read, is longer, or is not UTF-8; the message says which.
     """
     try:
         if not file.is_file():
@@ -121,9 +123,10 @@ def read_text(file: FilePath) -> str:
 
 
 def parse(text: str, *, name: str, local_tags: bool = False) -> Parsed:
-    """The mapping that ``text`` holds; every mistake becomes a line ``name:line: ...`` in ``problems``.
+    """Parse a document whose top level is a mapping. Every mistake becomes a line ``name:line: ...`` in ``problems``.
 
-    ``local_tags``: ``!Name`` before a value is noted in ``tags``, and the value stays plain; otherwise it is a mistake.
+    ``local_tags``: a tag ``!Name`` before a value is recorded in ``tags``, and the value stays plain; without it such a
+    tag is a mistake.
     """
     parsed = Parsed()
     if len(text) > MAX_BYTES:
@@ -151,10 +154,12 @@ def parse(text: str, *, name: str, local_tags: bool = False) -> Parsed:
 
 
 def parse_value(text: str) -> Any:
-    """The value of ``-o path=text``: a scalar, a flow list or mapping, or ``a,b`` as a list; else the text itself.
+    """Return the value of ``-o path=text``: a scalar, a list or mapping in brackets, or a list written as ``a,b``.
+
+    Quoted text that is not valid YAML is returned as it is.
 
     Raises:
-        ValueError: it begins as a list or a mapping and is none.
+        ValueError: the text begins with a bracket and is not a valid list or mapping.
     """
     stripped = text.strip()
     if stripped[:1] in ("[", "{", '"', "'"):
@@ -190,7 +195,7 @@ def _syntax_problem(error: yaml.YAMLError, name: str) -> str:
 
 
 class _Builder:
-    """Turns nodes into values, in one walk that notes lines and counts."""
+    """Converts YAML nodes to values in one pass, which also records line numbers and counts values."""
 
     def __init__(self, name: str, parsed: Parsed, *, local_tags: bool) -> None:
         self._name = name
@@ -244,9 +249,9 @@ class _Builder:
         return {**merged, **values}
 
     def _merged(self, node: yaml.Node, path: Path, line: int) -> Mapping[str, Any]:
-        """``<<: *anchor``: keys of another mapping, where this one does not give its own."""
-        found = self.build(node, (*path, "<<"))
-        parts = found if isinstance(found, list) else [found]
+        """Return the keys that ``<<: *anchor`` merges into a mapping. The mapping's own keys take precedence."""
+        value = self.build(node, (*path, "<<"))
+        parts = value if isinstance(value, list) else [value]
         if not all(isinstance(part, dict) for part in parts):
             self._problem(line, path, "`<<` takes a mapping, for example `<<: *anchor`")
             return {}
@@ -271,7 +276,7 @@ class _Builder:
 
 
 def flow(value: Any) -> str:
-    """Plain data as one line of YAML that ``parse`` reads back as itself."""
+    """Write plain data as one line of YAML, which ``parse`` reads back unchanged."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_word(str(key))}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -288,7 +293,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _word(text: str) -> str:
-    """Text plain where it stays text, else in quotes."""
+    """Write text as a YAML scalar: without quotes where YAML would read it as the same text, otherwise in quotes."""
     if _PLAIN.match(text) and isinstance(scalar(text), str):
         return text
     if text.isascii() and text.isprintable() and "'" not in text:
