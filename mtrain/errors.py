@@ -1,4 +1,4 @@
-"""The error tree. Every message says what was given, what was expected and what to do.
+"""All errors that mtrain raises for its users. Every message says what was given, what was expected and what to do.
 
 ::
 
@@ -7,7 +7,7 @@
     │   ├── SpecError         2    the spec is wrong: one line per problem, all at once
     │   ├── DataError         2    pictures or annotations are missing, unreadable or disagree with the spec
     │   ├── PluginError       2    a plugin is unknown, disabled, ambiguous or broken
-    │   └── CheckpointError   2    no intact checkpoint where one was asked for
+    │   └── CheckpointError   2    no intact checkpoint where one is required
     ├── UnboundError          1    a neutral layer or function was used before a backend was loaded
     ├── LaunchError           1    the ranks could not be started, or one of them failed
     ├── TrainingError         1    training cannot go on
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 
 class MtrainError(Exception):
-    """Base of all errors that a user may see; printed without a traceback."""
+    """Base class of all errors that a user may see. They are printed without a traceback."""
 
     exit_code = 1
 
@@ -47,7 +47,7 @@ class PluginError(UsageError):
 
 
 class CheckpointError(UsageError):
-    """No intact checkpoint where one was asked for, or one that does not fit the model."""
+    """There is no intact checkpoint where one is required, or it does not fit the model."""
 
 
 class UnboundError(MtrainError):
@@ -59,7 +59,7 @@ class LaunchError(MtrainError):
 
 
 class TrainingError(MtrainError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 class NonFiniteError(TrainingError):

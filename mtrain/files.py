@@ -1,7 +1,7 @@
-"""Reading files that others have made: regular files only, of a size that is bounded beforehand.
+"""Read files that others have written: only regular files, and only up to a given size.
 
-Opening a named pipe waits for a writer for ever, and a device such as ``/dev/zero`` never ends. What is given as a file
-here may be either, by mistake or on purpose.
+Opening a named pipe waits for a writer for ever, and reading a device such as ``/dev/zero`` never ends. A path from a
+user may be either, by mistake or on purpose.
 """
 
 import errno
@@ -21,10 +21,10 @@ _KINDS = (
 
 
 def read_bytes(path: Path, *, limit: int) -> bytes:
-    """The content of a regular file of at most ``limit`` bytes.
+    """Return the content of a regular file of at most ``limit`` bytes.
 
     Raises:
-        OSError: it is missing, unreadable, no regular file, or longer than ``limit``; ``strerror`` says which.
+        OSError: it is missing, unreadable, not a regular file, or longer than ``limit``; ``strerror`` says which.
     """
     try:
         # Without O_NONBLOCK, opening a named pipe waits until somebody writes to it.
@@ -32,18 +32,18 @@ def read_bytes(path: Path, *, limit: int) -> bytes:
     except ValueError as error:
         raise OSError(errno.EINVAL, "no file can have this name", str(path)) from error
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "no file")
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            kind = next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "no file")
             raise OSError(errno.EINVAL, f"is {kind}; expected a regular file", str(path))
         file = os.fdopen(descriptor, "rb", closefd=False)
-        # read(n) sets n bytes aside at once, so no more is asked for than the file says. Files of /proc say 0, and a file may
-        # grow: the rest is read in small parts.
-        content = b"" if found.st_size > limit else file.read(found.st_size + 1)
-        while found.st_size <= limit and len(content) <= limit and (more := file.read(1 << 16)):
+        # read(n) allocates n bytes at once, so the first call requests no more than the size of the file. Files in
+        # /proc report size 0, and a file may grow meanwhile: the rest is read in small parts.
+        content = b"" if status.st_size > limit else file.read(status.st_size + 1)
+        while status.st_size <= limit and len(content) <= limit and (more := file.read(1 << 16)):
             content += more
-        if found.st_size > limit or len(content) > limit:
-            size = max(found.st_size, len(content))
+        if status.st_size > limit or len(content) > limit:
+            size = max(status.st_size, len(content))
             raise OSError(errno.EFBIG, f"{size} bytes, more than the {limit} that are read", str(path))
         return content
     finally:
@@ -51,11 +51,11 @@ def read_bytes(path: Path, *, limit: int) -> bytes:
 
 
 def read_text(path: Path, *, limit: int) -> str:
-    """The text of a regular UTF-8 file of at most ``limit`` bytes; a byte order mark is left out.
+    """Return the text of a regular UTF-8 file of at most ``limit`` bytes, without its byte order mark.
 
     Raises:
-        OSError: as ``read_bytes``.
-        ValueError: it is not UTF-8; the message says where.
+        OSError: like ``read_bytes``.
+        ValueError: it is not UTF-8; the message says at which byte.
     """
     content = read_bytes(path, limit=limit)
     try:
@@ -65,10 +65,10 @@ def read_text(path: Path, *, limit: int) -> str:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """The value that JSON text holds.
+    """Return the value that JSON text holds.
 
     Raises:
-        ValueError: it is no JSON, or nested too deeply to be read.
+        ValueError: it is not valid JSON, or nested too deeply to be read.
     """
     try:
         return json.loads(content)

@@ -60,7 +60,7 @@ def train(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -
         code=code,
         run_dir=where.run_dir,
         summary=read_summary(where.run_dir),
-        lines=closing.closing_lines(where.run_dir, done=code == 0),
+        lines=closing.closing_lines(where.run_dir, finished=code == 0),
     )
 
 

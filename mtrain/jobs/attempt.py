@@ -1,6 +1,7 @@
-"""One start of the command of one host, watched to its end: progress passed on, requests answered, everything ended afterwards.
+"""Start the command of one host and watch it until it has ended.
 
-The same on a job's only host and on one of many: who asks, and whom progress is told, is handed in.
+Meanwhile records are passed on and requests to end are obeyed; at the end no process is left. The code is the same on
+the only host of a job and on one of several: the source of requests and the listener for progress are parameters.
 """
 
 import signal
@@ -21,22 +22,22 @@ from mtrain.system.runfolder import RunFolder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """How long to wait for what, in seconds."""
+    """Waiting times in seconds."""
 
     poll_s: float = 0.1
-    """Between two looks at the ranks."""
+    """Time between two checks of the ranks."""
     failure_s: float = 10.0
-    """For the other ranks to end by themselves after the first failure."""
+    """Time that the other ranks have to end by themselves after the first failure."""
     leftover_s: float = 5.0
-    """For processes that outlive their starter, before they are killed."""
+    """Time that processes have to end after their starter has ended, before they are killed."""
 
 
 class Asked(Protocol):
-    """Requests to end: one is polite, a second one means at once."""
+    """The requests to end a job. After the first one the job saves and ends; a second one ends it at once."""
 
     @property
     def count(self) -> int:
-        """How often the end was asked for."""
+        """Number of requests so far."""
         ...
 
     @property
@@ -46,43 +47,44 @@ class Asked(Protocol):
 
     @property
     def first_at(self) -> float | None:
-        """When the first request came, in seconds since 1970; None: there was none, or nobody needs to know."""
+        """Time of the first request in seconds since 1970; None: there was none, or its time is not needed."""
         ...
 
 
 class Listener(Protocol):
-    """Who hears what happens: a ``Display``, or the leader of a job on several hosts."""
+    """The receiver of a job's progress: a ``Display``, or the leader of a job on several hosts."""
 
     def record(self, record: Record) -> None:
-        """One line of ``metrics.jsonl``."""
+        """Receive one record, a line of ``metrics.jsonl``."""
         ...
 
     def note(self, text: str) -> None:
-        """A sentence."""
+        """Receive a sentence for the user."""
         ...
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Do what has to be done regularly. It is called about every ``Patience.poll_s`` seconds."""
         ...
 
 
 @dataclass(kw_only=True)
 class Attempt:
-    """A command of this host in a run folder."""
+    """One run of a host's command, from its start to its end."""
 
     command: Command
     run_folder: RunFolder
     environ: Mapping[str, str]
-    """Of the command, under its own variables."""
+    """Environment of the command; the command's own variables take precedence."""
     starts_ranks: bool
-    """Whether the command starts the ranks as its children; else it is the rank."""
+    """True: the command starts the ranks as its children. False: the command is itself the rank."""
     listener: Listener
     asked: Asked
+    """The requests to end."""
     patience: Patience = field(default_factory=Patience)
     ranks: range | None = None
-    """Those of this host, where others write into the same folder; None: all."""
+    """Ranks of this host, if other hosts write into the same folder; None: all ranks."""
     reads_records: bool = True
-    """Whether rank 0 is among them."""
+    """Whether this host reads and passes on the records of the job: it does if rank 0 runs here."""
     _spare: frozenset[int] = frozenset()
     _last: Record | None = None
     _answered: int = 0
@@ -90,7 +92,7 @@ class Attempt:
     _killed: bool = False
 
     def run(self) -> Ending:
-        """Start, watch, clean up.
+        """Start the command, watch it, and end every process that it leaves.
 
         Raises:
             LaunchError: the command cannot be started at all.
@@ -98,7 +100,7 @@ class Attempt:
         self._spare = frozenset(process.pid for process in processes.descendants())
         runfolder.set_aside_failures(self.run_folder, ranks=self.ranks)
         log = self.run_folder.starter_log
-        written = runfolder.sizes(self.run_folder.logs)
+        former_sizes = runfolder.sizes(self.run_folder.logs)
         tail = Tail(self.run_folder.metrics)
         process = self._start(log)
         try:
@@ -117,21 +119,21 @@ class Attempt:
             processes.reap(spare=process.pid)
         self._show(tail)
         with log.open("rb") as file:
-            file.seek(written.get(log.name, 0))
+            file.seek(former_sizes.get(log.name, 0))
             printed = file.read().decode(errors="replace")
         return Ending(
             status=process.returncode,
             last=self._last,
             log=printed,
             rank_logs={
-                rank: diagnosis.tail(path, start=written.get(path.name, 0))
+                rank: diagnosis.tail(path, start=former_sizes.get(path.name, 0))
                 for rank, path in self.run_folder.rank_logs(self.ranks).items()
             },
             ended_here=self._killed,
         )
 
     def failures(self) -> list[dict[str, Any]]:
-        """What failed ranks of this host have left in this attempt, the earliest first."""
+        """Return the failures that ranks of this host have written in this attempt, the earliest first."""
         return runfolder.read_failures(self.run_folder, ranks=self.ranks)
 
     def _start(self, log: Path) -> "subprocess.Popen[bytes]":
@@ -151,7 +153,7 @@ class Attempt:
         self.listener.tick()
 
     def _answer(self, leader: int) -> None:
-        """Pass a request to end on: first a polite one to the ranks alone, then the end of everything."""
+        """Act on new requests to end: after the first, send SIGTERM to the ranks; after a second, kill everything."""
         if self.asked.count == self._answered:
             return
         self._answered = self.asked.count
@@ -160,12 +162,13 @@ class Attempt:
             return
         again = "press Ctrl-C again" if self.asked.first == signal.SIGINT else "send SIGTERM again"
         self.listener.note(f"saving and ending ... ({again} to end at once)")
-        # The ranks, not their starter: it would end them, and their loader processes, after a time of its own.
+        # SIGTERM goes to the ranks and not to their starter, which would kill them, and their loader processes, after a
+        # time limit of its own.
         ranks = processes.children_with(leader, _worker_arguments(self.command)) if self.starts_ranks else []
         processes.send(ranks or processes.by_id(leader), signal.SIGTERM)
 
     def _stop_after_failure(self) -> None:
-        """Once a rank has failed the others have ``failure_s`` to end; a collective may block them for ever."""
+        """Kill the remaining ranks ``failure_s`` after the first has failed: a collective may block them for ever."""
         if self._deadline is None:
             if diagnosis.real(self.failures()):
                 self._deadline = time.monotonic() + self.patience.failure_s
@@ -173,11 +176,11 @@ class Attempt:
             self._kill()
 
     def _kill(self) -> None:
-        """End everything of this attempt at once."""
+        """Kill every process of this attempt."""
         self._killed = True
         processes.end_all(spare=self._spare, grace_s=0.0)
 
 
 def _worker_arguments(command: Command) -> Sequence[str]:
-    """What the ranks' own command line ends with."""
+    """Return the last words of the ranks' command line, by which their processes are recognised."""
     return command.argv[list(command.argv).index("--run-dir") :] if "--run-dir" in command.argv else command.argv[-1:]

@@ -1,4 +1,4 @@
-"""What is said at the end of a job: its result, and where everything is."""
+"""The lines that are printed at the end of a job: its result, and the paths of its files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,18 +6,18 @@ from typing import Any
 
 
 def figure_lines(summary: Mapping[str, Any], figures: Mapping[str, Any]) -> list[str]:
-    """Figures by class, and what the evaluation remarks."""
+    """Return lines with the figures of each class and the remarks of the evaluation."""
     from mtrain.report.wording import class_lines
 
     return [*class_lines(figures), *summary.get("remarks", ())]
 
 
-def closing_lines(run_dir: Path, *, done: bool) -> list[str]:
-    """What a person wants to know at the end: the result, and where everything is."""
+def closing_lines(run_dir: Path, *, finished: bool) -> list[str]:
+    """Return lines with the result of a run and the paths of its files; none if ``finished`` is false."""
     from mtrain.system.runfolder import RunFolder, read_summary
 
     run = RunFolder(run_dir)
-    lines = result_lines(read_summary(run_dir)) if done else []
+    lines = result_lines(read_summary(run_dir)) if finished else []
     places = {
         "curves": run.results,
         "pictures": run.path / "val_batch.jpg",
@@ -25,12 +25,12 @@ def closing_lines(run_dir: Path, *, done: bool) -> list[str]:
         "checkpoints": run.checkpoints,
         "logs": run.logs,
     }
-    lines += [f"{name + ':':<13}{path}" for name, path in places.items() if done and path.exists()]
+    lines += [f"{name + ':':<13}{path}" for name, path in places.items() if finished and path.exists()]
     return lines
 
 
 def result_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What a finished run says of its result."""
+    """Return lines with the result of a finished run, from its ``summary``; none if that is empty."""
     from mtrain.report.wording import duration, headline_figures, stopped_early
 
     if not summary:

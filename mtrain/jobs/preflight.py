@@ -1,4 +1,4 @@
-"""What is checked before any rank starts: data, classes, sizes, plugins. Imports no framework."""
+"""Check data, classes, sizes and plugins of a job before any rank starts. Imports no framework."""
 
 import os
 from pathlib import Path
@@ -23,6 +23,7 @@ from mtrain.weights.resuming import check_resume, checkpoint_bytes
 
 
 def _check_port(spec: Spec) -> None:
+    """Refuse a port that the spec sets and that is in use on this machine."""
     backend = plugins.load("backends", spec.backend.name, policy=plugins.read_policy(spec.plugins))
     port = spec.cluster.master_port
     if backend.rendezvous != "none" and port != "auto":
@@ -30,16 +31,18 @@ def _check_port(spec: Spec) -> None:
 
 
 def _check_score(spec: Spec, evaluator: Evaluator) -> None:
+    """Refuse an ``evaluate.score`` that the evaluation does not produce."""
     score = spec.evaluate.score
     if score is not None and score.partition("/")[0] not in evaluator.figures:
         raise SpecError(
-            f"evaluate.score: {score!r} given, expected a figure of this job's evaluation{hint(score, evaluator.figures)}"
+            f"evaluate.score: {score!r} given, expected a figure of this job's evaluation"
+            f"{hint(score, evaluator.figures)}"
         )
 
 
 def _check_freeze(spec: Spec, outline: SpecOutline) -> None:
-    """Refuse patterns of ``train.freeze`` that freeze nothing, or everything, before ranks build the network to find out."""
-    if not spec.train.freeze or outline.state is None:  # a model that cannot be outlined: its ranks will say
+    """Refuse patterns of ``train.freeze`` that freeze nothing, or everything."""
+    if not spec.train.freeze or outline.state is None:  # Without an outline of the model, the ranks check it later.
         return
     names = [name for name in outline.state if name.rpartition(".")[2] not in ("running_mean", "running_var", COUNTER)]
     check_frozen(names, spec.train.freeze)
@@ -48,13 +51,13 @@ def _check_freeze(spec: Spec, outline: SpecOutline) -> None:
 
 
 def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None = None) -> list[str]:
-    """Open the data, look at all of it that can be unreadable, and derive all numbers of the job for ``size`` ranks.
+    """Open the data, read everything in it that may be unreadable, and check all settings for ``size`` ranks.
 
-    ``resumed``: the checkpoint that training goes on from, or that is evaluated. Returns sentences about what is odd
-    in the data, and about what differs from the run of the checkpoint, to be told once.
+    ``resumed``: the checkpoint from which training goes on, or which is evaluated. Returns sentences for the user about
+    oddities in the data and about differences from the run of the checkpoint.
 
     Raises:
-        UsageError: something does not fit; the message says what to do. Unreadable pictures are named all at once.
+        UsageError: something does not fit; the message says what to do. All unreadable pictures are named at once.
     """
     if resumed is not None and not (resumed / MANIFEST).is_file():
         raise CheckpointError(f"{resumed}: no checkpoint on {os.uname().nodename}, where rank 0 is; copy it there")
@@ -86,18 +89,18 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
 
 
 def _check_room(spec: Spec, resumed: Path | None, outline: SpecOutline) -> None:
-    """Whether the checkpoints of the job fit on the disk.
+    """Refuse a job whose checkpoints do not fit on the disk.
 
     Raises:
-        UsageError: they do not.
+        UsageError: they do not fit.
     """
     if resumed is not None:
-        held = sum(size_of(path) for path in listed(resumed.parent))
-        disk.check_room(resumed.parent, spec.checkpoint, each=size_of(resumed), held=held)
+        existing_bytes = sum(size_of(path) for path in listed(resumed.parent))
+        disk.check_room(resumed.parent, spec.checkpoint, each_bytes=size_of(resumed), existing_bytes=existing_bytes)
         return
     folder = Path(spec.report.dir)
     if disk.free_bytes(folder) >= disk.AMPLE_BYTES:
         return
-    each = checkpoint_bytes(spec, outline)
-    if each is not None:
-        disk.check_room(folder, spec.checkpoint, each=each, held=0)
+    each_bytes = checkpoint_bytes(spec, outline)
+    if each_bytes is not None:
+        disk.check_room(folder, spec.checkpoint, each_bytes=each_bytes, existing_bytes=0)

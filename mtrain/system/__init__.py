@@ -1,1 +1,1 @@
-"""Processes, addresses, disks, environment and run folders of one machine."""
+"""Processes, addresses, disks, environment variables and run folders of the machine that mtrain runs on."""

@@ -1,6 +1,6 @@
-"""The devices of a job as its plan knows them: what may be asked for, and how they are named to people.
+"""The devices of a job: which ones its plan may use, and how they are described to people.
 
-Looks at no hardware and imports no framework: what a machine has is handed in.
+Nothing here looks at hardware or imports a framework: the number of GPUs of a machine is a parameter.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ HIDING = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Devices:
-    """What the ranks of each host compute on."""
+    """The devices on which the ranks of each host compute."""
 
     option: str
-    """``backend.options.device``: "cpu", "cuda" or "auto"."""
+    """Value of ``backend.options.device``: "cpu", "cuda" or "auto"."""
     numbers: Sequence[int] | None
-    """``cluster.devices``; None: not given, all that a host has."""
+    """Device numbers from ``cluster.devices``; None: all devices of a host."""
     present: Sequence[int] | None
-    """GPUs of each host; None: the hosts have not been asked yet."""
+    """Number of GPUs of each host; None: the hosts have not been asked yet."""
     hidden: bool = False
-    """Whether this machine's environment hides all its GPUs."""
+    """Whether the environment of this machine hides all its GPUs."""
 
     @property
     def visible(self) -> tuple[int, ...] | None:
-        """Device numbers that ranks may see; () for the CPU, None for all of a host."""
+        """Device numbers that ranks may see; () for the CPU alone, None for all devices of a host."""
         if self.option == CPU or (self.hidden and self.numbers is None):
             return ()
         return None if self.numbers is None else tuple(self.numbers)
@@ -39,10 +39,12 @@ class Devices:
         return self.visible == () or (self.present is not None and not any(self.present))
 
     def check(self) -> None:
-        """Refuse GPUs that the only host of a job does not have; several hosts are looked at by preflight, each by itself.
+        """Refuse a job on one host that requests a GPU which the host does not have.
+
+        On several hosts, preflight checks each of them.
 
         Raises:
-            SpecError: a GPU was asked for that is not there.
+            SpecError: a GPU is requested that does not exist.
         """
         if self.present is None or len(self.present) != 1 or self.option == CPU:
             return
@@ -58,12 +60,13 @@ class Devices:
             )
 
     def _there(self, count: int) -> str:
+        """Describe the GPUs of this host, for an error message."""
         if count:
             return f"this host has {_gpus(range(count), ' and ')}"
         return f"{HIDING} hides all GPUs of this host" if self.hidden else "no GPU was found on this host"
 
     def words(self) -> str:
-        """For the plan, for example ``GPU 0, 1``."""
+        """Describe the devices for the text of a plan, for example ``GPU 0, 1``."""
         if self.option == CPU or self.numbers == []:
             return "CPU"
         if self.numbers:
@@ -88,9 +91,9 @@ def _gpus(numbers: Sequence[int], between: str) -> str:
 
 
 def device_words(devices: Sequence[str]) -> str:
-    """The devices of all ranks in few words: ``cpu``, or ``4 x cuda (NVIDIA H100 80GB HBM3)``.
+    """Summarise the devices of all ranks, for example ``cpu`` or ``4 x cuda (NVIDIA H100 80GB HBM3)``.
 
-    ``devices``: of each rank, as ``Backend.device`` names it (``cuda:1 (NVIDIA H100 80GB HBM3)``).
+    ``devices`` holds the device of each rank as ``Backend.device`` names it (``cuda:1 (NVIDIA H100 80GB HBM3)``).
     """
     kinds: dict[str, int] = {}
     for device in devices:

@@ -1,4 +1,4 @@
-"""Room on the disk of a run folder."""
+"""Check that the disk of a run folder has room for the files of a job."""
 
 import shutil
 from pathlib import Path
@@ -7,52 +7,53 @@ from mtrain.errors import UsageError
 from mtrain.spec.model import CheckpointSpec
 
 AMPLE_BYTES = 32 << 30
-"""With so much free nobody asks how large the model is: that costs a second."""
+"""Free space that counts as enough for any job, so that the size of the model, which takes a second, is not
+computed."""
 RECORDS_BYTES = 16 << 20
-"""For records, logs and pictures of a run."""
+"""Space that is reserved for the records, logs and pictures of a run."""
 FULL_BYTES = 1 << 20
-"""With less free, writing has failed or soon will."""
+"""Free space below which a disk counts as full, because writing has failed or soon will."""
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that this user may still write to the file system of ``folder``, which need not be there yet."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free
+    """Return the bytes that this user may still write to the file system of ``folder``, which need not exist yet."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
 
 
 def is_full(folder: Path) -> bool:
-    """Whether next to nothing can be written to the file system of ``folder``; False where it does not say."""
+    """Return whether the file system of ``folder`` is full; False if its free space cannot be determined."""
     try:
         return free_bytes(folder) < FULL_BYTES
     except OSError:
         return False
 
 
-def check_room(folder: Path, rule: CheckpointSpec, *, each: int, held: int) -> None:
+def check_room(folder: Path, rule: CheckpointSpec, *, each_bytes: int, existing_bytes: int) -> None:
     """Refuse a job whose checkpoints do not fit on the disk of ``folder``.
 
     Args:
-        folder: where they are written, or will be.
-        rule: how many are kept.
-        each: bytes of one.
-        held: bytes of those that are there; they make room for new ones.
+        folder: folder of the checkpoints, or the one in which it will be created.
+        rule: tells how many checkpoints are kept.
+        each_bytes: size of one checkpoint.
+        existing_bytes: size of all checkpoints that exist already; new ones will replace them.
 
     Raises:
-        UsageError: there is too little room; the message says what would fit.
+        UsageError: there is too little room; the message says how much is needed.
     """
     copies = rule.keep_last + rule.keep_best + 1
-    needed, free = copies * each - held + RECORDS_BYTES, free_bytes(folder)
+    needed, free = copies * each_bytes - existing_bytes + RECORDS_BYTES, free_bytes(folder)
     if free < needed:
         raise UsageError(
             f"{folder}: {in_words(free)} free on its disk, and the checkpoints of this job need {in_words(needed)}"
-            f"{' more' if held else ''}: {copies} of {in_words(each)} (checkpoint.keep_last {rule.keep_last}, keep_best "
-            f"{rule.keep_best}, and the one that is being written); make room, keep fewer, or write to another disk with "
-            "report.dir"
+            f"{' more' if existing_bytes else ''}: {copies} of {in_words(each_bytes)} (checkpoint.keep_last "
+            f"{rule.keep_last}, keep_best {rule.keep_best}, and the one that is being written); make room, keep fewer, or write "
+            "to another disk with report.dir"
         )
 
 
 def in_words(size: int) -> str:
-    """Bytes in the unit that suits them."""
+    """Write a number of bytes in a suitable unit, for example ``1.5 GiB``."""
     unit, name = next(
         ((unit, name) for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")) if abs(size) >= unit), (1 << 10, "KiB")
     )

@@ -1,4 +1,4 @@
-"""Whether the interpreter that will run the ranks can: its version, its mtrain, and its framework. Imports no framework."""
+"""Check the interpreter of the ranks: its Python version, its mtrain, and its framework. Imports no framework."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from mtrain.spec.model import Spec
 
 OLDEST = (3, 11)
 PATIENCE_S = 60.0
-"""A folder on a network may be slow the first time."""
+"""Time in seconds that an interpreter has to answer. On a network folder the first start may be slow."""
 PROBE = """
 import json, sys
 from importlib.util import find_spec
@@ -30,23 +30,27 @@ if sys.version_info >= (3, 10):
     found["backends"] = sorted({point.name for point in entry_points(group="mtrain.backends")})
 print(json.dumps(found))
 """
-"""Runs on any Python 3, in the current folder as a rank does; looks for what the backend needs and imports none of it."""
+"""Program that reports the versions and modules of an interpreter as JSON.
+
+It runs on any Python 3, in the current folder like a rank, and looks for the modules in its arguments without importing
+them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What an interpreter has."""
+class InterpreterFacts:
+    """The facts about an interpreter that ``PROBE`` reports."""
 
     python: tuple[int, int]
     mtrain: str | None
+    """Version of mtrain; None: not installed."""
     missing: tuple[str, ...]
-    """Of the modules that were asked for."""
+    """Modules that were searched and are not installed."""
     backends: tuple[str, ...]
-    """Names that installed distributions provide."""
+    """Names of the backends that installed distributions provide."""
 
 
 def check(spec: Spec) -> None:
-    """Look at ``backend.python``, or at this process where it is not given.
+    """Check the interpreter ``backend.python``, or that of this process if the spec does not set it.
 
     Raises:
         UsageError: ranks could not run there; the message says what to install.
@@ -62,70 +66,79 @@ def check(spec: Spec) -> None:
     if python is None:
         if find_spec(framework) is None:
             raise UsageError(
-                f"backend.name: {name} runs on {framework}, which is not installed; {_other_framework(options)}install it with: "
-                f"{here}, or name an interpreter that has it: -o backend.python=/path/to/python"
+                f"backend.name: {name} runs on {framework}, which is not installed; "
+                f"{_other_framework(options)}install it with: {here}, or name an interpreter that has it: -o backend.python=/path/to/python"
             )
         if find_spec(library) is None:
             raise UsageError(
                 f"backend.name: {name} needs {library}, which is not installed; {entry.remedy(sys.executable)}"
             )
         return
-    found = _look(python, framework, library)
-    if found.python < OLDEST:
+    facts = _probe(python, framework, library)
+    if facts.python < OLDEST:
         raise UsageError(
-            f"backend.python: {python} is Python {_dotted(found.python)}, expected {_dotted(OLDEST)} or newer; "
+            f"backend.python: {python} is Python {_dotted(facts.python)}, expected {_dotted(OLDEST)} or newer; "
             "make its environment with a newer one"
         )
-    if found.mtrain != mtrain.__version__:
-        has = "has no mtrain" if found.mtrain is None else f"has mtrain {found.mtrain}"
+    if facts.mtrain != mtrain.__version__:
+        has = "has no mtrain" if facts.mtrain is None else f"has mtrain {facts.mtrain}"
         raise UsageError(
             f"backend.python: {python} {has}, expected {mtrain.__version__} as here; install it there with: {there}"
         )
-    if entry.distribution != plugins.POLICY_FILE and name not in found.backends:
+    if entry.distribution != plugins.POLICY_FILE and name not in facts.backends:
         raise UsageError(
-            f"backend.python: {python} has no backend {name!r} (known: {', '.join(found.backends) or 'none'}); "
+            f"backend.python: {python} has no backend {name!r} (known: {', '.join(facts.backends) or 'none'}); "
             f"install {entry.distribution} {entry.version} there as here"
         )
-    if framework in found.missing:
+    if framework in facts.missing:
         raise UsageError(
             f"backend.python: {python} has no {framework}, which backend {name} runs on; install it there with: {there}"
         )
-    if library in found.missing:
+    if library in facts.missing:
         raise UsageError(
             f"backend.python: {python} has no {library}, which backend {name} needs; {entry.remedy(python)}"
         )
 
 
 def _install(extra: str | None, framework: str, *, python: str | None) -> str:
-    """The command that installs what a backend runs on: an extra of mtrain, or for others' backends the framework."""
+    """Return the command that installs a backend's framework: an extra of mtrain if there is one, else the
+    framework."""
     if extra:
         return remedies.install(extra, python=python)
     return f"{python} -m pip install {framework}" if python else f"pip install {framework}"
 
 
 def _other_framework(options: BaseModel) -> str:
-    """What to type where the backend runs on another framework too, and that one is installed."""
+    """Return a part of an error message that suggests an installed framework on which the backend can run too.
+
+    It is empty if the backend offers no choice of frameworks, or none of them is installed.
+    """
     field = type(options).model_fields.get("framework")
     choices = get_args(field.annotation) if field is not None else ()
-    found = next((choice for choice in choices if find_spec(choice) is not None), None)
-    return f"{found} is: -o backend.options.framework={found}; or " if found else ""
+    installed = next((choice for choice in choices if find_spec(choice) is not None), None)
+    return f"{installed} is: -o backend.options.framework={installed}; or " if installed else ""
 
 
-def _look(python: str, *modules: str) -> Found:
+def _probe(python: str, *modules: str) -> InterpreterFacts:
+    """Run ``PROBE`` with the interpreter ``python``.
+
+    Raises:
+        UsageError: the interpreter cannot be run, or does not answer.
+    """
     try:
-        done = subprocess.run(  # noqa: S603 - the interpreter that the spec names
+        process = subprocess.run(  # noqa: S603 - the interpreter that the spec names
             [python, "-c", PROBE, *modules],
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
             check=True,
         )
-        said = json.loads(done.stdout)
-        return Found(
-            python=tuple(said["python"]),
-            mtrain=said["mtrain"],
-            missing=tuple(said["missing"]),
-            backends=tuple(said["backends"]),
+        answer = json.loads(process.stdout)
+        return InterpreterFacts(
+            python=tuple(answer["python"]),
+            mtrain=answer["mtrain"],
+            missing=tuple(answer["missing"]),
+            backends=tuple(answer["backends"]),
         )
     except OSError as error:
         reason = error.strerror or str(error)

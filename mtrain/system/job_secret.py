@@ -1,4 +1,4 @@
-"""A word that only the ranks of one job know, so that they can tell each other from strangers on the same network."""
+"""A secret that only the ranks of one job know, by which they recognise each other on a network with other programs."""
 
 import secrets
 
@@ -9,5 +9,5 @@ __all__ = ["CLUSTER_VARIABLE", "VARIABLE", "drawn"]
 
 
 def drawn() -> dict[str, str]:
-    """A new one, as the variable that the ranks of one job are given."""
+    """Draw a new secret, and return it as the environment variable for the ranks of one job."""
     return {VARIABLE: secrets.token_hex(32)}

@@ -1,4 +1,4 @@
-"""Processes of a job on this machine: in a session of their own, found again wherever they hang, ended by id."""
+"""Start the processes of a job on this machine, find all their descendants, and end them."""
 
 import ctypes
 import os
@@ -16,11 +16,11 @@ SET_PARENT_DEATH_SIGNAL = 1
 SET_CHILD_SUBREAPER = 36
 """Options of prctl(2)."""
 KILL_ROUNDS = 30
-"""Seconds, about, that killed processes are given to disappear; one in uninterruptible sleep may not."""
+"""Number of attempts, of about a second each, to kill processes. One in uninterruptible sleep may outlive them all."""
 
 
 def start(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start a command whose output is appended to ``log``; it gets SIGTERM when this process dies.
+    """Start a command in a session of its own and append its output to ``log``; it gets SIGTERM when this process dies.
 
     Raises:
         OSError: the program cannot be executed.
@@ -40,7 +40,7 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> "subproc
 
 
 def start_piped(argv: Sequence[str], *, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Start a command with pipes to its standard input, output and error, in a session of its own; else as ``start``.
+    """Start a command like ``start``, but with pipes to its standard input, output and error.
 
     Raises:
         OSError: the program cannot be executed.
@@ -60,7 +60,10 @@ def start_piped(argv: Sequence[str], *, env: Mapping[str, str]) -> "subprocess.P
 
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """While inside, descendants whose parent dies become children of this process instead of getting lost (Linux)."""
+    """Return a context in which descendants whose parent dies become children of this process (on Linux).
+
+    Otherwise they would become children of another process and could not be found any more.
+    """
     control = _prctl()
     if control:
         control(SET_CHILD_SUBREAPER, 1)
@@ -72,34 +75,34 @@ def adopting_orphans() -> Iterator[None]:
 
 
 def _prctl() -> Callable[[int, int], int] | None:
-    """prctl(2), looked up before a fork; None where there is none."""
+    """Return prctl(2), or None if the system has none. Callers look it up before they fork."""
     library = ctypes.CDLL(None, use_errno=True)
     return getattr(library, "prctl", None)
 
 
 def descendants() -> list[psutil.Process]:
-    """All living processes below this one."""
+    """Return all living descendants of this process."""
     try:
-        found = psutil.Process().children(recursive=True)
+        below = psutil.Process().children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-    return [process for process in found if _alive(process)]
+    return [process for process in below if _alive(process)]
 
 
 def children_with(parent: int, arguments: Sequence[str]) -> list[psutil.Process]:
-    """Programs below ``parent`` whose command line ends with ``arguments``, not those that they forked.
+    """Return the descendants of ``parent`` whose command line ends with ``arguments``, without their forks.
 
-    Where one runs another so (a shell that waits for it), the inner one.
+    If such a process has started another such process (a shell that waits for it), only the inner one is returned.
     """
-    found = []
+    matches = []
     for child in _children(parent):
         words = _words(child)
         below = children_with(child.pid, arguments)
         if words[-len(arguments) :] != list(arguments):
-            found += below
-        else:  # a fork has the command line of its parent
-            found += [process for process in below if _words(process) != words] or [child]
-    return found
+            matches += below
+        else:  # A descendant with the same command line is a fork of the child.
+            matches += [process for process in below if _words(process) != words] or [child]
+    return matches
 
 
 def _children(parent: int) -> list[psutil.Process]:
@@ -117,7 +120,8 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 def send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
-    """Send a signal to each that still lives; psutil makes sure that the id was not taken over by another process."""
+    """Send a signal to each process that still lives. psutil checks that its id does not belong to another one by
+    now."""
     for process in processes:
         try:
             process.send_signal(number)
@@ -126,7 +130,7 @@ def send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
 
 
 def end_tree(pid: int) -> None:
-    """Kill a process and everything below it."""
+    """Kill a process and all its descendants."""
     for process in by_id(pid):
         try:
             below = process.children(recursive=True)
@@ -136,26 +140,27 @@ def end_tree(pid: int) -> None:
 
 
 def end_all(*, spare: frozenset[int], grace_s: float) -> list[int]:
-    """End every descendant but those in ``spare``: SIGTERM, and SIGKILL for who is left after ``grace_s``.
+    """End every descendant except those in ``spare``: send SIGTERM, and SIGKILL to those that remain after ``grace_s``.
 
-    Returns the ids of those that had to be killed. New ones that appear meanwhile are found too.
+    Return the ids of the processes that had to be killed. Processes that start meanwhile are ended too.
     """
     if grace_s > 0:
         send(_others(spare), signal.SIGTERM)
         _wait_for_others(spare, timeout_s=grace_s)
     killed: set[int] = set()
     for _ in range(KILL_ROUNDS):
-        left = _others(spare)
-        if not left:
+        remaining = _others(spare)
+        if not remaining:
             break
-        killed.update(process.pid for process in left)
-        send(left, signal.SIGKILL)
+        killed.update(process.pid for process in remaining)
+        send(remaining, signal.SIGKILL)
         _wait_for_others(spare, timeout_s=1.0)
     return sorted(killed)
 
 
 def _wait_for_others(spare: frozenset[int], *, timeout_s: float) -> None:
-    """Only looks: reaping them here would take the exit status away from ``subprocess``."""
+    """Wait until the other descendants have ended, without reaping them: ``subprocess`` still needs their exit
+    status."""
     deadline = time.monotonic() + timeout_s
     while _others(spare) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -173,7 +178,7 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def by_id(pid: int) -> list[psutil.Process]:
-    """The process of that id, if it lives."""
+    """Return a list with the process of that id; empty if there is none."""
     try:
         return [psutil.Process(pid)]
     except psutil.NoSuchProcess:
@@ -181,10 +186,10 @@ def by_id(pid: int) -> list[psutil.Process]:
 
 
 def reap(*, spare: int) -> None:
-    """Collect adopted processes that have ended; ``spare`` is left to whoever waits for it.
+    """Reap adopted processes that have ended, except ``spare``, whose exit status the caller collects itself.
 
-    The kernel is asked for one that has ended: looking through all processes of a machine ten times a second would take a
-    share of a core away from the ranks.
+    The kernel is asked for a process that has ended, because searching all processes of the machine ten times a second
+    would take CPU time away from the ranks.
     """
     while True:
         try:
@@ -197,26 +202,26 @@ def reap(*, spare: int) -> None:
 
 
 HERE = "here"
-"""The place of requests that came to this process as signals."""
+"""Name of the place of requests that reached this process as signals."""
 
 
 class Requests:
-    """Counts requests to end: SIGINT and SIGTERM while inside ``with``, instead of dying of them, and those that other hosts pass on.
+    """Counts requests to end a job: SIGINT and SIGTERM to this process inside ``with``, and requests to other hosts.
 
-    A scheduler asks every host of a job at once, which is one request told in many places. So requests are counted by place:
-    only who asks twice in the same place wants the end at once.
+    A scheduler sends a request to every host of a job at the same time, which is only one request. So requests are
+    counted separately for each place, and only a second one at the same place means to end at once.
     """
 
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
         self.first_at: float | None = None
-        """When the first request came, in seconds since 1970."""
+        """Time of the first request, in seconds since 1970."""
         self._times: dict[str, int] = {}
         self._former: dict[signal.Signals, object] = {}
 
     @property
     def count(self) -> int:
-        """How often the most insistent place has asked; above 1: everything is to end at once."""
+        """Largest number of requests at one place; above 1, everything must end at once."""
         return max(self._times.values(), default=0)
 
     def __enter__(self) -> "Requests":
@@ -229,11 +234,12 @@ class Requests:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def any(self) -> bool:
-        """Whether there was one."""
+        """Return whether there was a request."""
         return self.first is not None
 
     def take(self, number: signal.Signals, *, place: str = HERE, times: int | None = None) -> None:
-        """Count a request that was made at ``place``; ``times``: how often it was made there in all, None: once more."""
+        """Count a request at ``place``. ``times``: total number of requests there so far; None: one more than
+        before."""
         self._times[place] = self._times.get(place, 0) + 1 if times is None else max(times, self._times.get(place, 0))
         if self.first is None:
             self.first, self.first_at = number, time.time()

@@ -1,9 +1,9 @@
-"""Commands made safe for ``ssh``: the one place where a command becomes text for a shell.
+"""Quote commands for ``ssh``. No other module turns a command into text for a shell to run.
 
-``ssh`` joins what it is given with spaces and hands the result to the login shell of the other host. So a command is sent
-as one word that this module made: POSIX shells (dash, bash, zsh, ksh, busybox) and fish read it back as exactly the given
-arguments and variables. The quoting uses no construct that they read differently: inside single quotes a backslash is
-special to fish, so quotes and backslashes stand outside, each after a backslash of its own.
+``ssh`` joins its arguments with spaces and passes the result to the login shell of the other host. So a command is sent
+as one argument that this module makes: POSIX shells (dash, bash, zsh, ksh, busybox) and fish read it back as exactly
+the given arguments and variables. The quoting uses no construct that they read differently: inside single quotes a
+backslash is special to fish, so quotes and backslashes stand outside the quotes, each after a backslash of its own.
 """
 
 import re
@@ -12,21 +12,23 @@ from collections.abc import Mapping, Sequence
 from mtrain.errors import UsageError
 
 LONGEST_BYTES = 100_000
-"""Of a command: Linux takes 128 KiB in one argument, and the login shell is given all of it in one."""
+"""Largest size of a command. Linux allows 128 KiB in one argument, and the login shell gets the command as one."""
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@+-]+")
-"""Words that no shell changes. Not ``=`` (zsh), ``~``, ``%`` (fish), ``{`` and all the others."""
+"""Words that no shell changes, and that need no quotes. ``=`` (zsh), ``~``, ``%`` (fish) and ``{`` are not among
+them."""
 _OUTSIDE = re.compile(r"(['\\])")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def remote_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    """The one argument for ``ssh HOST`` that runs ``argv`` there, with ``env`` over the environment of the login.
+    """Return the argument for ``ssh HOST`` that runs ``argv`` there, with ``env`` added to the environment of the
+    login.
 
-    It replaces the login shell (``exec``), so that a signal to it reaches the command itself.
+    The command replaces the login shell (``exec``), so that a signal to the shell reaches the command itself.
 
     Raises:
-        UsageError: nothing to run; a program that begins with "-"; a variable whose name is none; a NUL character or
-            a lone surrogate anywhere; more than ``LONGEST_BYTES``.
+        UsageError: ``argv`` is empty; the program begins with "-"; the name of a variable is not valid; there is a NUL
+            character or a lone surrogate; the result is longer than ``LONGEST_BYTES``.
     """
     if not argv or not argv[0] or argv[0].startswith("-"):
         raise UsageError(
@@ -38,7 +40,7 @@ def remote_command(argv: Sequence[str], env: Mapping[str, str] | None = None) ->
             if not _NAME.fullmatch(name):
                 raise UsageError(f"environment variable {name!r}: expected letters, digits and _ for a name")
         words += ["env", *(f"{name}={_word(value, f'the value of {name}')}" for name, value in env.items())]
-        if "=" in argv[0]:  # env would read it as one more variable
+        if "=" in argv[0]:  # `env` would read the program's name as one more variable.
             words += ["/bin/sh", "-c", "'exec \"$@\"'", "sh"]
     words += [_word(word, f"argument {i} of a command") for i, word in enumerate(argv)]
     line = " ".join(words)
@@ -51,7 +53,7 @@ def remote_command(argv: Sequence[str], env: Mapping[str, str] | None = None) ->
 
 
 def _word(text: str, what: str) -> str:
-    """``text`` as one word of a shell."""
+    """Quote ``text`` as one word of a shell command. ``what`` names it in errors."""
     if "\0" in text:
         raise UsageError(f"{what}: holds a NUL character, which no program can be given: {text[:80]!r}")
     try:

@@ -334,9 +334,9 @@ def test_a_disk_that_is_full_is_named_where_a_rank_could_leave_no_reason(tmp_pat
 def test_checkpoints_that_do_not_fit_on_the_disk_are_refused_with_what_would(tmp_path, monkeypatch):
     rule = CheckpointSpec(keep_last=2, keep_best=1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 0, 100 << 20))
-    disk.check_room(tmp_path / "not" / "there", rule, each=21 << 20, held=0)
-    disk.check_room(tmp_path, rule, each=30 << 20, held=60 << 20)
+    disk.check_room(tmp_path / "not" / "there", rule, each_bytes=21 << 20, existing_bytes=0)
+    disk.check_room(tmp_path, rule, each_bytes=30 << 20, existing_bytes=60 << 20)
     with pytest.raises(
         UsageError, match=r"100\.0 MiB free .* need 104\.0 MiB: 4 of 22\.0 MiB \(checkpoint.keep_last 2"
     ):
-        disk.check_room(tmp_path, rule, each=22 << 20, held=0)
+        disk.check_room(tmp_path, rule, each_bytes=22 << 20, existing_bytes=0)
