@@ -1,1 +1,4 @@
-"""Training without any framework, backend or task: interfaces, the training loop, and what it needs."""
+"""The framework-independent part of training: the interfaces, the training loop, and the modules that the loop uses.
+
+Nothing here imports a framework, a backend or a task.
+"""

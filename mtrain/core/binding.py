@@ -9,7 +9,7 @@ _MARK = "__bound_to__"
 
 
 def bound() -> str | None:
-    """Name of the module whose layers are bound, e.g. ``mtrain.backends._torch.nn``; None: nothing is bound."""
+    """Return the name of the module whose layers are bound, e.g. ``mtrain.backends._torch.nn``; None if none is."""
     source: ModuleType | None = vars(nn).get(_MARK)
     return None if source is None else source.__name__
 

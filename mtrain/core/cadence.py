@@ -1,4 +1,4 @@
-"""When something is due: pure functions of where the job stands."""
+"""Decide when an evaluation or a checkpoint is due, and advance a job's progress, as pure functions of the progress."""
 
 from dataclasses import dataclass, replace
 
@@ -9,25 +9,29 @@ from mtrain.spec.model import CheckpointSpec, EvaluateSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cadence:
-    """Every so many updates, epochs or minutes; None: not by that measure."""
+    """How often something happens: every so many updates, epochs or minutes. None: that measure is not used."""
 
     every_updates: int | None = None
     every_epochs: int | None = None
     every_minutes: float | None = None
 
     def due(self, after: Progress) -> bool:
-        """Whether ``after``, the progress behind an update, is a multiple of updates or epochs."""
+        """Return whether it is time, by updates or epochs, at the progress ``after`` an update."""
         by_updates = self.every_updates is not None and after.update % self.every_updates == 0
         epoch_ended = after.position == 0 and after.epoch > 0
         return by_updates or (self.every_epochs is not None and epoch_ended and after.epoch % self.every_epochs == 0)
 
     def overdue(self, seconds_since: float) -> bool:
-        """Whether the minutes are over. Clocks differ between ranks: they must agree before they act on it."""
+        """Return whether ``every_minutes`` have passed.
+
+        Clocks differ between ranks, so the ranks must agree on an answer before they act on it.
+        """
         return self.every_minutes is not None and seconds_since >= 60 * self.every_minutes
 
 
 def evaluations(spec: EvaluateSpec) -> Cadence:
-    """Cadence of evaluation: ``every_updates`` stands in for ``every_epochs``; never where it is not enabled."""
+    """Return the cadence of evaluations. ``every_updates`` replaces ``every_epochs``; without ``enabled`` there are
+    none."""
     if not spec.enabled:
         return Cadence()
     if spec.every_updates is not None:
@@ -36,12 +40,13 @@ def evaluations(spec: EvaluateSpec) -> Cadence:
 
 
 def saves(spec: CheckpointSpec) -> Cadence:
-    """Cadence of checkpoints: whichever measure comes first."""
+    """Return the cadence of checkpoints. One is written as soon as any of the measures requires it."""
     return Cadence(every_updates=spec.every_updates, every_epochs=spec.every_epochs, every_minutes=spec.every_minutes)
 
 
 def advanced(progress: Progress, *, updates_per_epoch: int, samples: int, finite: bool = True) -> Progress:
-    """``progress`` one update on; ``finite``: whether its gradient was, else it was skipped."""
+    """Return ``progress`` after one more update. ``finite``: its gradient was finite; otherwise the update was
+    skipped."""
     position = progress.position + 1
     ended = position == updates_per_epoch
     return replace(
@@ -56,10 +61,10 @@ def advanced(progress: Progress, *, updates_per_epoch: int, samples: int, finite
 
 
 def scored(progress: Progress, score: float) -> Progress:
-    """``progress`` after an evaluation: the best score and how many evaluations passed since.
+    """Return ``progress`` after an evaluation, with the best score and the number of evaluations without a better one.
 
-    The score belongs to the epoch that has just been trained, or is being trained. Evaluated again behind the same
-    update, a job has not gone longer without gain.
+    The score belongs to the epoch that has just been completed, or to the current one in mid-epoch. A second evaluation
+    after the same update does not count as one more without gain.
     """
     epoch = progress.epoch - (progress.position == 0 and progress.epoch > 0)
     gain = score > progress.best
@@ -74,10 +79,10 @@ def scored(progress: Progress, score: float) -> Progress:
 
 
 def check_continues(progress: Progress, *, updates_per_epoch: int, global_batch: int) -> None:
-    """Refuse to go on where the order of samples is another one than that of the updates taken.
+    """Refuse to resume if the order of samples would differ from that of the updates taken before.
 
     Raises:
-        CheckpointError: the global batch or the length of the training split is not what it was.
+        CheckpointError: the global batch or the length of the training split has changed.
     """
     expected = Progress(
         update=progress.update,
@@ -87,9 +92,9 @@ def check_continues(progress: Progress, *, updates_per_epoch: int, global_batch:
     )
     if (progress.epoch, progress.position, progress.samples) != (expected.epoch, expected.position, expected.samples):
         raise CheckpointError(
-            f"--resume: the checkpoint stands behind update {progress.update} at epoch {progress.epoch}, position "
+            f"--resume: the checkpoint was written after update {progress.update} at epoch {progress.epoch}, position "
             f"{progress.position}, {progress.samples} samples; with train.batch_size {global_batch} and "
-            f"{updates_per_epoch} updates per epoch that would be epoch {expected.epoch}, position {expected.position}, "
-            f"{expected.samples} samples. Go on with the batch size and the training split it was trained with, or "
+            f"{updates_per_epoch} updates per epoch that would be epoch {expected.epoch}, position "
+            f"{expected.position}, {expected.samples} samples. Go on with the batch size and the training split it was trained with, or "
             "start a new job from its weights with model.weights: CHECKPOINT"
         )

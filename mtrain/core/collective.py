@@ -1,4 +1,4 @@
-"""What every collective offers beyond its two primitives, and the collective of a job of one rank."""
+"""Functions that combine a collective's two methods, and the collective of a job with only one rank."""
 
 import copy
 from typing import Any, Literal, TypeVar
@@ -11,35 +11,35 @@ T = TypeVar("T")
 
 
 class OneRank:
-    """The collective of a job of one rank: every reduction is the value itself."""
+    """The collective of a job with one rank, where every reduction returns the value itself."""
 
     rank = 0
     local_rank = 0
     size = 1
 
     def all_reduce(self, x: Tensor, op: Literal["sum", "mean", "max"]) -> Tensor:
-        """A copy of ``x``, whatever ``op``."""
+        """Return a copy of ``x``, for every ``op``."""
         return x.copy() if isinstance(x, np.ndarray) else copy.deepcopy(x.detach() if hasattr(x, "detach") else x)
 
     def all_gather(self, value: T) -> list[T]:
-        """``[value]``."""
+        """Return ``[value]``."""
         return [value]
 
 
 def broadcast(collective: Collective, value: T, *, source: int = 0) -> T:
-    """The value of rank ``source``, on every rank. Any picklable; every rank calls."""
+    """Return the value of rank ``source`` on every rank. The value must be picklable; every rank must call."""
     mine: Any = value if collective.rank == source else None
     chosen: T = collective.all_gather(mine)[source]
     return chosen
 
 
 def barrier(collective: Collective) -> None:
-    """Return once every rank has called."""
+    """Return once every rank has called this function."""
     collective.all_gather(None)
 
 
 def mean(collective: Collective, values: dict[str, float]) -> dict[str, float]:
-    """Mean over ranks of each value. Every rank gives the same names; every rank calls."""
+    """Return the mean of each value over all ranks. Every rank must call, with the same names in the same order."""
     if not values:
         return {}
     array = np.array([values[name] for name in values], dtype=np.float64)
@@ -48,6 +48,6 @@ def mean(collective: Collective, values: dict[str, float]) -> dict[str, float]:
 
 
 def differing(collective: Collective, value: object) -> list[int]:
-    """Ranks whose ``value`` is not rank 0's; empty where all agree. Every rank calls, every rank gets the same list."""
+    """Return the ranks whose ``value`` differs from that of rank 0. Every rank must call, and gets the same list."""
     everyone = collective.all_gather(value)
     return [rank for rank, other in enumerate(everyone) if other != everyone[0]]

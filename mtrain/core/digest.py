@@ -1,4 +1,4 @@
-"""One short text that tells whether two sets of arrays are the same to the last bit."""
+"""Digest a set of arrays, so that equal digests mean equal arrays to the last bit."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from mtrain.core.interfaces import Array
 
 
 def digest(arrays: Mapping[str, Array]) -> str:
-    """SHA-256 in hex over names, types, shapes and bytes, in the order of names."""
+    """Return the hexadecimal SHA-256 of names, types, shapes and bytes, in the order of the names."""
     total = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])

@@ -1,4 +1,4 @@
-"""Scoring the evaluation split over all ranks."""
+"""Evaluate a model on the evaluation split, which all ranks share."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from mtrain.core.interfaces import Array, Backend, Collective, Evaluator, HostBa
 from mtrain.errors import Interrupted
 
 Predictions = Callable[[Mapping[str, Array], HostBatch], Sequence[Any]]
-"""``Model.predictions``."""
+"""Type of ``Model.predictions``, which turns model output into one value per sample."""
 
 
 def evaluate(
@@ -22,15 +22,15 @@ def evaluate(
     predictions: Predictions,
     evaluator: Evaluator,
 ) -> dict[str, float]:
-    """Figures of the averaged weights over ``loader``; the same on every rank. Every rank calls.
+    """Return the figures of the averaged weights over ``loader``, equal on every rank. Every rank must call.
 
     Args:
-        backend: entered; it runs the forward passes.
-        model: what ``backend.prepare`` returned; left in training mode.
-        optimizer: gives the averaged weights.
-        loader: this rank's micro batches; as many on every rank (``sampler.Padded``).
+        backend: backend inside its ``with``, which runs the forward passes.
+        model: model from ``backend.prepare``; it is in training mode afterwards.
+        optimizer: provides the averaged weights.
+        loader: micro batches of this rank, equally many on every rank (``sampler.Padded``).
         predictions: turns model output into one value per sample.
-        evaluator: a fresh one.
+        evaluator: new evaluator, without predictions.
     """
     with optimizer.averaged():
         model.eval()
@@ -45,10 +45,10 @@ def evaluate(
 def interruptible(
     loader: Iterable[HostBatch], *, collective: Collective, stop: Callable[[], bool]
 ) -> Iterator[HostBatch]:
-    """What ``loader`` yields; before each micro batch the ranks agree whether to end.
+    """Yield the micro batches of ``loader``. Before each one the ranks agree whether to end; every rank must iterate.
 
     Raises:
-        Interrupted: ``stop`` said so on some rank; raised on every rank.
+        Interrupted: ``stop`` returned True on some rank; it is raised on every rank.
     """
     for host in loader:
         if collective.all_reduce(np.array([float(stop())]), "max")[0] > 0:
@@ -59,13 +59,13 @@ def interruptible(
 def outputs(
     backend: Backend, model: Module, loader: Iterable[HostBatch]
 ) -> Iterator[tuple[dict[str, Array], HostBatch]]:
-    """What the model returns for each micro batch, beside the micro batch as the loader gave it."""
-    ahead: deque[HostBatch] = deque()
+    """Yield the model's output for each micro batch, together with the micro batch of ``loader`` that it belongs to."""
+    pending: deque[HostBatch] = deque()  # The backend may prefetch micro batches before it returns the first one.
 
-    def remembered() -> Iterator[HostBatch]:
+    def recorded() -> Iterator[HostBatch]:
         for host in loader:
-            ahead.append(host)
+            pending.append(host)
             yield host
 
-    for batch in backend.batches(remembered()):
-        yield backend.infer(model, batch), ahead.popleft()
+    for batch in backend.batches(recorded()):
+        yield backend.infer(model, batch), pending.popleft()

@@ -4,9 +4,9 @@ from mtrain.core.interfaces import Precision
 
 
 class LossScaler:
-    """Dynamic loss scaling (Micikevicius et al. 2018, section 3.2) with powers of two, so that it costs no precision.
+    """Dynamic loss scaling (Micikevicius et al. 2018, section 3.2) with powers of two, so that no precision is lost.
 
-    Inactive unless ``precision`` is fp16: its scale is 1 then.
+    Unless ``precision`` is fp16 it is inactive, and its scale is 1.
     """
 
     START = 2.0**16
@@ -17,10 +17,10 @@ class LossScaler:
         self.active = precision == "fp16"
         self.scale = self.START if self.active else 1.0
         self.age = 0
-        """Good updates since the scale last changed."""
+        """Number of applied updates since the scale last changed."""
 
     def good(self) -> None:
-        """After an update that was applied: the scale doubles after 2,000 in a row."""
+        """Count an update that was applied. After ``GROWTH_UPDATES`` in a row the scale doubles."""
         if not self.active:
             return
         self.age += 1
@@ -28,6 +28,6 @@ class LossScaler:
             self.scale, self.age = min(self.scale * 2, self.LARGEST), 0
 
     def bad(self) -> None:
-        """After a gradient that was not finite: the scale is halved."""
+        """Halve the scale, after a gradient that was not finite."""
         if self.active:
             self.scale, self.age = max(self.scale / 2, 1.0), 0

@@ -1,4 +1,7 @@
-"""Neutral layers, empty until ``core.binding.bind`` fills in a framework's; the stub ``nn.pyi`` is the contract."""
+"""Layers that are the same in every framework. The module is empty until ``core.binding.bind`` fills in a framework's.
+
+The stub ``nn.pyi`` defines them.
+"""
 
 from mtrain.errors import UnboundError
 

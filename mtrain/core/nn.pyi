@@ -1,7 +1,7 @@
-"""Neutral layers: the contract that every framework's ``nn`` keeps. Parameter names and shapes are the ones given here.
+"""The layers that every framework's ``nn`` must provide, with exactly these parameter names and shapes.
 
-Images are (B, C, H, W). Layers are native modules: ``torch.nn.Module`` or ``paddle.nn.Layer``. A layer's start values are
-whatever the framework gives: a model's ``initial`` sets them.
+Images are (B, C, H, W). Layers are native modules: ``torch.nn.Module`` or ``paddle.nn.Layer``. The start values of a
+new layer depend on the framework and do not matter, because a model's ``initial`` replaces them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,10 +11,10 @@ from typing import Any, Final
 from mtrain.core.interfaces import Array, Tensor
 
 NAMES: Final[tuple[str, ...]]
-"""Every name of this contract."""
+"""The name of every class and function of this module."""
 
 class Module:
-    """A layer with state. Attributes that are modules or parameters are registered; define ``forward``."""
+    """Base class of layers. Attributes that are modules or parameters are registered; subclasses define ``forward``."""
 
     training: bool
     def __init__(self) -> None: ...
@@ -22,12 +22,12 @@ class Module:
         """Run ``forward``."""
 
 class Sequential(Module):
-    """Layers one after the other; state names are ``0.``, ``1.``, ..."""
+    """Applies layers one after the other. Names in its state begin with ``0.``, ``1.``, ..."""
 
     def __init__(self, *layers: Module) -> None: ...
 
 class ModuleList(Module):
-    """A list of layers; state names are ``0.``, ``1.``, ..."""
+    """Holds a list of layers. Names in its state begin with ``0.``, ``1.``, ..."""
 
     def __init__(self, modules: Iterable[Module]) -> None: ...
     def __iter__(self) -> Iterator[Any]: ...
@@ -35,7 +35,7 @@ class ModuleList(Module):
     def __getitem__(self, index: int) -> Any: ...
 
 class Conv2d(Module):
-    """Cross-correlation. ``weight`` (out, in / groups, kh, kw), ``bias`` (out); zeros outside the picture."""
+    """2-D cross-correlation with zero padding. ``weight`` (out, in / groups, kh, kw), ``bias`` (out)."""
 
     def __init__(
         self,
@@ -55,11 +55,12 @@ class Linear(Module):
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None: ...
 
 class BatchNorm2d(Module):
-    """Normalise each channel over the batch (training) or with running statistics (evaluation).
+    """Normalises each channel by the statistics of the batch (training) or by running statistics (evaluation).
 
-    ``running = (1 - momentum) * running + momentum * batch``. The running variance takes the unbiased estimate n / (n - 1) when
-    ``unbiased_variance``, else the biased one; the normalisation itself always uses the biased one.
-    State: ``weight``, ``bias``, ``running_mean``, ``running_var``, all (C), and ``num_batches_tracked`` (int64 scalar).
+    ``running = (1 - momentum) * running + momentum * batch``. With ``unbiased_variance`` the running variance is
+    updated by the unbiased estimate, factor n / (n - 1), otherwise by the biased one; the normalisation always uses the
+    biased one. State: ``weight``, ``bias``, ``running_mean``, ``running_var``, all (C), and ``num_batches_tracked``
+    (int64 scalar).
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class BatchNorm2d(Module):
     ) -> None: ...
 
 class LayerNorm(Module):
-    """Normalise over the last axis, of size ``normalized_shape``. ``weight`` and ``bias`` of that size."""
+    """Normalises over the last axis, which has size ``normalized_shape``, as have ``weight`` and ``bias``."""
 
     def __init__(self, normalized_shape: int, eps: float = 1e-5) -> None: ...
 
@@ -92,25 +93,25 @@ class Sigmoid(Module):
     def __init__(self) -> None: ...
 
 class Identity(Module):
-    """Returns what it is given; a place in a list that has no state."""
+    """Returns its input. It is used as a placeholder without state in a list of layers."""
 
     def __init__(self) -> None: ...
 
 class Upsample(Module):
-    """Every pixel ``scale_factor`` times in both directions (nearest neighbour)."""
+    """Repeats every pixel ``scale_factor`` times in both directions (nearest neighbour)."""
 
     def __init__(self, *, scale_factor: int) -> None: ...
 
 class MaxPool2d(Module):
-    """Largest value of each window; ``stride`` None: the kernel size. Padding never wins."""
+    """Largest value of each window. ``stride`` None: the kernel size. Padding counts as minus infinity."""
 
     def __init__(self, kernel_size: int, stride: int | None = None, padding: int = 0) -> None: ...
 
 def parameter(shape: tuple[int, ...], *, fill: float = 0.0) -> Tensor:
-    """A float32 parameter to be assigned to an attribute of a module."""
+    """Create a float32 parameter filled with ``fill``, to be assigned to an attribute of a module."""
 
 def buffer(module: Module, name: str, array: Array, *, persistent: bool = True) -> None:
-    """Register ``module.<name>``, a tensor without gradient; only a persistent one is part of the module's state."""
+    """Register a tensor without gradient as ``module.<name>``. Only a persistent one is part of the module's state."""
 
 def no_grad() -> AbstractContextManager[None]:
-    """What is computed inside carries no gradient."""
+    """Return a context in which results carry no gradient."""

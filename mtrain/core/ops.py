@@ -1,4 +1,8 @@
-"""Neutral functions, empty until ``core.binding.bind`` fills in a framework's; the stub ``ops.pyi`` is the contract."""
+"""Tensor functions that are the same in every framework. ``core.binding.bind`` fills the empty module with a
+framework's.
+
+The stub ``ops.pyi`` defines them.
+"""
 
 from mtrain.errors import UnboundError
 

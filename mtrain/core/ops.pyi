@@ -1,10 +1,11 @@
-"""Neutral functions: the contract that every framework's ``ops`` keeps.
+"""The tensor functions that every framework's ``ops`` must provide.
 
-Names follow the Array API standard where it has one, else PyTorch. Types are named by strings: "float64", "float32",
-"bfloat16", "float16", "int64", "int32", "uint8", "bool". Operators (``+ - * / // ** % @ < <= == & | ~``) between tensors of one type,
-or a tensor and a number, and indexing with integers, slices and None mean on tensors of every framework what they mean in numpy; an
-integer tensor next to a float number becomes float32. Nothing works in place.
-``like`` names a tensor on whose device the new one is made, and whose type it has unless ``dtype`` says otherwise.
+Names follow the Array API standard, or PyTorch where the standard has no such function. Types are named by strings:
+"float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool". Operators (``+ - * / // ** % @ < <= == &
+| ~``) between two tensors of one type or a tensor and a number, and indexing with integers, slices and None, have the
+same meaning in every framework as in numpy; an integer tensor combined with a float number becomes float32. No function
+changes its arguments. ``like`` is a tensor: the new tensor is made on its device, and has its type unless ``dtype``
+sets another one.
 """
 
 from collections.abc import Sequence
@@ -13,48 +14,48 @@ from typing import Any, Final, Literal
 from mtrain.core.interfaces import Array, Tensor
 
 NAMES: Final[tuple[str, ...]]
-"""Every name of this contract."""
+"""The name of every function of this module."""
 
 # ---------------------------------------------------------------------------------------------------------- creation
 def asarray(values: Any, *, like: Tensor | None = None, dtype: str | None = None) -> Tensor:
-    """A tensor from a numpy array, a number or nested lists, copied. Without ``like``: on the CPU, with numpy's type."""
+    """Copy a numpy array, a number or nested lists into a tensor. Without ``like``: on the CPU, with numpy's type."""
 
 def zeros(shape: Sequence[int], *, like: Tensor, dtype: str | None = None) -> Tensor:
-    """All 0."""
+    """Return a tensor filled with 0."""
 
 def full(shape: Sequence[int], value: float, *, like: Tensor, dtype: str | None = None) -> Tensor:
-    """All ``value``."""
+    """Return a tensor filled with ``value``."""
 
 def arange(start: int, stop: int, step: int = 1, *, like: Tensor, dtype: str | None = None) -> Tensor:
-    """``start``, ``start + step``, ... below ``stop``."""
+    """Return the vector ``start``, ``start + step``, ... up to but without ``stop``."""
 
 def zeros_like(x: Tensor) -> Tensor:
-    """All 0, shape and type of ``x``."""
+    """Return a tensor filled with 0, of the shape and type of ``x``."""
 
 def ones_like(x: Tensor) -> Tensor:
-    """All 1, shape and type of ``x``."""
+    """Return a tensor filled with 1, of the shape and type of ``x``."""
 
 def one_hot(x: Tensor, class_count: int, *, dtype: str = "float32") -> Tensor:
-    """int64 (...) to (..., class_count): 1 at each index. Every index must be below ``class_count``."""
+    """Turn int64 indices (...) into vectors (..., class_count) with a 1 at the index, which must be in range."""
 
 def meshgrid(*arrays: Tensor, indexing: Literal["ij", "xy"] = "xy") -> Sequence[Tensor]:
-    """Coordinate grids of vectors; (len(y), len(x)) for ``meshgrid(x, y, indexing="xy")``."""
+    """Return coordinate grids of vectors, of shape (len(y), len(x)) for ``meshgrid(x, y, indexing="xy")``."""
 
 # ----------------------------------------------------------------------------------------------- type, shape, autograd
 def astype(x: Tensor, dtype: str) -> Tensor:
-    """``x`` with another type; ``x`` itself where it has that type already."""
+    """Convert ``x`` to another type; return ``x`` itself if it has that type already."""
 
 def dtype(x: Tensor) -> str:
-    """Name of the type."""
+    """Return the name of the tensor's type."""
 
 def shape(x: Tensor) -> tuple[int, ...]:
-    """The shape as a tuple of integers."""
+    """Return the shape as a tuple of integers."""
 
 def detach(x: Tensor) -> Tensor:
-    """The same values, through which no gradient flows."""
+    """Return the same values, through which no gradient flows."""
 
 def to_numpy(x: Tensor) -> Array:
-    """A numpy array of the values, on the host; bfloat16 becomes float32."""
+    """Return the values as a numpy array on the host; bfloat16 becomes float32."""
 
 # ------------------------------------------------------------------------------------------------------------- layout
 def concat(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
@@ -64,49 +65,60 @@ def stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Join along a new axis."""
 
 def split(x: Tensor, sizes: Sequence[int], *, axis: int = 0) -> Sequence[Tensor]:
-    """Parts of the given sizes, which add up to the axis."""
+    """Cut an axis into parts of the given sizes, which must add up to the size of the axis."""
 
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The same elements in C order; one size may be -1."""
+    """Return the same elements, in C order, in another shape; one size may be -1."""
 
 def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Axis i of the result is axis ``axes[i]`` of ``x``."""
+    """Reorder the axes: axis i of the result is axis ``axes[i]`` of ``x``."""
 
 def expand_dims(x: Tensor, axis: int) -> Tensor:
-    """A new axis of size 1."""
+    """Insert a new axis of size 1."""
 
 def squeeze(x: Tensor, axis: int) -> Tensor:
-    """Without the axis, which has size 1."""
+    """Remove an axis, which must have size 1."""
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """``x`` repeated along axes of size 1 and new leading axes."""
+    """Repeat ``x`` along axes of size 1 and along new leading axes."""
 
 # ----------------------------------------------------------------------------------------------------------- indexing
 def where(condition: Tensor, x1: Tensor | float, x2: Tensor | float) -> Tensor:
-    """``x1`` where the condition holds, else ``x2``; no gradient reaches what is not chosen."""
+    """Choose ``x1`` where the condition holds, else ``x2``. No gradient reaches a value that is not chosen."""
 
 def nonzero(x: Tensor) -> tuple[Tensor, ...]:
-    """Indices (int64) of what is not 0, one vector per axis, in C order. The size depends on the values: the device is waited for."""
+    """Return the int64 indices of the elements that are not 0, one vector per axis, in C order.
+
+    The size of the result depends on the values, so the call waits for the device.
+    """
 
 def take(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
-    """The slices along ``axis`` that an int64 vector names."""
+    """Return the slices along ``axis`` at the positions in an int64 vector."""
 
 def take_along_axis(x: Tensor, indices: Tensor, axis: int) -> Tensor:
-    """``result[.., i, ..] = x[.., indices[.., i, ..], ..]``; int64 ``indices`` broadcast against ``x`` along the other axes."""
+    """Return ``result[.., i, ..] = x[.., indices[.., i, ..], ..]``.
+
+    The int64 ``indices`` broadcast against ``x`` along the other axes.
+    """
 
 def put_along_axis(
     x: Tensor, indices: Tensor, values: Tensor, *, axis: int, reduce: Literal["set", "add", "max"] = "set"
 ) -> Tensor:
-    """A copy of ``x`` with ``values`` put, added, or kept if larger than what is there, where int64 ``indices`` say (same shapes).
+    """Return a copy of ``x`` that is changed along ``axis`` at the positions ``indices`` (int64), one for each of
+    ``values``.
 
-    "set": where an index comes twice its values must be equal. "max" has no gradient.
+    ``indices`` and ``values`` have the same shape. "set" replaces the element; if an index occurs twice, its values
+    must be equal. "add" adds to the element. "max" takes the larger of the two and has no gradient.
     """
 
 def topk(x: Tensor, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
-    """The ``k`` largest along the axis, falling, and their int64 indices; the order of equal ones is not defined."""
+    """Return the ``k`` largest values along an axis in descending order, and their int64 indices.
+
+    The order of equal values is not defined.
+    """
 
 def argsort(x: Tensor, *, axis: int = -1, descending: bool = False) -> Tensor:
-    """int64 indices that sort along the axis; equal ones keep their order."""
+    """Return the int64 indices that sort ``x`` along an axis; equal values keep their order."""
 
 # ------------------------------------------------------------------------------------------------- element by element
 def abs(x: Tensor) -> Tensor:
@@ -116,34 +128,34 @@ def atan(x: Tensor) -> Tensor:
     """Arc tangent in radians."""
 
 def clip(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
-    """Limit to [min, max]; the gradient is 0 outside, 1 at the limits."""
+    """Limit values to [min, max]; the gradient is 0 outside and 1 at the limits."""
 
 def exp(x: Tensor) -> Tensor:
     """e to the power of ``x``."""
 
 def floor(x: Tensor) -> Tensor:
-    """Largest whole number not above ``x``, type kept."""
+    """Round down to a whole number, without changing the type."""
 
 def trunc(x: Tensor) -> Tensor:
-    """Whole part, towards 0, type kept."""
+    """Round towards 0 to a whole number, without changing the type."""
 
 def round(x: Tensor) -> Tensor:
-    """Nearest whole number, halves to even, type kept."""
+    """Round to the nearest whole number, halves to even, without changing the type."""
 
 def isfinite(x: Tensor) -> Tensor:
-    """True for all but nan and infinities."""
+    """Return True for each element that is neither nan nor infinite."""
 
 def log(x: Tensor) -> Tensor:
     """Natural logarithm."""
 
 def maximum(x1: Tensor, x2: Tensor) -> Tensor:
-    """The larger of two tensors of one type, element by element; equal ones share the gradient."""
+    """The larger of two tensors of one type, element by element; equal elements share the gradient."""
 
 def minimum(x1: Tensor, x2: Tensor) -> Tensor:
-    """The smaller of two tensors of one type, element by element; equal ones share the gradient."""
+    """The smaller of two tensors of one type, element by element; equal elements share the gradient."""
 
 def pow(x: Tensor, exponent: float) -> Tensor:
-    """``x`` to a power that is a number. Use it where ``**`` may meet a number that float32 rounds."""
+    """Raise ``x`` to a power that is a number. Use it instead of ``**`` where float32 would round that number."""
 
 def sqrt(x: Tensor) -> Tensor:
     """Square root."""
@@ -171,39 +183,39 @@ def softplus(x: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------ along an axis
 def sum(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Sum over an axis, several, or all; of integers and booleans an int64."""
+    """Sum over one axis, several, or all; for integers and booleans the result is int64."""
 
 def mean(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Mean of a float tensor; nan where there is nothing."""
+    """Mean of a float tensor over one axis, several, or all; nan if there are no elements."""
 
 def var(
     x: Tensor, *, axis: int | Sequence[int] | None = None, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
-    """Variance: squared deviations over ``n - correction``."""
+    """Variance: the sum of squared deviations divided by ``n - correction``."""
 
 def max(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Largest value; the gradient is shared among equal ones."""
+    """Largest value; equal elements share the gradient."""
 
 def min(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Smallest value; the gradient is shared among equal ones."""
+    """Smallest value; equal elements share the gradient."""
 
 def argmax(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """int64 index of the largest value; of all elements in C order when ``axis`` is None."""
+    """Return the int64 index of the largest value; without ``axis``, its position among all elements in C order."""
 
 def all(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """True where all are."""
+    """Return whether all elements along the axis are true."""
 
 def any(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """True where one is."""
+    """Return whether any element along the axis is true."""
 
 def cumulative_sum(x: Tensor, *, axis: int) -> Tensor:
-    """Sum of this element and all before it."""
+    """Sum of each element and all elements before it along the axis."""
 
 def softmax(x: Tensor, axis: int) -> Tensor:
     """``exp(x) / sum(exp(x))`` along the axis."""
 
 def log_softmax(x: Tensor, axis: int) -> Tensor:
-    """Logarithm of the softmax, without overflow."""
+    """Logarithm of the softmax along the axis, computed without overflow."""
 
 # ------------------------------------------------------------------------------------------------- networks and losses
 def matmul(x1: Tensor, x2: Tensor) -> Tensor:
@@ -227,13 +239,15 @@ def max_pool2d(x: Tensor, kernel_size: int, stride: int | None = None, padding: 
     """Largest value of each window, as ``nn.MaxPool2d``."""
 
 def upsample_nearest(x: Tensor, scale: int) -> Tensor:
-    """Every pixel of (B, C, H, W) ``scale`` times in both directions."""
+    """Repeat every pixel of (B, C, H, W) ``scale`` times in both directions."""
 
 def binary_cross_entropy_with_logits(logits: Tensor, targets: Tensor, *, positive_weight: float = 1.0) -> Tensor:
-    """``-(positive_weight * t * log(s) + (1 - t) * log(1 - s))``, s = sigmoid(logits), element by element, without overflow."""
+    """``-(positive_weight * t * log(s) + (1 - t) * log(1 - s))``, s = sigmoid(logits), element by element, without
+    overflow."""
 
 def cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Per row of ``logits`` (N, C) with int64 ``labels`` (N): ``-sum(target * log_softmax)``, shape (N).
+    """Cross entropy of each row of ``logits`` (N, C) and int64 ``labels`` (N): ``-sum(target * log_softmax)``, shape
+    (N).
 
-    ``target`` is one-hot times ``1 - label_smoothing`` plus ``label_smoothing / C``.
+    ``target`` is the one-hot vector times ``1 - label_smoothing``, plus ``label_smoothing / C``.
     """

@@ -1,6 +1,6 @@
-"""From spec to recipe: parameter groups by name, micro batch and accumulation from the global batch, scaled rates.
+"""Derive the recipe of a job from its spec: parameter groups, micro batch, accumulation and scaled rates.
 
-Pure, without a framework: ``mtrain plan`` calls it too. Schedules are in ``schedule.py``.
+All functions are pure and need no framework, because ``mtrain plan`` calls them too. Schedules are in ``schedule.py``.
 """
 
 import math
@@ -17,14 +17,14 @@ Rule = tuple[str, dict[str, float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scaled:
-    """Factors that a rate-scaling rule puts on what the spec says for ``reference_batch_size``."""
+    """Factors by which a rate-scaling rule multiplies the values that the spec sets for ``reference_batch_size``."""
 
     rate: float
     weight_decay: float
 
 
 def scaling(spec: Spec) -> Scaled:
-    """The factors of ``train.rate_scaling`` for this global batch.
+    """Return the factors of ``train.rate_scaling`` for the global batch of the spec.
 
     linear: Goyal et al. 2017 (arXiv 1706.02677), section 2.1; sqrt: Krizhevsky 2014 (arXiv 1404.5997), section 5;
     yolov5: the rate stays, the weight decay grows with the batch.
@@ -41,7 +41,7 @@ def scaling(spec: Spec) -> Scaled:
 
 
 def group_rules(spec: Spec) -> list[Rule]:
-    """(regex, options) of each parameter group, weight decay scaled.
+    """Return (regex, options) of each parameter group, with scaled weight decay.
 
     Options: ``weight_decay`` and, for sgd, ``momentum`` and ``nesterov`` (0 or 1); for adam and adamw ``beta1``,
     ``beta2`` and ``eps``.
@@ -59,30 +59,31 @@ def _options(spec: Spec, group: GroupSpec) -> dict[str, float]:
 
 
 def assign(names: Iterable[str], groups: Sequence[tuple[str, object]]) -> list[list[str]]:
-    """Parameter names of each group, in the order given: the first group whose regex is found in a name takes it.
+    """Return the parameter names of each group, in the order of ``names``.
 
-    A group that takes nothing stays empty: a recipe may serve models that lack such parameters.
+    A name belongs to the first group whose regex is found in it. A group may stay empty, because a recipe may also
+    serve models that lack such parameters.
 
     Raises:
-        SpecError: a name is in no group.
+        SpecError: a name belongs to no group.
     """
     patterns = [re.compile(match) for match, _ in groups]
-    taken: list[list[str]] = [[] for _ in patterns]
+    members: list[list[str]] = [[] for _ in patterns]
     orphans = []
     for name in names:
         place = next((i for i, pattern in enumerate(patterns) if pattern.search(name)), None)
         if place is None:
             orphans.append(name)
         else:
-            taken[place].append(name)
+            members[place].append(name)
     if orphans:
         shown = ", ".join(orphans[:3]) + (f" and {len(orphans) - 3} more" if len(orphans) > 3 else "")
         raise SpecError(f"optimizer.groups: no group takes {shown}; end the list with a group whose `match` is ''")
-    return taken
+    return members
 
 
 def is_frozen(name: str, frozen: Sequence[str]) -> bool:
-    """Whether one of the regexes ``frozen`` is found in the parameter name."""
+    """Return whether one of the regexes ``frozen`` is found in the parameter name."""
     return any(re.search(pattern, name) for pattern in frozen)
 
 
@@ -90,7 +91,7 @@ def check_frozen(names: Iterable[str], frozen: Sequence[str]) -> None:
     """Refuse patterns that freeze nothing.
 
     Raises:
-        SpecError: no name of ``names`` is matched by one of the regexes ``frozen``; an example of a name is given.
+        SpecError: one of the regexes ``frozen`` matches none of ``names``; the message shows one of the names.
     """
     names = list(names)
     idle = [pattern for pattern in frozen if not any(re.search(pattern, name) for name in names)]
@@ -99,20 +100,20 @@ def check_frozen(names: Iterable[str], frozen: Sequence[str]) -> None:
 
 
 def micro_batch(spec: Spec, *, size: int) -> tuple[int, int]:
-    """(micro batch, accumulate) with ``size * micro batch * accumulate == train.batch_size``.
+    """Return (micro batch, accumulate) with ``size * micro batch * accumulate == train.batch_size``.
 
-    ``accumulate: auto`` takes the fewest micro batches that ``max_micro_batch`` allows.
+    ``accumulate: auto`` means the fewest micro batches that ``max_micro_batch`` allows. ``size``: number of ranks.
 
     Raises:
-        SpecError: no such pair; the message names the nearest batch sizes that divide.
+        SpecError: there is no such pair; the message names the nearest batch sizes that can be divided.
     """
-    batch, asked = spec.train.batch_size, spec.train.accumulate
+    batch, accumulate = spec.train.batch_size, spec.train.accumulate
     limit = spec.train.max_micro_batch or batch
-    if asked != "auto":
-        if batch % (size * asked):
-            among = f"{size} ranks x {asked} micro batches (train.accumulate)"
-            raise SpecError(_indivisible(batch, shares=size * asked, among=among))
-        return batch // (size * asked), asked
+    if accumulate != "auto":
+        if batch % (size * accumulate):
+            among = f"{size} ranks x {accumulate} micro batches (train.accumulate)"
+            raise SpecError(_indivisible(batch, shares=size * accumulate, among=among))
+        return batch // (size * accumulate), accumulate
     if batch % size:
         raise SpecError(_indivisible(batch, shares=size, among=f"{size} ranks"))
     share = batch // size
@@ -127,11 +128,13 @@ def _indivisible(batch: int, *, shares: int, among: str) -> str:
 
 
 def ema_shares(recipe: Recipe, update: int) -> tuple[float, float]:
-    """(keep, take) behind update ``update`` (1-based): average = keep * average + take * weights.
+    """Return (keep, take) for ``average = keep * average + take * weights`` after update ``update`` (1-based).
 
-    ramp: keep is d = ``ema_decay * (1 - exp(-update / ema_ramp))``, take is 1 - d. threshold: an average e that starts at zero
-    with d = min(decay, (1 + t) / (10 + t)), t = update - 1, is read out as e / (1 - d ** update), with the last d alone, as
-    PaddleDetection does; the shares are those of what is read out, so they need not add up to 1.
+    Rule "ramp": with d = ``ema_decay * (1 - exp(-update / ema_ramp))``, keep is d and take is 1 - d.
+
+    Rule "threshold", as in PaddleDetection: an average e starts at zero and is updated with d = min(decay, (1 + t) /
+    (10 + t)), t = update - 1; its value is read as e / (1 - d ** update), with the last d alone. The shares returned
+    are those of the value read, so they need not add up to 1.
     """
     if recipe.ema_rule == "ramp":
         rise = 1 - math.exp(-update / recipe.ema_ramp) if recipe.ema_ramp > 0 else 1.0
@@ -148,7 +151,7 @@ def ema_shares(recipe: Recipe, update: int) -> tuple[float, float]:
 
 
 def make_recipe(spec: Spec, *, size: int) -> Recipe:
-    """All that touches weights or gradients, for ``size`` ranks.
+    """Return every setting of the spec that affects weights or gradients, for ``size`` ranks.
 
     Raises:
         SpecError: the global batch does not divide among the ranks.
@@ -167,7 +170,8 @@ def make_recipe(spec: Spec, *, size: int) -> Recipe:
         ema_ramp=train.ema.ramp if train.ema else 0.0,
         ema_rule=train.ema.rule if train.ema else "ramp",
         sync_batchnorm=train.sync_batchnorm,
-        # Measured the faster layout on CPU (one thread per rank) and the one that CUDA's tensor cores want.
+        # "auto" means channels-last: measured to be the faster layout on CPU (one thread per rank), and the one that
+        # CUDA's tensor cores need.
         channels_last=train.channels_last is not False,
         compile=train.compile,
         seed=train.seed,

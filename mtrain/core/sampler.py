@@ -1,4 +1,4 @@
-"""Which samples an update and a rank see: pure functions of (seed, epoch, update), never of the backend."""
+"""Choose the samples of each update and rank, as pure functions of (seed, epoch, update) that no backend influences."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class Shuffled:
-    """Training order: each epoch is a fresh permutation, cut into global batches; a last incomplete one is dropped.
+    """Training order: each epoch is a new permutation, cut into global batches; a last incomplete one is dropped.
 
     Global batch ``i`` of an epoch depends on (length, global_batch, seed, epoch) alone, so it holds the same samples
     for every number of ranks and every accumulation.
@@ -33,11 +33,11 @@ class Shuffled:
 
     @property
     def updates_per_epoch(self) -> int:
-        """Whole global batches in one epoch."""
+        """Number of complete global batches in one epoch."""
         return self.length // self.global_batch
 
     def permutation(self, epoch: int) -> Indices:
-        """All sample indices in the order of ``epoch``, int64; only the last epoch asked for is kept."""
+        """Return all sample indices (int64) in the order of ``epoch``. Only the most recent result is cached."""
         if self._cached is None or self._cached[0] != epoch:
             generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
             order = generator.permutation(self.length).astype(np.int64, copy=False)
@@ -46,7 +46,7 @@ class Shuffled:
         return self._cached[1]
 
     def global_batch_indices(self, epoch: int, update: int) -> Indices:
-        """Samples of global batch ``update`` (0-based, within the epoch), int64 of length ``global_batch``.
+        """Return the ``global_batch`` sample indices (int64) of global batch ``update`` (0-based, within the epoch).
 
         Raises:
             IndexError: ``update`` is not in ``range(updates_per_epoch)``.
@@ -58,10 +58,11 @@ class Shuffled:
 
 
 def rank_share(indices: Indices, *, rank: int, size: int, accumulate: int) -> list[Indices]:
-    """Micro batches of one rank, in order: micro batch ``a`` is ``indices[(a*size + rank)*micro :][:micro]``.
+    """Return the micro batches of one rank, in order: micro batch ``a`` is ``indices[(a*size + rank)*micro
+    :][:micro]``.
 
-    So micro batches ``a`` of all ranks side by side are the next ``size * micro`` samples of the global batch: what
-    one rank with a micro batch that large would see (and what a synchronised BatchNorm sees).
+    The micro batches ``a`` of all ranks together are the next ``size * micro`` samples of the global batch: those that
+    a single rank with a micro batch of that size would get, and over which a synchronised BatchNorm normalises.
 
     Raises:
         SpecError: the global batch does not divide among ``size * accumulate``.
@@ -77,10 +78,10 @@ def rank_share(indices: Indices, *, rank: int, size: int, accumulate: int) -> li
 
 
 class Padded:
-    """Evaluation order: every sample at least once, the same number of full micro batches on every rank.
+    """Evaluation order: every sample at least once, and the same number of full micro batches on every rank.
 
-    Sample ``i`` is on rank ``i // micro_batch % size``; what is missing at the end repeats the first samples, and the
-    evaluator drops what it sees twice.
+    Sample ``i`` is on rank ``i // micro_batch % size``. The last micro batches are filled up with the first samples,
+    and the evaluator counts a repeated sample once.
 
     Raises:
         SpecError: the split is empty.
@@ -95,11 +96,11 @@ class Padded:
 
     @property
     def batches_per_rank(self) -> int:
-        """Micro batches of each rank."""
+        """Number of micro batches of each rank."""
         return -(-self.length // (self.size * self.micro_batch))
 
     def micro_batches(self, rank: int) -> Iterator[Indices]:
-        """Micro batches of ``rank``: ``batches_per_rank`` arrays of ``micro_batch`` indices, int64."""
+        """Yield the micro batches of ``rank``: ``batches_per_rank`` arrays of ``micro_batch`` indices (int64)."""
         for step in range(self.batches_per_rank):
             first = (step * self.size + rank) * self.micro_batch
             yield np.arange(first, first + self.micro_batch, dtype=np.int64) % self.length

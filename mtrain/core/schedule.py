@@ -10,14 +10,14 @@ from mtrain.errors import SpecError
 from mtrain.spec.model import ScheduleSpec, Spec
 
 ONE_CYCLE_START = 1 / 25
-"""Factor at the start of a one-cycle schedule (Smith and Topin, arXiv 1708.07120; the usual divisor)."""
+"""Factor at the start of a one-cycle schedule (Smith and Topin, arXiv 1708.07120), with the usual divisor 25."""
 
 
 def total_updates(spec: Spec, updates_per_epoch: int) -> int:
-    """Updates of the whole job.
+    """Return the number of updates of the whole job.
 
     Raises:
-        SpecError: neither ``train.epochs`` nor ``train.updates`` is given.
+        SpecError: neither ``train.epochs`` nor ``train.updates`` is set.
     """
     if spec.train.updates is not None:
         return spec.train.updates
@@ -27,7 +27,7 @@ def total_updates(spec: Spec, updates_per_epoch: int) -> int:
 
 
 def factor(curve: ScheduleSpec, epoch: float, *, horizon_epochs: float) -> float:
-    """What the rate is multiplied with at ``epoch`` (fractional where the schedule is per update).
+    """Return the factor of the learning rate at ``epoch``, which is fractional if the schedule is per update.
 
     linear and cosine go from 1 to ``final_factor`` over the horizon and stay there; step multiplies by ``gamma`` at
     each milestone; one_cycle rises to 1 at ``peak`` of the horizon and falls to ``final_factor``, both as half cosines.
@@ -58,11 +58,12 @@ class _Warmup:
 
 
 class Schedule:
-    """Rates of every group for an update: ``schedule(update) -> Rates``.
+    """The learning rates of all groups and the momentum, for each update: ``schedule(update) -> Rates``.
 
-    During warm-up rate and momentum go linearly, in updates, from where they start to what the curve says for the
-    current epoch, as YOLOv5 does (biases from high to low, all others from 0 up). With ``warmup.before_curve`` the curve
-    waits at its first value meanwhile, and what is left of the horizon is its length, as in PaddleDetection.
+    During warm-up, rate and momentum change linearly with the update, from their start values to the values of the
+    curve at the current epoch, as in YOLOv5 (biases go down from a high rate, all others up from 0). With
+    ``warmup.before_curve`` the curve stays at its first value during warm-up and then takes the rest of the horizon, as
+    in PaddleDetection.
     """
 
     def __init__(self, spec: Spec, *, updates_per_epoch: int, total_updates: int) -> None:
@@ -78,11 +79,11 @@ class Schedule:
 
     @property
     def warmup_updates(self) -> int:
-        """Updates of the warm-up."""
+        """Number of updates of the warm-up."""
         return self._warmup.updates
 
     def __call__(self, update: int) -> Rates:
-        """Rates and momentum of ``update`` (0-based, over the whole job)."""
+        """Return the rates and the momentum of ``update`` (0-based, over the whole job)."""
         since = max(update - self._begin, 0)
         per_update = since / self._updates_per_epoch
         epoch = per_update if self._curve.per == "update" else float(since // self._updates_per_epoch)

@@ -1,7 +1,7 @@
-"""Values of ranks as bytes and back, for collectives that carry bytes: data, never code.
+"""Serialise values that ranks exchange, so that a message can carry data but cannot run code.
 
-``pickle`` calls whatever a message names. Here it may name what holds data: numpy's arrays, plain containers, and the
-dataclasses, named tuples and enumerations of modules that this rank has imported itself.
+``pickle`` calls any function that a message names. Here a message may name only types that hold data: numpy's arrays,
+plain containers, and the dataclasses, named tuples and enumerations of modules that this rank has imported itself.
 """
 
 import dataclasses
@@ -26,35 +26,35 @@ _CONTAINERS = {
 
 
 def packed(value: Any) -> bytes:
-    """``value`` as bytes."""
+    """Return ``value`` as bytes, for ``unpacked``."""
     return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def unpacked(content: bytes) -> Any:
-    """What ``packed`` was given.
+    """Return the value from which ``packed`` made ``content``.
 
     Raises:
-        TrainingError: it is no such bytes, or they name what is no data.
+        TrainingError: ``content`` is damaged, or names something other than data.
     """
     try:
         return _Reader(io.BytesIO(content)).load()
     except TrainingError:
         raise
-    except Exception as error:  # bytes of a stranger can end in any error
+    except Exception as error:  # Unpickling arbitrary bytes may raise any exception.
         raise TrainingError(f"what another rank sent cannot be read: {type(error).__name__}: {error}") from error
 
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
-        """What a message names, if it holds data."""
+        """Return the type that a message names; refuse it unless it holds data."""
         if name in _CONTAINERS.get(module, ()) or (name in _ARRAYS and module in _ARRAY_MODULES):
             return super().find_class(module, name)
-        found = getattr(sys.modules.get(module), name, None)
-        if isinstance(found, type) and _holds_data(found):
-            return found
+        kind = getattr(sys.modules.get(module), name, None)
+        if isinstance(kind, type) and _holds_data(kind):
+            return kind
         raise TrainingError(
-            f"another rank sent a value that is made with {module}.{name}; ranks exchange numbers, text, arrays, plain containers, "
-            "dataclasses, named tuples and enumerations of modules that both have imported"
+            f"another rank sent a value that is made with {module}.{name}; ranks exchange numbers, text, "
+            "arrays, plain containers, dataclasses, named tuples and enumerations of modules that both have imported"
         )
 
 

@@ -1,4 +1,4 @@
-"""Whether saved arrays fit a model, and whether all ranks hold the same ones."""
+"""Check that saved arrays fit a model, and that all ranks start from the same arrays."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ def check_fit(shapes: Mapping[str, Shape], values: Mapping[str, Array], *, what:
     """Compare the names and shapes of a model's tensors with those of saved arrays.
 
     Raises:
-        CheckpointError: they differ; every difference is counted, the first ones are named.
+        CheckpointError: they differ; the message counts all differences and names the first ones.
     """
     missing = [name for name in shapes if name not in values]
     unknown = [name for name in values if name not in shapes]
@@ -35,7 +35,7 @@ def check_fit(shapes: Mapping[str, Shape], values: Mapping[str, Array], *, what:
 
 
 def fingerprint(arrays: Mapping[str, Array]) -> str:
-    """Digest of names and values (C-contiguous), bit for bit."""
+    """Return a digest of names and values, which differs if any bit does. The arrays must be C-contiguous."""
     digest = hashlib.blake2b(digest_size=16)
     for name, array in arrays.items():
         digest.update(name.encode())
@@ -44,10 +44,10 @@ def fingerprint(arrays: Mapping[str, Array]) -> str:
 
 
 def check_equal_start(collective: Collective, own: str) -> None:
-    """Compare the ``fingerprint`` of this rank with those of the others; every rank calls.
+    """Compare the ``fingerprint`` of this rank with those of the other ranks. Every rank must call.
 
     Raises:
-        TrainingError: some ranks hold other weights than rank 0; they are named.
+        TrainingError: some ranks hold other weights than rank 0; the message names them.
     """
     ranks = differing(collective, own)
     if ranks:

@@ -1,7 +1,8 @@
-"""What the ranks of a job tell after every update so that jobs can be compared: digests, and sketches that are linear.
+"""Record digests and linear sketches of a job's state after every update, so that jobs can be compared.
 
-Two jobs whose digests are equal have the same bits. Where they differ, sketches tell by how much and in which direction: the sketch
-of a difference is the difference of the sketches, so a factor or a lost term is found without keeping the arrays of every update.
+If the digests of two jobs are equal, so are all bits. If they differ, the sketches show by how much and in which
+direction: the sketch of a difference is the difference of the sketches. So a wrong factor or a lost term can be found
+without storing the arrays of every update.
 """
 
 import hashlib
@@ -17,23 +18,27 @@ from mtrain.core.interfaces import Array, Collective, HostBatch, Loader, State
 from mtrain.core.traffic import sent_bytes
 
 SIZE = 32
-"""Numbers in a sketch: lengths of differences come out within an eighth or so."""
+"""Numbers in a sketch. With 32 the length of a difference is accurate to about an eighth."""
 DIGITS = 16
-"""Hex digits that are kept of a digest."""
+"""Hexadecimal digits of a digest that are recorded."""
 
 
 class Sketcher:
-    """Adds the elements of arrays, each with a sign that depends on name and place, into ``SIZE`` sums.
+    """Sums up the elements of arrays into ``SIZE`` numbers, each with a sign that depends on the array's name and the
+    place.
 
-    Charikar, Chen, Farach-Colton 2002, "Finding frequent items in data streams", section 3.1: the sum of the squares has the
-    squared length of the arrays as its expectation.
+    The expectation of the sum of their squares is the squared length of the arrays: Charikar, Chen, Farach-Colton 2002,
+    "Finding frequent items in data streams", section 3.1.
     """
 
     def __init__(self) -> None:
         self._signs: dict[str, Array] = {}
 
     def sketch(self, arrays: Mapping[str, Array]) -> Array:
-        """(SIZE,) float64. Arrays of one name get the same signs, whatever they are; those of whole numbers are left out."""
+        """Return the sketch of float arrays, (SIZE,) float64. Integer arrays are left out.
+
+        The signs depend only on the name and size of an array, so sketches of different jobs can be subtracted.
+        """
         total = np.zeros(SIZE)
         for name, array in arrays.items():
             if array.dtype.kind != "f":
@@ -51,69 +56,76 @@ class Sketcher:
 
 
 def parts(state: State, groups: Sequence[Sequence[str]]) -> dict[str, dict[str, Array]]:
-    """The arrays of a job's state by what they are: ``weights/<group>``, ``<moment>/<group>``, ``buffers`` (with what is not
-    trained) and ``ema``; inside by the name of the weight. Parts without arrays are left out."""
+    """Sort the arrays of a job's state into parts, each a mapping by the name of the weight.
+
+    The parts are ``weights/<group>``, ``<moment>/<group>``, ``buffers`` (with weights that are not trained) and
+    ``ema``. Parts without arrays are left out.
+    """
     places = {name: i for i, names in enumerate(groups) for name in names}
-    found: dict[str, dict[str, Array]] = {
+    parts_by_name: dict[str, dict[str, Array]] = {
         f"weights/{i}": {name: state.weights[name] for name in names} for i, names in enumerate(groups)
     }
     for key, array in state.moments.items():
         moment, _, name = key.partition("/")
-        found.setdefault(f"{moment}/{places[name]}", {})[name] = array
-    found["buffers"] = {name: array for name, array in state.weights.items() if name not in places}
-    found["ema"] = dict(state.ema)
-    return {name: arrays for name, arrays in found.items() if arrays}
+        parts_by_name.setdefault(f"{moment}/{places[name]}", {})[name] = array
+    parts_by_name["buffers"] = {name: array for name, array in state.weights.items() if name not in places}
+    parts_by_name["ema"] = dict(state.ema)
+    return {name: arrays for name, arrays in parts_by_name.items() if arrays}
 
 
 class Tracer:
-    """One rank's part in the trace of a job. Everything but ``watch`` is collective."""
+    """Records the trace of a job on one rank. Every rank must call its methods, except ``watch``."""
 
     def __init__(
         self, collective: Collective, groups: Sequence[Sequence[str]], state: Callable[[], State], *, accumulate: int
     ) -> None:
-        """``state`` gives the job's state; ``groups`` are the names of trained weights by group."""
+        """``state`` returns the job's state; ``groups`` holds the names of the trained weights by group."""
         self._collective = collective
         self._groups = groups
         self._state = state
         self._accumulate = accumulate
         self._sketcher = Sketcher()
-        self._seen: deque[str] = deque()
+        self._batch_digests: deque[str] = deque()
 
     def watch(self, loader: Loader) -> Loader:
-        """The same loader; what it gives is remembered for ``after_update``."""
-        return _Watched(loader, self._seen)
+        """Return a loader with the same micro batches that also records their digests for ``after_update``."""
+        return _Watched(loader, self._batch_digests)
 
     def look(self) -> dict[str, Any]:
-        """``digests`` and ``sketches`` of each part of the job's state, and whether all ranks hold the same (``ranks_agree``)."""
-        found = parts(self._state(), self._groups)
-        digests = {name: digest(arrays)[:DIGITS] for name, arrays in found.items()}
+        """Return ``digests`` and ``sketches`` of each part of the job's state, and ``ranks_agree``.
+
+        ``ranks_agree``: whether all ranks hold the same weights.
+        """
+        state_parts = parts(self._state(), self._groups)
+        digests = {name: digest(arrays)[:DIGITS] for name, arrays in state_parts.items()}
         trained = [value for name, value in digests.items() if name.startswith("weights/")]
         return {
             "digests": digests,
-            "sketches": {name: self._sketcher.sketch(arrays).tolist() for name, arrays in found.items()},
+            "sketches": {name: self._sketcher.sketch(arrays).tolist() for name, arrays in state_parts.items()},
             "ranks_agree": len(set(map(tuple, self._collective.all_gather(trained)))) == 1,
         }
 
     def after_update(self) -> dict[str, Any]:
-        """``look``, and ``samples``: a digest of what all ranks were given for the update that has just been run."""
-        mine = [self._seen.popleft() for _ in range(self._accumulate)]
-        given = self._collective.all_gather(mine)
-        order = [given[rank][turn] for turn in range(self._accumulate) for rank in range(len(given))]
+        """Return ``look()`` and ``samples``, a digest of the micro batches of all ranks in the update that was just
+        run."""
+        mine = [self._batch_digests.popleft() for _ in range(self._accumulate)]
+        of_ranks = self._collective.all_gather(mine)
+        order = [of_ranks[rank][turn] for turn in range(self._accumulate) for rank in range(len(of_ranks))]
         return {"samples": hashlib.sha256("".join(order).encode()).hexdigest()[:DIGITS], **self.look()}
 
 
 class _Watched:
-    """A loader that leaves digests of its micro batches behind, those prepared ahead included."""
+    """A loader that appends the digest of each of its micro batches to a queue, also of prefetched ones."""
 
-    def __init__(self, inside: Loader, seen: deque[str]) -> None:
+    def __init__(self, inside: Loader, batch_digests: deque[str]) -> None:
         self._inside = inside
-        self._seen = seen
+        self._batch_digests = batch_digests
         self.updates_per_epoch = inside.updates_per_epoch
 
     def micro_batches(self, epoch: int, start: int = 0) -> Iterator[HostBatch]:
-        self._seen.clear()
+        self._batch_digests.clear()
         for batch in self._inside.micro_batches(epoch, start):
-            self._seen.append(digest(batch))
+            self._batch_digests.append(digest(batch))
             yield batch
 
     def close(self) -> None:
@@ -121,25 +133,28 @@ class _Watched:
 
 
 class Shares:
-    """Of each update of one rank, the share of its time in which the rank waited for others."""
+    """Collects, for one rank, the share of each update's time in which the rank waited for other ranks."""
 
     def __init__(self) -> None:
-        self._before: float | None = None
-        self._found: list[float] = []
+        self._former_total: float | None = None
+        self._shares: list[float] = []
 
     def take(self, record: Mapping[str, Any]) -> None:
-        """The record of an update, with ``communication_s`` where the backend tells it; the first one is only a beginning."""
+        """Add the record of an update. It has ``communication_s``, a running total, if the backend measures it.
+
+        The first record yields no share, because its total includes the time before the first update.
+        """
         total = record.get("communication_s")
-        if total is not None and self._before is not None:
-            self._found.append(min(1.0, (total - self._before) / record["seconds"]))
-        self._before = total
+        if total is not None and self._former_total is not None:
+            self._shares.append(min(1.0, (total - self._former_total) / record["seconds"]))
+        self._former_total = total
 
     def told(self) -> dict[str, float]:
-        """``communication_share``, the median of updates; nothing where the backend did not tell."""
-        return {"communication_share": float(np.median(self._found))} if self._found else {}
+        """Return ``communication_share``, the median over updates; nothing if the backend does not measure it."""
+        return {"communication_share": float(np.median(self._shares))} if self._shares else {}
 
 
 def traffic() -> dict[str, int]:
-    """``sent_bytes`` of this process so far, where the kernel tells."""
+    """Return ``sent_bytes`` of this process so far; nothing if the kernel does not count them."""
     sent = sent_bytes()
     return {} if sent is None else {"sent_bytes": sent}

@@ -1,4 +1,4 @@
-"""How much this process has sent to others, as the kernel counts it; Linux."""
+"""Read from the Linux kernel how many bytes this process has sent over TCP."""
 
 import os
 import socket
@@ -9,21 +9,22 @@ from pathlib import Path
 
 _ACKED = struct.Struct("=Q")
 _ACKED_AT = 120
-"""Where ``tcpi_bytes_acked`` lies in the kernel's ``struct tcp_info`` (linux/tcp.h, since 4.1)."""
+"""Offset of ``tcpi_bytes_acked`` in the kernel's ``struct tcp_info`` (linux/tcp.h, since version 4.1), in bytes."""
 _INFO_BYTES = 192
 _OPEN_FILES = Path("/proc/self/fd")
 
 
 def sent_bytes() -> int | None:
-    """Bytes that arrived at the other end of all TCP connections this process has open; None: the kernel does not tell.
+    """Return the bytes that have arrived at the other ends of this process's open TCP connections.
 
-    What goes through shared memory or past the kernel (NCCL between devices of one machine, InfiniBand) is not in it.
+    It is None if the kernel does not count them. Traffic through shared memory or past the kernel (NCCL between devices
+    of one machine, InfiniBand) is not included.
     """
     if not hasattr(socket, "TCP_INFO") or not _OPEN_FILES.is_dir():
         return None
     total = 0
     for entry in os.listdir(_OPEN_FILES):
-        with suppress(OSError):  # closed meanwhile, or no TCP connection
+        with suppress(OSError):  # The file was closed meanwhile, or is not a TCP connection.
             if stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
                 total += _acknowledged(int(entry))
     return total

@@ -1,1 +1,1 @@
-"""What a job tells people: records, terminal display, TensorBoard, curves."""
+"""Reports on a job for people: its records, the terminal display, TensorBoard events and curves."""

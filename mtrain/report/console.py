@@ -1,4 +1,4 @@
-"""One display for a whole job, fed with the records of its ``metrics.jsonl`` by the process that started it."""
+"""The display of a job's progress. The process that started the job passes it the records of ``metrics.jsonl``."""
 
 import sys
 import time
@@ -12,27 +12,27 @@ Mode = Literal["auto", "rich", "plain", "quiet"]
 
 
 class Display(Protocol):
-    """What ``launch.run`` tells a person through."""
+    """Shows the progress of a job to a person."""
 
     def record(self, record: Record) -> None:
-        """One line of ``metrics.jsonl``."""
+        """Show one record, a line of ``metrics.jsonl``."""
         ...
 
     def note(self, text: str) -> None:
-        """A sentence from the starter itself."""
+        """Show a sentence from the process that started the job."""
         ...
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Redraw, if the display changes with time. It is called several times a second."""
         ...
 
     def close(self) -> None:
-        """Leave the terminal as it was. Can be called twice."""
+        """Restore the terminal. It may be called twice."""
         ...
 
 
 def make_display(mode: Mode, *, title: str, stream: IO[str] | None = None) -> Display:
-    """The display for ``mode``; auto: rich on a terminal, plain lines elsewhere."""
+    """Return the display for ``mode``; auto: rich on a terminal, plain lines elsewhere."""
     stream = stream or sys.stdout
     if mode == "quiet":
         return Quiet(stream)
@@ -44,13 +44,13 @@ def make_display(mode: Mode, *, title: str, stream: IO[str] | None = None) -> Di
 
 
 class Quiet:
-    """Warnings only."""
+    """A display that prints only warnings and notes."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def record(self, record: Record) -> None:
-        """Print a warning; pass over the rest."""
+        """Print the record if it is a warning."""
         if record.get("kind") == "warning":
             self.note(f"warning: {record.get('message', '')}")
 
@@ -66,7 +66,7 @@ class Quiet:
 
 
 class Plain:
-    """A line every ``every_s`` seconds and at each evaluation: for logs and pipes."""
+    """A display for logs and pipes. It prints a line every ``every_s`` seconds and at each evaluation."""
 
     def __init__(
         self, stream: IO[str], *, title: str, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic
@@ -78,7 +78,7 @@ class Plain:
         self.note(title)
 
     def record(self, record: Record) -> None:
-        """Print what the record says, updates not more often than every ``every_s`` seconds."""
+        """Print the record as a line; updates at most every ``every_s`` seconds."""
         kind = record.get("kind")
         if kind == "update":
             last = record.get("update", 0) + 1 == record.get("total_updates")

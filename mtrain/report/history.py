@@ -1,4 +1,4 @@
-"""Reading ``metrics.jsonl`` back: while it grows, and whole."""
+"""Read ``metrics.jsonl``, either while it grows or as a whole."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,14 +11,17 @@ Record = Mapping[str, Any]
 
 
 class Tail:
-    """New records of a growing file; starts at its present end, or at ``from_start``. A half-written line waits."""
+    """Reads the new records of a growing file, from its present end on or, with ``from_start``, from its beginning.
+
+    A line that is only half written is read once it is complete.
+    """
 
     def __init__(self, path: Path, *, from_start: bool = False) -> None:
         self.path = path
         self._offset = 0 if from_start or not path.exists() else path.stat().st_size
 
     def read(self) -> list[Record]:
-        """Records that were completed since the last call; lines that are no JSON object are passed over."""
+        """Return the records completed since the last call. Lines that are not JSON objects are skipped."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -32,7 +35,7 @@ class Tail:
 
 @dataclass(kw_only=True)
 class History:
-    """The records of one run, each update once: what a resumed run did again replaces what it did first."""
+    """The records of one run, with each update once: updates that a resumed run repeats replace the earlier records."""
 
     updates: dict[int, Record] = field(default_factory=dict)
     evaluations: dict[int, Record] = field(default_factory=dict)
@@ -41,7 +44,7 @@ class History:
     checkpoints: int = 0
 
     def add(self, record: Record) -> None:
-        """Take the next record, in the order of the file."""
+        """Add the next record, in the order of the file."""
         kind, update = record.get("kind"), record.get("update")
         if kind == "start":
             self._forget_from(int(update or 0))
@@ -56,7 +59,7 @@ class History:
             self.end = record
 
     def _forget_from(self, update: int) -> None:
-        """A run that starts at ``update`` has undone what was written after it."""
+        """Drop the records after ``update``, at which a resumed run has started again."""
         self.updates = {number: record for number, record in self.updates.items() if number < update}
         self.evaluations = {
             number: record for number, record in self.evaluations.items() if number <= update and update
@@ -64,7 +67,7 @@ class History:
 
 
 def read_history(path: Path) -> History:
-    """The whole file; empty when it does not exist."""
+    """Read the whole file; the history is empty if the file does not exist."""
     history = History()
     for record in Tail(path, from_start=True).read():
         history.add(record)
@@ -72,7 +75,7 @@ def read_history(path: Path) -> History:
 
 
 def rate_of(record: Record) -> float | None:
-    """Learning rate of an update record: of the last group, the one without exceptions, if there are several."""
+    """Return the learning rate in an update record. Of several groups it is that of the last, the general one."""
     rate = record.get("rate", record.get("rates"))
     if isinstance(rate, list):
         rate = rate[-1] if rate else None

@@ -1,4 +1,7 @@
-"""``results.png``: the curves of a run on one page. Matplotlib is imported here alone, without a window system."""
+"""Draw ``results.png``, the curves of a run on one page. Only this module of ``report`` imports matplotlib.
+
+It uses matplotlib without a window system.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +22,8 @@ FAINT = "#e4e4e4"
 
 
 def draw_results(folder: Path) -> Path | None:
-    """Draw ``results.png`` of a run folder from its ``metrics.jsonl``; None when nothing was recorded yet."""
+    """Draw ``results.png`` in a run folder from its ``metrics.jsonl``. Return its path; None if there are no
+    records."""
     history = read_history(folder / "metrics.jsonl")
     if not history.updates and not history.evaluations:
         return None
@@ -49,7 +53,7 @@ def _title(history: History) -> str:
 
 
 def _headline_names(history: History) -> list[str]:
-    """Of the figures that records of this run put first."""
+    """Return the names of the headline figures in the records of this run."""
     return list(dict.fromkeys(name for record in history.evaluations.values() for name in headline_figures(record)))
 
 
@@ -62,7 +66,8 @@ def _losses(axes: Axes, history: History) -> None:
         axes.plot(x, y, color=colour, alpha=0.22, linewidth=0.8)
         axes.plot(x, smoothed(y), color=colour, linewidth=1.7, label=name)
         positive = positive or bool((y > 0).any())
-    # The total is the sum times the batch for some models: only a logarithmic axis shows the parts beside it.
+    # For some models the total loss is the sum of the others times the batch size, so that only a logarithmic axis can
+    # show all of them.
     if positive:
         axes.set_yscale("log", nonpositive="clip")
     _legend(axes, names)
@@ -73,7 +78,7 @@ def _figures(axes: Axes, history: History) -> None:
     names = _headline_names(history)[:4]
     for name, colour in zip(names, _cycle(len(names)), strict=True):
         x, y = _series(history.evaluations, lambda r, n=name: r.get("figures", {}).get(n))
-        # The best value stands in the legend: beside the curve it would lie on the labels of other curves.
+        # The best value is written in the legend, because next to the curve it could cover labels of other curves.
         label = f"{name}  best {y.max():.3f}" if len(y) else name
         axes.plot(x, y, color=colour, linewidth=1.7, marker="o", markersize=3, label=label)
         if len(y):
@@ -96,7 +101,7 @@ def _rate(axes: Axes, history: History) -> None:
     x, y = _series(history.updates, rate_of)
     axes.plot(x, y, color=COLOURS[0], linewidth=1.7)
     axes.set_ylim(bottom=0)
-    # Every tick in full: a common factor would be written over the title.
+    # Every tick label shows the full number, because matplotlib would write a common factor over the title.
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
 
 
@@ -117,7 +122,7 @@ def _speed(axes: Axes, history: History) -> None:
 
 
 def smoothed(values: Array, *, share: float = 0.04) -> Array:
-    """Centred moving average over ``share`` of the points; the ends average what there is."""
+    """Return a centred moving average over ``share`` of the points; near the ends it covers fewer points."""
     width = max(1, int(len(values) * share) // 2 * 2 + 1)
     if width < 3:
         return values
@@ -127,8 +132,8 @@ def smoothed(values: Array, *, share: float = 0.04) -> Array:
 
 def _series(records: Mapping[int, Mapping[str, Any]], value: Any) -> tuple[Array, Array]:
     pairs = [(update, value(record)) for update, record in sorted(records.items())]
-    kept = [(update, float(number)) for update, number in pairs if isinstance(number, int | float)]
-    return np.array([u for u, _ in kept], dtype=float), np.array([v for _, v in kept], dtype=float)
+    points = [(update, float(number)) for update, number in pairs if isinstance(number, int | float)]
+    return np.array([u for u, _ in points], dtype=float), np.array([v for _, v in points], dtype=float)
 
 
 def _cycle(count: int) -> list[str]:

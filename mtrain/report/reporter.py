@@ -1,7 +1,8 @@
-"""What a run writes about itself: ``metrics.jsonl``, TensorBoard events, ``summary.json``, ``results.png``.
+"""Write the reports of a run: ``metrics.jsonl``, TensorBoard events, ``summary.json`` and ``results.png``.
 
-Rank 0 gets ``Reporter``, the other ranks ``SilentReporter``: callers need no rank test. One JSON object per line,
-always with ``kind`` and ``time`` (seconds since 1970): "start", "update", "evaluation", "checkpoint", "note", "warning", "end".
+Rank 0 uses ``Reporter``, the other ranks ``SilentReporter``, so that callers need not distinguish ranks. Each line of
+``metrics.jsonl`` is a JSON object, always with ``time`` (seconds since 1970) and ``kind``: "start", "update",
+"evaluation", "checkpoint", "note", "warning" or "end".
 """
 
 import json
@@ -22,29 +23,33 @@ RESULTS = "results.png"
 
 
 class Report(Protocol):
-    """What the training loop sees on every rank."""
+    """The interface through which the training loop reports, on every rank."""
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """One update: ``update`` (0-based, the one just run), ``epoch``, ``position``, ``updates_per_epoch``,
+        """Report one update.
+
+        The record holds ``update`` (0-based, the one just run), ``epoch``, ``position``, ``updates_per_epoch``,
         ``total_updates``, ``losses`` {name: value}, ``rate``, ``momentum``, ``norm``, ``samples_per_s``, ``wait_share``
-        (0 to 1), ``memory_bytes``, ``seconds``, ``skipped``."""
+        (0 to 1), ``memory_bytes``, ``seconds``, ``skipped``.
+        """
         ...
 
     def evaluation(self, figures: Mapping[str, float], *, update: int, epoch: int, **fields: Any) -> None:
-        """Figures of the evaluation split after ``update`` updates; ``fields``: e.g. ``best`` (bool), ``seconds``."""
+        """Report figures of the evaluation split after ``update`` updates; ``fields``: e.g. ``best`` (bool),
+        ``seconds``."""
         ...
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Anything else: ``event("checkpoint", update=1200, path="...")``, ``event("end", reason="done")``."""
+        """Report any other event: ``event("checkpoint", update=1200, path="...")``, ``event("end", reason="done")``."""
         ...
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary and the picture, end. Nothing may be reported afterwards."""
+        """Write the summary and the picture of the curves, and end. Nothing may be reported afterwards."""
         ...
 
 
 class SilentReporter:
-    """The same methods, no effect: for the ranks that do not report."""
+    """A ``Report`` without effect, for the ranks that do not report."""
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Nothing: rank 0 reports."""
@@ -60,7 +65,10 @@ class SilentReporter:
 
 
 class Reporter:
-    """Writes to the run folder ``folder``; ``start_update`` is where this process begins (0, or where it resumes)."""
+    """Writes the reports into the run folder ``folder``.
+
+    ``start_update`` is the first update of this process: 0, or the one from which the run is resumed.
+    """
 
     def __init__(
         self,
@@ -114,21 +122,21 @@ class Reporter:
 
         try:
             draw_results(self.folder)
-        except OSError as error:  # a picture is no reason for a finished job to fail
+        except OSError as error:  # A finished job must not fail because its picture cannot be drawn.
             log.warning("%s could not be drawn: %s", self.folder / RESULTS, error.strerror or error)
 
     def _draw_events(self, write: Callable[[Any], None]) -> None:
-        """Write to TensorBoard's files; the first failure ends them, with a word, and not the job."""
+        """Write to TensorBoard's files. After a failure, log a warning and write no more of them; the job continues."""
         if self._events is None:
             return
         try:
             write(self._events)
         except OSError as error:
             self._events = None
-            told = f"TensorBoard's events cannot be written any more: {error.strerror or error}"
-            log.warning("%s", told)
+            message = f"TensorBoard's events cannot be written any more: {error.strerror or error}"
+            log.warning("%s", message)
             if not self._lines.closed:
-                self._line("warning", {"message": told})
+                self._line("warning", {"message": message})
 
     def _line(self, kind: str, fields: Mapping[str, Any]) -> None:
         record = {"kind": kind, "time": round(self._clock(), 3), **finite(fields)}
@@ -144,7 +152,7 @@ class Reporter:
 
 
 def _events(folder: Path, start_update: int) -> Any:
-    """The writer of TensorBoard's events; None where they cannot be written, which is no reason for a job to fail."""
+    """Return the writer of TensorBoard's events; None if they cannot be written, which must not fail the job."""
     from mtrain.report.tensorboard import Events
 
     try:
@@ -155,7 +163,7 @@ def _events(folder: Path, start_update: int) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """``value`` as JSON can hold it: numbers that are not finite become null, numpy's and paths become plain ones."""
+    """Convert ``value`` to what JSON can hold: non-finite numbers become null, numpy values plain ones, paths text."""
     if isinstance(value, Mapping):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -170,19 +178,19 @@ def finite(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as JSON, in one step: a reader sees the former content or the new one."""
+    """Write ``value`` as JSON. The file is replaced in one step, so a reader sees either the old content or the new."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json_text(value), encoding="utf-8")
     temporary.replace(path)
 
 
 def json_text(value: Any) -> str:
-    """``value`` as the text of a JSON file; see ``finite``."""
+    """Return ``value``, converted by ``finite``, as the text of a JSON file."""
     return json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n"
 
 
 def _end_last_line(path: Path) -> None:
-    """Close the line that a killed writer left half-written, so that the next record stands on its own."""
+    """End a line that a killed writer has left half written, so that the next record begins on a line of its own."""
     try:
         with path.open("rb+") as file:
             if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":

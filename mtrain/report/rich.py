@@ -1,4 +1,4 @@
-"""The display on a terminal: a table that grows by one row per evaluation, over a panel that stands still."""
+"""The display on a terminal: a table with one row per evaluation, above a panel that shows the current state."""
 
 from typing import IO, Any
 
@@ -23,11 +23,11 @@ from mtrain.report.wording import (
 )
 
 SMOOTHING = 0.9
-"""Share of the former value in the speed from which the time left is computed."""
+"""Weight of the previous value in the smoothed seconds per update, from which the remaining time is computed."""
 
 
 class Rich:
-    """Progress, losses, speed and time left, redrawn four times a second; evaluations scroll above."""
+    """A panel with progress, losses, speed and remaining time, below the evaluations that were printed before."""
 
     def __init__(self, stream: IO[str], *, title: str, force: bool = False) -> None:
         self._console = Console(file=stream, force_terminal=True if force else None, highlight=False)
@@ -43,7 +43,7 @@ class Rich:
         self._live.start()
 
     def record(self, record: Record) -> None:
-        """Take it in; what belongs to the past is printed above the panel."""
+        """Update the panel by an update's record; print other records above it."""
         kind = record.get("kind")
         if kind == "update":
             self._take(record)
@@ -58,17 +58,17 @@ class Rich:
             self._status = "first update"
 
     def note(self, text: str) -> None:
-        """Print above the panel, and show until something else happens."""
+        """Print a sentence above the panel, and show it in the panel until the status changes."""
         self._console.print(Text(text, style="bold"))
         self._status = text
 
     def tick(self) -> None:
-        """Redraw."""
+        """Redraw the panel."""
         if self._live is not None:
             self._live.refresh()
 
     def close(self) -> None:
-        """Remove the panel; the last state stays as one line."""
+        """Remove the panel, and print its last numbers in its place."""
         if self._live is None:
             return
         self._live.stop()
@@ -86,7 +86,7 @@ class Rich:
             self._status = ""
 
     def _row(self, record: Record) -> None:
-        """One line of the table; the heading is printed when the columns become known or change."""
+        """Print one row of the table, with a heading above it if it is the first row or the columns have changed."""
         figures = headline_figures(record)
         total = (self._update.get("losses") or {}).get("total")
         cells = {"epoch": str(record.get("epoch", "")), "update": str(record.get("update", ""))}
@@ -109,7 +109,7 @@ class Rich:
         return Panel(Group(*body), title=self._title, title_align="left", border_style="cyan", padding=(0, 1))
 
     def _bars(self) -> Table:
-        """One bar for the epoch, one for the job."""
+        """Return a progress bar for the epoch and one for the job."""
         record = self._update
         grid = Table.grid(padding=(0, 2), expand=True)
         grid.add_column(no_wrap=True)
@@ -127,7 +127,7 @@ class Rich:
         return grid
 
     def _numbers(self) -> RenderableType:
-        """Losses and rate, then speed and memory: two lines."""
+        """Return two lines: losses and rate, then speed and memory."""
         record = self._update
         losses = record.get("losses") or {}
         first = Text()

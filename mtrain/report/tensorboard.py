@@ -1,6 +1,6 @@
-"""TensorBoard events through TensorBoard's own writer, which needs neither TensorFlow nor torch.
+"""Write TensorBoard events with TensorBoard's own writer, which needs neither TensorFlow nor torch.
 
-(The usual ``SummaryWriter`` classes import torch wherever it is installed, and a rank may hold one framework only.)
+The usual ``SummaryWriter`` classes import torch wherever it is installed, but a rank may import only one framework.
 """
 
 import time
@@ -18,7 +18,7 @@ SCALARS = ("momentum", "norm", "samples_per_s", "wait_share", "memory_bytes", "s
 
 
 class Events:
-    """The curves of one run; what a resumed run does again replaces what was written after ``start_update``."""
+    """Writes the curves of one run. In a resumed run they replace those written after ``start_update`` before."""
 
     def __init__(self, folder: Path, *, start_update: int = 0) -> None:
         self._writer = EventFileWriter(str(folder))
@@ -27,14 +27,14 @@ class Events:
             self._writer.add_event(Event(wall_time=time.time(), step=start_update, session_log=started))
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Losses, rate and speed of one update."""
+        """Write losses, rate and speed of one update."""
         values = {f"loss/{name}": value for name, value in dict(record.get("losses", {})).items()}
         values["train/rate"] = rate_of(record)
         values |= {f"train/{name}": record.get(name) for name in SCALARS}
         self._write(values, int(record["update"]))
 
     def evaluation(self, figures: Mapping[str, float], *, update: int) -> None:
-        """Figures of one evaluation."""
+        """Write the figures of one evaluation."""
         self._write({f"evaluation/{name}": value for name, value in figures.items()}, update)
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class Events:
         self._writer.close()
 
     def _write(self, values: Mapping[str, Any], step: int) -> None:
-        """One event with every number of ``values``; what is None is left out."""
+        """Write one event with every number in ``values``; other values, such as None, are left out."""
         numbers = {tag: float(value) for tag, value in values.items() if isinstance(value, int | float)}
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=number) for tag, number in numbers.items()])
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))

@@ -1,4 +1,4 @@
-"""Records of a run in words, for every display."""
+"""Word the records of a run as text for people; every display uses these functions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from mtrain.report.history import Record, rate_of
 
 
 def update_line(record: Record) -> str:
-    """One update as text, e.g. ``epoch 3/60 update 121/2400 total 0.81 rate 9.1e-03 112 pictures/s ... 4 min left``."""
+    """Word one update, e.g. ``epoch 3/60 update 121/2400 total 0.81 rate 9.1e-03 112 pictures/s ... 4 min left``."""
     parts = [place(record), losses(record)]
     rate = rate_of(record)
     parts += [f"rate {rate:.2e}"] if rate is not None else []
@@ -16,7 +16,7 @@ def update_line(record: Record) -> str:
 
 
 def place(record: Record) -> str:
-    """Where the job stands: epoch and update, counted from 1."""
+    """Word the progress of a job: epoch and update, counted from 1."""
     update, total = int(record.get("update", 0)) + 1, record.get("total_updates")
     epochs = epoch_count(record)
     epoch = f"epoch {int(record.get('epoch', 0)) + 1}" + (f"/{epochs}" if epochs else "")
@@ -24,25 +24,25 @@ def place(record: Record) -> str:
 
 
 def epoch_count(record: Record) -> int | None:
-    """Epochs in all, the last one perhaps in part."""
+    """Return the number of epochs of the job, of which the last may be incomplete; None if it is not known."""
     total, per_epoch = record.get("total_updates"), record.get("updates_per_epoch")
     return -(-total // per_epoch) if total and per_epoch else None
 
 
 def losses(record: Record) -> str:
-    """The losses, the total first."""
+    """Word the losses, the total first."""
     values: Mapping[str, Any] = record.get("losses") or {}
     names = sorted(values, key=lambda name: name != "total")
     return "  ".join(f"{name} {number(values[name])}" for name in names)
 
 
 def number(value: Any) -> str:
-    """Four significant digits; ``-`` for what is not a finite number."""
+    """Write a number with four significant digits; ``-`` for a value that is not a number."""
     return f"{value:.4g}" if isinstance(value, int | float) and not isinstance(value, bool) else "-"
 
 
 def speed(record: Record) -> str:
-    """Pictures a second and the share of time spent waiting for data."""
+    """Word the pictures per second and the share of time spent waiting for data."""
     rate, share = record.get("samples_per_s"), record.get("wait_share")
     parts = (
         [f"{rate:.0f} pictures/s" if rate >= 10 else f"{rate:.1f} pictures/s"] if isinstance(rate, int | float) else []
@@ -52,13 +52,13 @@ def speed(record: Record) -> str:
 
 
 def memory(record: Record) -> str:
-    """Peak memory of rank 0."""
-    held = record.get("memory_bytes")
-    return f"{held / 2**30:.2f} GiB" if isinstance(held, int | float) and held else ""
+    """Word the peak memory of rank 0."""
+    peak_bytes = record.get("memory_bytes")
+    return f"{peak_bytes / 2**30:.2f} GiB" if isinstance(peak_bytes, int | float) and peak_bytes else ""
 
 
 def left_s(record: Record) -> float | None:
-    """Seconds to the end at the speed of this update; evaluations are not counted."""
+    """Return the seconds to the end of the job at the speed of this update, without the time for evaluations."""
     total, seconds = record.get("total_updates"), record.get("seconds")
     if not total or not isinstance(seconds, int | float):
         return None
@@ -66,7 +66,7 @@ def left_s(record: Record) -> float | None:
 
 
 def duration(seconds: float | None) -> str:
-    """``42 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    """Word a duration, as in ``42 s``, ``3 min 20 s`` or ``2 h 05 min``; ``-`` if it is not known."""
     if seconds is None:
         return "-"
     whole = round(seconds)
@@ -78,15 +78,18 @@ def duration(seconds: float | None) -> str:
 
 
 def headline_figures(record: Record) -> dict[str, float]:
-    """The figures worth a column: those that the record's ``headline`` names, else at most five that are not of one class."""
+    """Return the figures that get a column or a curve.
+
+    They are those that the record's ``headline`` names, or else the first five that do not belong to a single class.
+    """
     figures = {k: v for k, v in (record.get("figures") or {}).items() if isinstance(v, int | float)}
-    known = [name for name in record.get("headline") or () if name in figures]
-    names = known or [name for name in figures if "/" not in name and name != "score"][:5]
+    headline = [name for name in record.get("headline") or () if name in figures]
+    names = headline or [name for name in figures if "/" not in name and name != "score"][:5]
     return {name: figures[name] for name in names}
 
 
 def evaluation_line(record: Record) -> str:
-    """One evaluation as text; its epoch is the number of complete ones."""
+    """Word one evaluation. Its epoch is the number of complete epochs."""
     figures = "  ".join(f"{name} {value:.4f}" for name, value in headline_figures(record).items())
     best = "  best so far" if record.get("best") else ""
     return (
@@ -95,7 +98,7 @@ def evaluation_line(record: Record) -> str:
 
 
 def event_line(record: Record) -> str:
-    """A start, a note, a warning or an end as text; empty when there is nothing to say."""
+    """Word a start, a note, a warning or an end; empty if there is nothing to report."""
     kind = record.get("kind")
     if kind == "warning":
         return f"warning: {record.get('message', '')}"
@@ -109,7 +112,7 @@ def event_line(record: Record) -> str:
 
 
 def stopped_early(summary: Mapping[str, Any]) -> str:
-    """Why a job was done before its last update; empty: it was not."""
+    """Word the reason why a job ended before its last update; empty if it did not."""
     if summary.get("stopped_by") != "patience":
         return ""
     count = summary.get("patience")
@@ -121,7 +124,7 @@ def _short(value: Any) -> bool:
 
 
 def class_lines(figures: Mapping[str, Any]) -> list[str]:
-    """Figures by class (``<figure>/<class>``), one line for each figure; none where there are none."""
+    """Word the figures of single classes (``<figure>/<class>``), one line for each figure."""
     lines = []
     for kind in dict.fromkeys(name.partition("/")[0] for name in figures if "/" in name):
         parts = [

@@ -111,7 +111,7 @@ def run(planted: Planted = Planted(), *, updates: int = 12) -> Trace:
         ).astype("f4")
         keep, take = ema_shares(recipe, u + 1)
         ema = {name: (keep * x + take * (weights | buffers)[name]).astype("f4") for name, x in ema.items()}
-        tracer._seen.append(str(seen["bn.weight"][0]))
+        tracer._batch_digests.append(str(seen["bn.weight"][0]))
         history.add(
             {
                 "kind": "update",

@@ -1,1 +1,1 @@
-"""Checkpoints on disk: their format, the store of a run, and sending them to other hosts."""
+"""Checkpoints: their format on disk, the checkpoints of a run, and sending one to the ranks of other hosts."""

@@ -1,4 +1,4 @@
-"""One checkpoint on disk: a directory that is complete or does not exist.
+"""Read and write one checkpoint: a directory that is either complete or does not exist under its name.
 
 ::
 
@@ -7,7 +7,8 @@
         state.json           progress, counters, the resolved spec, what the caller added
         MANIFEST.json        written last: size and SHA-256 of each file, versions, score, serial number
 
-It is built in a temporary directory beside, flushed to the disk, then renamed. Nothing is ever unpickled.
+It is built in a temporary directory beside its final place, flushed to the disk, and then renamed. Nothing is
+unpickled.
 """
 
 import hashlib
@@ -33,31 +34,31 @@ from mtrain.errors import CheckpointError
 from mtrain.files import parse_json, read_bytes
 
 FORMAT = 1
-"""Version of the layout; a reader refuses a newer one."""
+"""Version of the layout. A reader refuses any other version."""
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
 ARRAYS = {"weights": "weights.safetensors", "ema": "ema.safetensors", "moments": "optimizer.safetensors"}
-"""Part of ``State`` -> its file."""
+"""File of each part of ``State``."""
 CHUNK_BYTES = 8 << 20
 MAX_JSON_BYTES = 256 << 20
-"""Largest MANIFEST.json or state.json that is read."""
+"""Largest MANIFEST.json or state.json that is read, in bytes."""
 
 
 @dataclass(kw_only=True)
 class Saved:
-    """What a checkpoint holds."""
+    """The content of a checkpoint."""
 
     state: State
     progress: Progress
     spec: Mapping[str, Any]
-    """The resolved spec of the run that wrote it."""
+    """The resolved spec of the run that wrote the checkpoint."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """``score``, ``serial``, ``versions``, and ``extra`` as it was given to ``save``."""
+    """``score``, ``serial``, ``versions``, and the ``extra`` that was passed to ``save``."""
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
 def write(folder: Path, saved: Saved) -> None:
-    """Fill the new directory ``folder`` and flush it to the disk; the manifest comes last.
+    """Create the directory ``folder`` with the files of a checkpoint, the manifest last, and flush it to the disk.
 
     Raises:
         OSError: the disk is full or gone; ``folder`` is then incomplete.
@@ -86,13 +87,13 @@ def write(folder: Path, saved: Saved) -> None:
 
 
 def _digest_of(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of the manifest's own content, its ``digest`` left out."""
+    """Return the SHA-256 of the manifest's content without its ``digest``."""
     rest = {name: value for name, value in manifest.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _digest_or_none(manifest: Mapping[str, Any]) -> str | None:
-    """The digest of a manifest that somebody else may have written; None where it cannot be made."""
+    """Return the digest of a manifest from an untrusted file; None if it cannot be computed."""
     try:
         return _digest_of(manifest)
     except (RecursionError, ValueError):
@@ -100,12 +101,12 @@ def _digest_or_none(manifest: Mapping[str, Any]) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions that shape the content of a checkpoint."""
+    """Return the versions of the software on which the content of a checkpoint depends."""
     return {"mtrain": mtrain.__version__, "python": platform.python_version(), "numpy": np.__version__}
 
 
 def publish(built: Path, final: Path) -> None:
-    """Give a complete directory its name in one step; a former one of that name is replaced."""
+    """Rename the complete directory ``built`` to ``final``, and remove a former directory of that name."""
     former = None
     if final.exists():
         former = built.with_name(built.name + ".former")
@@ -117,7 +118,7 @@ def publish(built: Path, final: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Make the directory entries of ``folder`` survive a power cut."""
+    """Flush the directory entries of ``folder`` to the disk, so that they survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -126,7 +127,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def _write_file(path: Path, content: bytes) -> dict[str, Any]:
-    """Write, hash on the way, flush; returns the file's entry of the manifest."""
+    """Write a new file, flush it to the disk, and return its entry for the manifest, with size and SHA-256."""
     digest = hashlib.sha256()
     view = memoryview(content)
     with path.open("xb", buffering=0) as file:
@@ -140,7 +141,7 @@ def _write_file(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _pack(arrays: Mapping[str, Array]) -> bytes:
-    """Safetensors bytes; every name gets a prefix, because the format keeps ``__metadata__`` for itself."""
+    """Return arrays as safetensors bytes. Names get the prefix "/", because the format reserves ``__metadata__``."""
     return bytes(arrays_to_bytes({"/" + name: np.asarray(array, order="C") for name, array in arrays.items()}))
 
 
@@ -149,7 +150,7 @@ def _json(value: Any) -> bytes:
 
 
 def _strict(value: Any) -> Any:
-    """``value`` with numbers that JSON has no word for as text: ``float(text)`` brings them back."""
+    """Return ``value`` with infinities and nan as text, since JSON lacks them; ``float(text)`` restores the number."""
     if isinstance(value, Mapping):
         return {str(key): _strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -161,7 +162,7 @@ def _strict(value: Any) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------- reading
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """The manifest, or an empty mapping when it is missing or unreadable. Says nothing of the files."""
+    """Return the manifest; an empty mapping if it is missing or unreadable. The files themselves are not checked."""
     try:
         manifest = parse_json(read_bytes(folder / MANIFEST, limit=MAX_JSON_BYTES))
     except (OSError, ValueError):
@@ -170,7 +171,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 
 def verify(folder: Path) -> list[str]:
-    """Everything that is wrong with a checkpoint, one sentence each; empty: it is intact. Reads every byte."""
+    """Return all problems of a checkpoint, one sentence each; empty if it is intact. Every byte is read."""
     if not folder.is_dir():
         return [f"{folder} is not a folder; expected a checkpoint such as checkpoints/step-00001200"]
     if not (folder / MANIFEST).is_file():
@@ -190,13 +191,14 @@ def verify(folder: Path) -> list[str]:
 
 
 def _problem_of(path: Path, entry: Any) -> str | None:
+    """Compare a file with its ``entry`` in the manifest; return the problem, or None if they agree."""
     if not isinstance(entry, dict) or path.name != str(path.relative_to(path.parent)):
         return f"{MANIFEST} is damaged at {path.name}"
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             return f"{path.name}: is no regular file"
-        size = found.st_size
+        size = status.st_size
         if size != entry.get("size_bytes"):
             return f"{path.name}: {size} bytes, expected {entry.get('size_bytes')} (truncated or overwritten)"
         with path.open("rb") as file:
@@ -211,10 +213,10 @@ def _problem_of(path: Path, entry: Any) -> str | None:
 
 
 def load(folder: Path) -> Saved:
-    """Read a checkpoint whole.
+    """Read a whole checkpoint after verifying it.
 
     Raises:
-        CheckpointError: it is damaged, incomplete or of another format; all problems are named.
+        CheckpointError: it is damaged, incomplete or of another format; the message names all problems.
     """
     problems = verify(folder)
     if problems:
@@ -233,24 +235,27 @@ def load(folder: Path) -> Saved:
 
 
 def progress_of(folder: Path) -> Progress:
-    """Where the job of an intact checkpoint stands; reads no arrays."""
+    """Return the progress of the job in an intact checkpoint, without reading its arrays."""
     return _progress(parse_json(read_bytes(folder / STATE, limit=MAX_JSON_BYTES)))
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """What an intact checkpoint says of itself: ``progress``, ``counters``, ``spec`` and ``extra``; reads no arrays."""
+    """Return ``progress``, ``counters``, ``spec`` and ``extra`` of an intact checkpoint, without reading its arrays."""
     body = json.loads((folder / STATE).read_bytes())
     return body if isinstance(body, dict) else {}
 
 
 def shapes_of(folder: Path, part: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the arrays of ``part`` ("weights", "ema", "moments") of an intact checkpoint; reads no arrays."""
+    """Return names and shapes of the arrays in ``part`` of an intact checkpoint, without reading the arrays.
+
+    ``part``: "weights", "ema" or "moments".
+    """
     with safe_open(folder / ARRAYS[part], framework="numpy") as file:
         return {name.removeprefix("/"): tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files of a checkpoint, as its manifest says."""
+    """Return the total size of a checkpoint's files in bytes, according to its manifest."""
     return sum(int(entry["size_bytes"]) for entry in manifest_of(folder).get("files", {}).values())
 
 

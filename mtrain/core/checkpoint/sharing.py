@@ -1,4 +1,4 @@
-"""One checkpoint on all ranks, also where only the host of rank 0 has it: then it is sent to who needs it."""
+"""Load a checkpoint on all ranks, and send it to those ranks whose host does not have it."""
 
 import hashlib
 import json
@@ -14,18 +14,18 @@ from mtrain.core.interfaces import Array, Collective, Progress, State
 from mtrain.errors import CheckpointError
 
 PART_BYTES = 16 * 1024 * 1024
-"""Sent at once: every rank holds as much for each of the others."""
+"""Largest number of bytes sent at once. Every rank allocates as much for each of the other ranks."""
 ARRAYS = ("weights", "ema", "moments")
 
 
 def load_everywhere(folder: Path, collective: Collective) -> Saved:
-    """What ``checkpoint_files.load`` reads, on every rank. Every rank calls.
+    """Load the checkpoint ``folder`` on every rank. Every rank must call.
 
-    A rank whose host has no such folder, or another one of that name (left by an earlier job where folders are not
-    shared), is given what rank 0 has: plain values as JSON, arrays as bytes.
+    A rank may lack the folder, or have another checkpoint under that name, left by an earlier job, if hosts do not
+    share folders. Such a rank receives the checkpoint of rank 0: plain values as JSON, arrays as bytes.
 
     Raises:
-        CheckpointError: rank 0 cannot read it; on all ranks.
+        CheckpointError: rank 0 cannot read the checkpoint; raised on all ranks.
     """
     marks = collective.all_gather(_mark(folder))
     if marks[0] is None:
@@ -38,7 +38,10 @@ def load_everywhere(folder: Path, collective: Collective) -> Saved:
 
 
 def _mark(folder: Path) -> str | None:
-    """Equal where checkpoints are: the manifest holds the digests of all files."""
+    """Return a mark that is equal for equal checkpoints, because the manifest holds the digests of all files.
+
+    It is None if there is no manifest.
+    """
     try:
         return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
     except OSError:
@@ -46,20 +49,20 @@ def _mark(folder: Path) -> str | None:
 
 
 def _send(own: Saved | None, collective: Collective) -> Saved:
-    """What rank 0 has to all; others that have it, too, take part, and keep their ``own``."""
+    """Send the checkpoint of rank 0 to all ranks. Every rank must call; one that has its ``own`` keeps that."""
     source = own if collective.rank == 0 else None
     head = json.loads(broadcast(collective, "" if source is None else json.dumps(_head(source))))
     received: dict[str, dict[str, Array]] = {part: {} for part in ARRAYS}
     for part, name, kind, shape in head["arrays"]:
         array = np.empty(shape, dtype=kind)
         flat = array.reshape(-1).view(np.uint8)
-        given = (
+        sent_bytes = (
             None
             if source is None
             else np.ascontiguousarray(getattr(source.state, part)[name]).reshape(-1).view(np.uint8)
         )
         for start, end in _parts(flat.size):
-            content = broadcast(collective, b"" if given is None else given[start:end].tobytes())
+            content = broadcast(collective, b"" if sent_bytes is None else sent_bytes[start:end].tobytes())
             flat[start:end] = np.frombuffer(content, np.uint8)
         received[part][name] = array
     if own is not None:
@@ -73,6 +76,7 @@ def _send(own: Saved | None, collective: Collective) -> Saved:
 
 
 def _head(saved: Saved) -> dict[str, Any]:
+    """Return everything in a checkpoint but the arrays' content, as plain values for JSON."""
     progress = {name: getattr(saved.progress, name) for name in Progress.__dataclass_fields__}
     return {
         "arrays": [
@@ -88,8 +92,8 @@ def _head(saved: Saved) -> dict[str, Any]:
 
 
 def _arrays(saved: Saved, part: str) -> Mapping[str, Array]:
-    found: Mapping[str, Array] = getattr(saved.state, part)
-    return found
+    arrays: Mapping[str, Array] = getattr(saved.state, part)
+    return arrays
 
 
 def _parts(size: int) -> Iterator[tuple[int, int]]:

@@ -1,6 +1,6 @@
-"""The checkpoints of one run: written beside the training loop, kept or dropped by rule, found again when intact.
+"""The checkpoints of one run: write them while training goes on, delete those that are not needed, find intact ones.
 
-Rank 0 gets ``Checkpoints``, the other ranks ``NoCheckpoints``: callers need no rank test.
+Rank 0 uses ``Checkpoints``, the other ranks ``NoCheckpoints``, so that callers need not distinguish ranks.
 """
 
 import logging
@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointStore(Protocol):
-    """What the training loop sees on every rank."""
+    """The interface through which the training loop saves and finds checkpoints, on every rank."""
 
     waited_s: float
-    """Seconds that the loop has waited for an earlier save to end."""
+    """Total time in seconds that the loop has waited for earlier saves to end."""
 
     def save(
         self,
@@ -52,7 +52,7 @@ class CheckpointStore(Protocol):
         spec: Mapping[str, Any],
         extra: Mapping[str, Any],
     ) -> None:
-        """Write one checkpoint. ``state`` must hold copies: it is read later, by another thread.
+        """Write one checkpoint. ``state`` must hold copies, because another thread reads it later.
 
         Raises:
             TrainingError: this or an earlier save failed (disk full); earlier checkpoints are intact.
@@ -60,24 +60,24 @@ class CheckpointStore(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise what a save that has ended in the meantime could not; costs nothing and waits for nothing."""
+        """Raise the error of a save that has failed in the meantime. It returns immediately and waits for nothing."""
         ...
 
     def wait(self) -> None:
-        """Return when nothing is being written. Raises what an earlier ``save`` could not."""
+        """Wait until nothing is being written. Raises the error of a save that has failed."""
         ...
 
     def newest(self) -> Path | None:
-        """The last one written that is intact; damaged ones are named in a warning and passed over."""
+        """Return the most recently written checkpoint that is intact. Damaged ones are skipped with a warning."""
         ...
 
     def best(self) -> Path | None:
-        """The intact one with the highest score; of equal ones the first of the training."""
+        """Return the intact checkpoint with the highest score; of equal scores, the one with the earliest update."""
         ...
 
 
 class NoCheckpoints:
-    """The same methods, no effect: for the ranks that do not write."""
+    """A ``CheckpointStore`` without effect, for the ranks that do not write."""
 
     waited_s = 0.0
 
@@ -90,27 +90,28 @@ class NoCheckpoints:
         spec: Mapping[str, Any],
         extra: Mapping[str, Any],
     ) -> None:
-        """Nothing: rank 0 writes for all."""
+        """Do nothing: rank 0 writes for all."""
 
     def check(self) -> None:
-        """Nothing is written here."""
+        """Do nothing: no save runs on this rank."""
 
     def wait(self) -> None:
-        """Nothing is under way here."""
+        """Do nothing: no save runs on this rank."""
 
     def newest(self) -> Path | None:
-        """None: rank 0 knows."""
+        """Return None: only rank 0 looks for checkpoints."""
         return None
 
     def best(self) -> Path | None:
-        """None: rank 0 knows."""
+        """Return None: only rank 0 looks for checkpoints."""
         return None
 
 
 class Checkpoints:
     """A folder of checkpoints with one writer.
 
-    ``keep_last`` newest and ``keep_best`` best ones stay; at most one save is in flight, a second waits for it.
+    The ``keep_last`` newest and the ``keep_best`` best checkpoints are kept. At most one save runs at a time; another
+    one waits for it.
     """
 
     def __init__(self, folder: Path, *, keep_last: int, keep_best: int, asynchronous: bool) -> None:
@@ -186,36 +187,40 @@ class Checkpoints:
             self._error = error
 
     def _explained(self, error: OSError, name: str) -> TrainingError:
-        good = newest(self.folder)
-        kept = f"the last good one is {good}" if good else "there is no earlier one"
-        told = TrainingError(
-            f"checkpoint {name} could not be written to {self.folder}: {error.strerror or error}; {kept}. "
+        last_good = newest(self.folder)
+        earlier = f"the last good one is {last_good}" if last_good else "there is no earlier one"
+        training_error = TrainingError(
+            f"checkpoint {name} could not be written to {self.folder}: {error.strerror or error}; {earlier}. "
             "Make room (or set checkpoint.keep_last lower), then go on with --resume"
         )
-        told.__cause__ = error
-        return told
+        training_error.__cause__ = error
+        return training_error
 
-    def _retain(self, written: Path) -> None:
-        """Drop what no rule keeps. ``written`` has just been flushed, so one intact checkpoint always stays."""
+    def _retain(self, new: Path) -> None:
+        """Delete the checkpoints that no rule keeps.
+
+        ``new`` has just been written and flushed and is always kept, so one intact checkpoint remains in any case.
+        """
         complete = [path for path in listed(self.folder) if looks_whole(path)]
-        keep = {written, *complete[-self._keep_last :]}
+        keep = {new, *complete[-self._keep_last :]}
         keep.update(_by_score(complete)[: self._keep_best])
         for path in complete:
             if path not in keep:
+                # Renamed first, so that a checkpoint whose deletion is interrupted does not look like a damaged one.
                 doomed = path.with_name(f"{TEMPORARY}{path.name}@{socket.gethostname()}@{os.getpid()}.old")
                 path.rename(doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
 
 
 def listed(folder: Path) -> list[Path]:
-    """Every checkpoint of ``folder``, damaged ones too, in the order of writing."""
+    """Return all checkpoints in ``folder``, including damaged ones, in the order in which they were written."""
     return sorted(
         (path for path in Path(folder).glob(f"{PREFIX}*") if path.is_dir()), key=lambda p: (_serial(p), p.name)
     )
 
 
 def newest(folder: Path) -> Path | None:
-    """The last intact checkpoint of ``folder``; damaged ones are named in a warning."""
+    """Return the most recently written intact checkpoint in ``folder``. Damaged ones are named in a warning."""
     for path in sorted(listed(folder), key=_order, reverse=True):
         problems = verify(path)
         if not problems:
@@ -225,28 +230,33 @@ def newest(folder: Path) -> Path | None:
 
 
 def best(folder: Path) -> Path | None:
-    """The intact checkpoint of ``folder`` with the highest score, of equal ones the first; None: none was scored."""
+    """Return the intact checkpoint in ``folder`` with the highest score, of equal ones the first; None: none has
+    one."""
     return next((path for path in _by_score(listed(folder)) if not verify(path)), None)
 
 
 def _by_score(paths: Iterable[Path]) -> list[Path]:
-    """Those with a score, the highest first.
+    """Return the checkpoints that have a score, the highest score first.
 
-    Of equal scores the earlier update counts as better, as in ``cadence.scored``: the summary and the best checkpoint
-    name the same update.
+    Of equal scores the earlier update counts as better, as in ``cadence.scored``, so that the summary and the best
+    checkpoint refer to the same update.
     """
     scored = [path for path in paths if score_of(path) > -math.inf]
     return sorted(scored, key=lambda path: (-score_of(path), _update(path)))
 
 
 def _order(path: Path) -> tuple[int, int]:
-    """Serial, then update; one without a manifest goes before all so that it is named whatever else is there."""
+    """Return a sort key: by serial number, and checkpoints without a manifest last.
+
+    ``newest`` goes through them in reverse, so it meets those without a manifest first and always names them in a
+    warning.
+    """
     manifest = files.manifest_of(path)
     return (1, _serial(path)) if not manifest else (0, _serial(path))
 
 
 def looks_whole(path: Path) -> bool:
-    """Whether every file is there in its size; cheap, for retention and listings."""
+    """Return whether every file exists in its full size: a fast check that does not read the files."""
     manifest = files.manifest_of(path)
     try:
         return bool(manifest) and all(
@@ -257,7 +267,7 @@ def looks_whole(path: Path) -> bool:
 
 
 def score_of(path: Path) -> float:
-    """The score it was saved with; -inf: none."""
+    """Return the score with which the checkpoint was saved; -inf if it has none."""
     try:
         score = float(files.manifest_of(path).get("score"))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -276,7 +286,10 @@ def _update(path: Path) -> int:
 
 
 def _clean(folder: Path) -> None:
-    """Remove what dead writers left. The names say host and process; another host's are left alone."""
+    """Remove temporary folders of writers that have died.
+
+    The names contain the host and the process. Folders of other hosts are not touched, as their writers may be alive.
+    """
     for path in folder.glob(f"{TEMPORARY}*.former"):  # killed between the two renames of ``publish``
         final = folder / path.name.removeprefix(TEMPORARY).partition("@")[0]
         if not final.exists():
