@@ -30,8 +30,7 @@ class Cadence:
 
 
 def evaluations(spec: EvaluateSpec) -> Cadence:
-    """Return the cadence of evaluations. ``every_updates`` replaces ``every_epochs``; without ``enabled`` there are
-    none."""
+    """Return the cadence of evaluations: none without ``enabled``; ``every_updates`` replaces ``every_epochs``."""
     if not spec.enabled:
         return Cadence()
     if spec.every_updates is not None:
@@ -45,8 +44,7 @@ def saves(spec: CheckpointSpec) -> Cadence:
 
 
 def advanced(progress: Progress, *, updates_per_epoch: int, samples: int, finite: bool = True) -> Progress:
-    """Return ``progress`` after one more update. ``finite``: its gradient was finite; otherwise the update was
-    skipped."""
+    """Return ``progress`` after one more update. Without ``finite`` it was skipped for its gradient."""
     position = progress.position + 1
     ended = position == updates_per_epoch
     return replace(
@@ -95,6 +93,6 @@ def check_continues(progress: Progress, *, updates_per_epoch: int, global_batch:
             f"--resume: the checkpoint was written after update {progress.update} at epoch {progress.epoch}, position "
             f"{progress.position}, {progress.samples} samples; with train.batch_size {global_batch} and "
             f"{updates_per_epoch} updates per epoch that would be epoch {expected.epoch}, position "
-            f"{expected.position}, {expected.samples} samples. Go on with the batch size and the training split it was trained with, or "
-            "start a new job from its weights with model.weights: CHECKPOINT"
+            f"{expected.position}, {expected.samples} samples. Go on with the batch size and the training split it was "
+            "trained with, or start a new job from its weights with model.weights: CHECKPOINT"
         )

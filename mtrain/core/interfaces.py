@@ -71,8 +71,7 @@ class Recipe:
 
 @dataclass(kw_only=True, slots=True)
 class State:
-    """Weights and optimizer state as whole numpy arrays, under names and in shapes that are the same for every
-    backend."""
+    """Weights and optimizer state as whole numpy arrays, with the same names and shapes for every backend."""
 
     weights: dict[str, Array] = field(default_factory=dict)
     """Parameters and buffers. Where buffers differ between ranks, rank 0's are taken."""

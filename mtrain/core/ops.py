@@ -1,5 +1,6 @@
-"""Tensor functions that are the same in every framework. ``core.binding.bind`` fills the empty module with a
-framework's.
+"""Tensor functions that are the same in every framework. ``core.binding.bind`` fills in those of one framework.
+
+Until then the module is empty.
 
 The stub ``ops.pyi`` defines them.
 """

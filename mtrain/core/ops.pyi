@@ -104,8 +104,7 @@ def take_along_axis(x: Tensor, indices: Tensor, axis: int) -> Tensor:
 def put_along_axis(
     x: Tensor, indices: Tensor, values: Tensor, *, axis: int, reduce: Literal["set", "add", "max"] = "set"
 ) -> Tensor:
-    """Return a copy of ``x`` that is changed along ``axis`` at the positions ``indices`` (int64), one for each of
-    ``values``.
+    """Return a copy of ``x`` in which ``values`` change the elements at the positions ``indices`` along ``axis``.
 
     ``indices`` and ``values`` have the same shape. "set" replaces the element; if an index occurs twice, its values
     must be equal. "add" adds to the element. "max" takes the larger of the two and has no gradient.
@@ -242,12 +241,15 @@ def upsample_nearest(x: Tensor, scale: int) -> Tensor:
     """Repeat every pixel of (B, C, H, W) ``scale`` times in both directions."""
 
 def binary_cross_entropy_with_logits(logits: Tensor, targets: Tensor, *, positive_weight: float = 1.0) -> Tensor:
-    """``-(positive_weight * t * log(s) + (1 - t) * log(1 - s))``, s = sigmoid(logits), element by element, without
-    overflow."""
+    """Binary cross entropy of each element, computed without overflow.
+
+    It is ``-(positive_weight * t * log(s) + (1 - t) * log(1 - s))`` with s = sigmoid(logits) and t = targets.
+    """
 
 def cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Cross entropy of each row of ``logits`` (N, C) and int64 ``labels`` (N): ``-sum(target * log_softmax)``, shape
-    (N).
+    """Cross entropy ``-sum(target * log_softmax)`` of each row of ``logits`` (N, C), shape (N).
+
+    ``labels`` (N) are int64.
 
     ``target`` is the one-hot vector times ``1 - label_smoothing``, plus ``label_smoothing / C``.
     """

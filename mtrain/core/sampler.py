@@ -58,8 +58,9 @@ class Shuffled:
 
 
 def rank_share(indices: Indices, *, rank: int, size: int, accumulate: int) -> list[Indices]:
-    """Return the micro batches of one rank, in order: micro batch ``a`` is ``indices[(a*size + rank)*micro
-    :][:micro]``.
+    """Return the micro batches of one rank, in order.
+
+    Micro batch ``a`` is ``indices[(a*size + rank)*micro :][:micro]``.
 
     The micro batches ``a`` of all ranks together are the next ``size * micro`` samples of the global batch: those that
     a single rank with a micro batch of that size would get, and over which a synchronised BatchNorm normalises.

@@ -24,8 +24,7 @@ DIGITS = 16
 
 
 class Sketcher:
-    """Sums up the elements of arrays into ``SIZE`` numbers, each with a sign that depends on the array's name and the
-    place.
+    """Sums up the elements of arrays into ``SIZE`` numbers, with signs that depend on the array's name and the place.
 
     The expectation of the sum of their squares is the squared length of the arrays: Charikar, Chen, Farach-Colton 2002,
     "Finding frequent items in data streams", section 3.1.
@@ -106,8 +105,7 @@ class Tracer:
         }
 
     def after_update(self) -> dict[str, Any]:
-        """Return ``look()`` and ``samples``, a digest of the micro batches of all ranks in the update that was just
-        run."""
+        """Return ``look()`` and ``samples``, a digest of the micro batches of all ranks in the update just run."""
         mine = [self._batch_digests.popleft() for _ in range(self._accumulate)]
         of_ranks = self._collective.all_gather(mine)
         order = [of_ranks[rank][turn] for turn in range(self._accumulate) for rank in range(len(of_ranks))]

@@ -196,8 +196,10 @@ class Trainer:
     def _report(
         self, measures: _UpdateMeasures, progress: Progress, rates: Rates, *, norm: float, means: list[float]
     ) -> None:
-        """Pass a record to ``on_update``. ``means``: over ranks, of each loss and last of the seconds waiting for
-        data."""
+        """Pass a record to ``on_update``.
+
+        ``means`` holds the mean over ranks of each loss and, at the end, of the seconds spent waiting for data.
+        """
         seconds = max(self.hooks.clock() - measures.start_s, 1e-9)
         measured = self.job.backend.measure()
         where = {"update": progress.update, "epoch": progress.epoch, "position": progress.position}

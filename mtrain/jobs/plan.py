@@ -315,8 +315,7 @@ def _launch_options(launcher: Any, spec: Spec, machine: Machine, *, ranks: int, 
 
 
 def _python_on_hosts(spec: Spec, machine: Machine) -> str:
-    """Return the path of the interpreter that has mtrain on the hosts: ``cluster.ssh.python``, else the path used
-    here."""
+    """Return the path of the hosts' interpreter that has mtrain: ``cluster.ssh.python``, else the path used here."""
     return spec.cluster.ssh.python or machine.python
 
 

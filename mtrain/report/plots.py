@@ -22,8 +22,7 @@ FAINT = "#e4e4e4"
 
 
 def draw_results(folder: Path) -> Path | None:
-    """Draw ``results.png`` in a run folder from its ``metrics.jsonl``. Return its path; None if there are no
-    records."""
+    """Draw ``results.png`` in a run folder from its ``metrics.jsonl``. Return its path; None without records."""
     history = read_history(folder / "metrics.jsonl")
     if not history.updates and not history.evaluations:
         return None

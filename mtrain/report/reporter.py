@@ -35,8 +35,10 @@ class Report(Protocol):
         ...
 
     def evaluation(self, figures: Mapping[str, float], *, update: int, epoch: int, **fields: Any) -> None:
-        """Report figures of the evaluation split after ``update`` updates; ``fields``: e.g. ``best`` (bool),
-        ``seconds``."""
+        """Report figures of the evaluation split after ``update`` updates.
+
+        ``fields`` holds further values, for example ``best`` (bool) and ``seconds``.
+        """
         ...
 
     def event(self, kind: str, **fields: Any) -> None:

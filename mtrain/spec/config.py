@@ -50,8 +50,7 @@ class Loaded:
     """Sentences on decisions made while reading that the user should know, such as values that were left out."""
 
     def origin(self, path: str) -> Origin:
-        """Return the origin of the value at ``path``, which was perhaps set with a section around it; else
-        "default"."""
+        """Return the origin of the value at ``path``, or of the nearest section around it that was set as a whole."""
         return self.provenance.get(path, Origin("default"))
 
 
@@ -100,8 +99,7 @@ def resolved_json(spec: Spec) -> str:
 
 
 def from_json(text: str, *, name: str = "spec") -> Spec:
-    """Return the spec that ``resolved_json`` wrote as ``text``. Raises: ``SpecError`` if the text is not a valid
-    spec."""
+    """Return the spec that ``resolved_json`` wrote as ``text``. Raises: ``SpecError`` if the text is not valid."""
     try:
         return Spec.model_validate_json(text)
     except ValidationError as error:

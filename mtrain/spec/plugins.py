@@ -106,8 +106,7 @@ class Entry:
         return all(find_spec(name) is not None for name in (self.needs, self.library) if name is not None)
 
     def remedy(self, python: str) -> str:
-        """Return an instruction for installing the plugin's library for the interpreter ``python``; empty if there is
-        none."""
+        """Return an instruction for installing the plugin's library for the interpreter ``python``, or nothing."""
         if self.install is not None:
             return self.install.replace("{python}", python)
         return f"install it with: {remedies.install(self.extra, python=python)}" if self.extra else ""

@@ -60,8 +60,7 @@ class Layers:
         self._merge(self._at(path), values, origin_at, path)
 
     def assign(self, path: Path, value: Any, origin: Origin, defaults: Mapping[str, Any]) -> None:
-        """Set one value. A number in ``path`` is a position in a list; a list that no source has set starts as its
-        default.
+        """Set one value. A number in ``path`` is a position in a list; a list that is not set yet starts as its default.
 
         Raises: ``Misplaced`` if the path cannot be followed.
         """

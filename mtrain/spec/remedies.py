@@ -32,8 +32,7 @@ def install(extra: str, *, python: str | None = None) -> str:
 
 
 def requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra of the installed mtrain; the extra's own name if they cannot be
-    determined."""
+    """Return the requirements of an extra of the installed mtrain; the extra's own name if they are not known."""
     try:
         lines = [line.partition(";") for line in metadata.requires("mtrain") or []]
     except metadata.PackageNotFoundError:

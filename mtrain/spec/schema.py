@@ -84,8 +84,7 @@ def _descend(model: type[BaseModel], path: Path) -> tuple[FieldInfo | None, type
 
 
 def model_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the pydantic model ``X`` inside an annotation such as ``X``, ``X | None`` or ``list[X]``; None without
-    one."""
+    """Return the pydantic model ``X`` inside an annotation such as ``X``, ``X | None`` or ``list[X]``, or None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for choice in get_args(annotation) if (model := model_of(choice))), None)

@@ -72,8 +72,7 @@ def _as_float(number: int) -> float:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes without resolving scalars. It refuses deep nesting and long lists before they cost time or
-    memory."""
+    """Composes nodes without resolving scalars, and refuses deep nesting and long lists before they cost time."""
 
     depth = 0
     count = 0

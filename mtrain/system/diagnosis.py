@@ -212,8 +212,7 @@ def _of_log(evidence: Evidence, rank: int | None, head: str) -> Verdict:
 
 
 def tail(log: Path, *, lines: int = TAIL_LINES, start: int = 0) -> str:
-    """Return the last lines of a log file, indented, without what stands before byte ``start``; empty if there are
-    none."""
+    """Return the last lines of a log file after its byte ``start``, indented; empty if there are none."""
     return _indented(_end_of(log, start).rstrip().splitlines()[-lines:])
 
 

@@ -1,5 +1,4 @@
-"""Prepare the caller's environment variables: clean them for ranks, select those for other hosts, mask secrets in
-files."""
+"""Clean the caller's environment for ranks, select the variables for other hosts, and mask secrets in files."""
 
 import os
 import re
@@ -60,8 +59,7 @@ def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def forwarded(environ: Mapping[str, str], extra: Iterable[str] = ()) -> dict[str, str]:
-    """Return the variables of ``environ`` that ranks on other hosts get: names of ``FORWARDED``, and those of
-    ``extra``.
+    """Return the variables of ``environ`` for ranks on other hosts: names of ``FORWARDED``, and those of ``extra``.
 
     ``extra`` holds names, or ``NAME*`` for all names with that beginning; names that are not set here are left out. A
     variable whose name looks secret is sent only if ``extra`` holds its full name.
@@ -112,8 +110,7 @@ def harmless(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def redacted(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` for a file that people pass on: all names, with the values of harmless ones and ``***`` for
-    others.
+    """Return ``environ`` for a file that people pass on, with ``***`` for values that are not known to be harmless.
 
     A secret cannot be recognised by its value, and often not by its name. So only values of names that are known to be
     harmless are shown, instead of all values that do not look secret.

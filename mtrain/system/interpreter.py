@@ -101,8 +101,7 @@ def check(spec: Spec) -> None:
 
 
 def _install(extra: str | None, framework: str, *, python: str | None) -> str:
-    """Return the command that installs a backend's framework: an extra of mtrain if there is one, else the
-    framework."""
+    """Return the command that installs a backend's framework, as an extra of mtrain if there is one."""
     if extra:
         return remedies.install(extra, python=python)
     return f"{python} -m pip install {framework}" if python else f"pip install {framework}"

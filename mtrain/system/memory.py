@@ -6,8 +6,7 @@ import sys
 
 
 def keep_memory() -> None:
-    """Ask glibc to keep freed memory, because the tensors of a step on the CPU are as large as those of the step
-    before.
+    """Ask glibc to keep freed memory, because a step on the CPU needs as much as the step before.
 
     By default glibc returns large blocks to the kernel, which clears them page by page when the next step requests them
     again. This takes a tenth to a quarter of a step of YOLOv5n. With another C library the function does nothing.

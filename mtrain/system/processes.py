@@ -120,8 +120,7 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 def send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
-    """Send a signal to each process that still lives. psutil checks that its id does not belong to another one by
-    now."""
+    """Send a signal to each process that still lives. psutil checks that its id has not passed to another process."""
     for process in processes:
         try:
             process.send_signal(number)
@@ -159,8 +158,7 @@ def end_all(*, spare: frozenset[int], grace_s: float) -> list[int]:
 
 
 def _wait_for_others(spare: frozenset[int], *, timeout_s: float) -> None:
-    """Wait until the other descendants have ended, without reaping them: ``subprocess`` still needs their exit
-    status."""
+    """Wait for the other descendants to end, but do not reap them: ``subprocess`` still needs their exit status."""
     deadline = time.monotonic() + timeout_s
     while _others(spare) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -238,8 +236,7 @@ class Requests:
         return self.first is not None
 
     def take(self, number: signal.Signals, *, place: str = HERE, times: int | None = None) -> None:
-        """Count a request at ``place``. ``times``: total number of requests there so far; None: one more than
-        before."""
+        """Count a request at ``place``. ``times``: total number of requests there so far; None: one more."""
         self._times[place] = self._times.get(place, 0) + 1 if times is None else max(times, self._times.get(place, 0))
         if self.first is None:
             self.first, self.first_at = number, time.time()

@@ -21,8 +21,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def remote_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    """Return the argument for ``ssh HOST`` that runs ``argv`` there, with ``env`` added to the environment of the
-    login.
+    """Return the argument for ``ssh HOST`` that runs ``argv`` there, with ``env`` added to the environment there.
 
     The command replaces the login shell (``exec``), so that a signal to the shell reaches the command itself.
 

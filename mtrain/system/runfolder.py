@@ -353,15 +353,13 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def set_aside_failures(run: RunFolder, *, ranks: range | None = None) -> None:
-    """Rename the failure files of an earlier attempt of ``ranks`` (None: all), so that they do not count as new
-    failures."""
+    """Rename earlier failure files of ``ranks`` (None: all), so that they do not count as failures of a new attempt."""
     for path in _failure_files(run, ranks):
         path.rename(path.with_name(f"earlier-{int(path.stat().st_mtime)}-{path.name}"))
 
 
 def read_failures(run: RunFolder, *, ranks: range | None = None) -> list[dict[str, Any]]:
-    """Return the failures that were written by ``ranks`` (None: all), the earliest first. Unreadable files are
-    skipped."""
+    """Return the failures that ``ranks`` (None: all) have written, the earliest first, without unreadable files."""
     failures = []
     for path in _failure_files(run, ranks):
         try:

@@ -230,8 +230,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def best(folder: Path) -> Path | None:
-    """Return the intact checkpoint in ``folder`` with the highest score, of equal ones the first; None: none has
-    one."""
+    """Return the intact checkpoint in ``folder`` with the highest score, of equal ones the first; None without any."""
     return next((path for path in _by_score(listed(folder)) if not verify(path)), None)
 
 
