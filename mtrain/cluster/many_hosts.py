@@ -225,7 +225,7 @@ def closing_lines(loaded: "Loaded", result: "Result") -> list[str]:
     done = result.code == 0
     assert result.run_dir is not None
     if is_here(loaded.spec.cluster.ips[0]):
-        return lines_here(result.run_dir, done=done)
+        return lines_here(result.run_dir, finished=done)
     return [*result_lines(result.summary or {}), f"run folder: {result.first_host}:{result.run_dir}"] if done else []
 
 

@@ -60,7 +60,7 @@ class Layers:
         self._merge(self._at(path), values, origin_at, path)
 
     def assign(self, path: Path, value: Any, origin: Origin, defaults: Mapping[str, Any]) -> None:
-        """Set one value. A number in ``path`` is a position in a list; a list that is not set yet starts as its default.
+        """Set one value. Numbers in ``path`` are positions in lists; a list not set so far starts as its default.
 
         Raises: ``Misplaced`` if the path cannot be followed.
         """
