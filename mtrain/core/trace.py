@@ -147,7 +147,7 @@ class Shares:
             self._shares.append(min(1.0, (total - self._former_total) / record["seconds"]))
         self._former_total = total
 
-    def told(self) -> dict[str, float]:
+    def summary(self) -> dict[str, float]:
         """Return ``communication_share``, the median over updates; nothing if the backend does not measure it."""
         return {"communication_share": float(np.median(self._shares))} if self._shares else {}
 

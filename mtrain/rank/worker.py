@@ -297,7 +297,7 @@ class Session:
                 "ema_sha256": digest(state.ema),
                 "best_checkpoint": _text(self.checkpoints.best() or self.checkpoints.newest()),
                 "newest_checkpoint": _text(self.checkpoints.newest()),
-                "measured": job.backend.collective.all_gather({**job.backend.measure(), **self._shares.told()}),
+                "measured": job.backend.collective.all_gather({**job.backend.measure(), **self._shares.summary()}),
             }
             self._draw()
         self.report.event("end", **summary)

@@ -204,10 +204,11 @@ HERE = "here"
 
 
 class Requests:
-    """Counts requests to end a job: SIGINT and SIGTERM to this process inside ``with``, and requests to other hosts.
+    """Counts requests to end a job: SIGINT and SIGTERM to this process, and requests that other hosts pass on.
 
-    A scheduler sends a request to every host of a job at the same time, which is only one request. So requests are
-    counted separately for each place, and only a second one at the same place means to end at once.
+    Inside ``with`` the two signals are only counted, instead of ending this process. A scheduler sends a request to
+    every host of a job at the same time, which is only one request. So requests are counted separately for each place,
+    and only a second one at the same place means to end at once.
     """
 
     def __init__(self) -> None:

@@ -213,7 +213,7 @@ def test_the_share_of_communication_is_each_updates_own():
     for waited in (3.0, 0.05, 0.02, 0.05, 9.0):
         total += waited
         shares.take({"communication_s": total, "seconds": 0.1})
-    assert shares.told() == {"communication_share": pytest.approx(0.5)}, "of 0.5, 0.2, 0.5 and no more than all"
+    assert shares.summary() == {"communication_share": pytest.approx(0.5)}, "of 0.5, 0.2, 0.5 and no more than all"
 
 
 @pytest.mark.parametrize(
