@@ -107,13 +107,13 @@ def _fitted(found: "Weights", wanted: "Expected") -> "Mapping[str, Array]":
     result = fitted(found, wanted)
     classes = f" with {wanted.classes} classes" if wanted.classes is not None else ""
     part = f", as its `{result.prefix.rstrip('.')}`" if result.prefix else ""
-    click.echo(f"{wanted.model}{classes}: {len(result.taken)} of {len(wanted.state)} arrays taken{part}")
+    click.echo(f"{wanted.model}{classes}: {len(result.matched)} of {len(wanted.state)} arrays taken{part}")
     if result.counters:
         click.echo(f"{len(result.counters)} counters that such files do not hold are 0")
     for sentence in result.warnings():
         click.echo(f"warning: {sentence}", err=True)
     zeros = {name: np.zeros(wanted.state[name].shape, wanted.state[name].dtype) for name in result.counters}
-    have = {**result.taken, **zeros}
+    have = {**result.matched, **zeros}
     return {name: have[name] for name in wanted.state if name in have}
 
 
@@ -137,4 +137,4 @@ def _fused(arrays: "Mapping[str, Array]", wanted: "Expected", *, policy: "Policy
 def _described(found: "Weights") -> str:
     size = sum(array.nbytes for array in found.arrays.values())
     types = ", ".join(sorted({str(array.dtype) for array in found.arrays.values()}))
-    return f"{found.path}: {found.told}: {len(found.arrays)} arrays of {types}, {size / MIB:.1f} MiB"
+    return f"{found.path}: {found.description}: {len(found.arrays)} arrays of {types}, {size / MIB:.1f} MiB"

@@ -309,7 +309,7 @@ class StartWeights:
         result = refuse_nothing(given_weights(Path(weights_file), weights, self.plugin, own=own))
         messages = [("note", f"model.weights: {result.summary()}")]
         messages += [("warning", f"model.weights: {sentence}") for sentence in result.warnings()]
-        return {**weights, **result.taken}, messages
+        return {**weights, **result.matched}, messages
 
 
 def given_weights(

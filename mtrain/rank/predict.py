@@ -81,15 +81,15 @@ def _readable(names: Mapping[Path, str], out: Path, *, max_pixels: int) -> dict[
 
 
 def _whole(path: Path, job: Assembly) -> State:
-    """Read a plain file of weights, which must have every entry of the model but counters, which inference ignores.
+    """Read a plain file of weights. Only counters may be missing, because inference ignores them.
 
     Raises:
         CheckpointError: Another entry is missing or has another shape.
     """
     state = job.backend.state(job.model, job.optimizer).weights
     result = given_weights(path, state, job.plugin)
-    if result.left:
+    if result.unmatched:
         raise CheckpointError(
             f"--weights {result.summary()}: {'; '.join(result.warnings())}; give weights of this model and these classes"
         )
-    return State(weights={**state, **result.taken})
+    return State(weights={**state, **result.matched})

@@ -33,11 +33,11 @@ class Match:
     """The result of matching: every entry of the model and every array of the file is in one of its lists."""
 
     file: Weights
-    taken: dict[str, Array] = field(default_factory=dict)
+    matched: dict[str, Array] = field(default_factory=dict)
     """Arrays of the file that fit, in the model's type, by neutral name."""
     counters: list[str] = field(default_factory=list)
     """Entries that files of this kind never contain; they keep their start values, and nothing is lost."""
-    kept: list[str] = field(default_factory=list)
+    from_data: list[str] = field(default_factory=list)
     """Entries that are computed from this job's data, differ from the file's, and keep the job's value."""
     of_classes: list[str] = field(default_factory=list)
     """Entries whose shape differs because the number of classes differs."""
@@ -55,23 +55,23 @@ class Match:
     """Prefix that was put before the file's names."""
 
     @property
-    def left(self) -> list[str]:
+    def unmatched(self) -> list[str]:
         """Entries that keep their start values although a complete file of this model would contain them."""
         return [*self.of_classes, *self.reshaped, *self.missing, *self.inexact]
 
     @property
     def share(self) -> float:
         """Share of the file's arrays that fit the model."""
-        return len(self.taken) / max(len(self.file.arrays), 1)
+        return len(self.matched) / max(len(self.file.arrays), 1)
 
     @property
     def folded(self) -> bool:
-        """Whether the file's BatchNorms were folded into its convolutions.
+        """True if the file's BatchNorms were folded into its convolutions.
 
         Such a file has no running statistics, but biases of convolutions that the model lacks.
         """
         statistics = {name for name in self.missing if name.endswith(".running_mean")}
-        present = {*self.taken, *self.of_classes, *self.reshaped}
+        present = {*self.matched, *self.of_classes, *self.reshaped}
         biases = (name.removesuffix("bias") for name in self.unused if name.endswith(".bias"))
         return (
             bool(statistics)
@@ -81,9 +81,9 @@ class Match:
 
     def summary(self) -> str:
         """Return one sentence on how much of the file fits."""
-        total = len(self.taken) + len(self.counters) + len(self.kept) + len(self.left)
+        total = len(self.matched) + len(self.counters) + len(self.from_data) + len(self.unmatched)
         as_part = f", as `{self.prefix.rstrip('.')}` of the model" if self.prefix else ""
-        return f"{self.file.path} ({self.file.told}): {len(self.taken)} of {total} arrays taken{as_part}"
+        return f"{self.file.path} ({self.file.description}): {len(self.matched)} of {total} arrays taken{as_part}"
 
     def warnings(self) -> list[str]:
         """Return one sentence for each reason for which arrays were not used."""
@@ -92,7 +92,7 @@ class Match:
             (self.reshaped, "of another shape in the file, so start values stay"),
             (self.missing, "not in the file, so start values stay"),
             (self.inexact, "no whole numbers in the file, so start values stay"),
-            (self.kept, "taken from this job's data, not from the file"),
+            (self.from_data, "taken from this job's data, not from the file"),
             (self.unused, "not used, because the model has no such names"),
         )
         return [f"{reason} ({_counted(names)}): {self._listed(names)}" for names, reason in reasons if names]
@@ -146,9 +146,9 @@ def _sort_in(
     if dtype.kind in "iub" and array.dtype.kind == "f" and not np.array_equal(cast, array):
         result.inexact.append(name)
     elif own is not None and not np.array_equal(own[name], cast):
-        result.kept.append(name)
+        result.from_data.append(name)
     else:
-        result.taken[name] = cast
+        result.matched[name] = cast
 
 
 def wanted_of(arrays: Mapping[str, Array]) -> dict[str, Wanted]:
@@ -167,8 +167,8 @@ def refuse_folded(result: Match) -> Match:
     if not result.folded:
         return result
     raise CheckpointError(
-        f"{result.file.path} ({result.file.told}): its BatchNorm layers were folded into the convolutions, as YOLOv5's "
-        "`model.fuse()` and its export for inference do, and that cannot be undone; give the file that training saved "
+        f"{result.file.path} ({result.file.description}): its BatchNorm layers were folded into the convolutions, as "
+        "YOLOv5's `model.fuse()` and its export for inference do, and that cannot be undone; give the file that training saved "
         "(YOLOv5: weights/best.pt or last.pt), or save the model before it is fused"
     )
 
@@ -183,10 +183,10 @@ def refuse_nothing(result: Match, *, hint: str = "") -> Match:
     Raises:
         SpecError: No array fits.
     """
-    if result.taken:
+    if result.matched:
         return result
     raise SpecError(
-        f"model.weights: no array of {result.file.path} ({result.file.told}) fits the model by name and shape"
+        f"model.weights: no array of {result.file.path} ({result.file.description}) fits the model by name and shape"
         + (hint or "; is it of another model?")
     )
 

@@ -57,10 +57,10 @@ def fitted(file: Weights, expected_state: Expected) -> Match:
     result = refuse_folded(match(file, expected_state.state, expected_state.published))
     if result.share < _ENOUGH:
         better = closest(file, besides=expected_state.model, share=result.share)
-        if better is not None or not result.taken:
+        if better is not None or not result.matched:
             raise CheckpointError(
-                f"{file.path} ({file.told}): {len(result.taken)} of its {len(file.arrays)} arrays fit {expected_state.model} by name "
-                f"and shape{better or '; is it of another model?'}"
+                f"{file.path} ({file.description}): {len(result.matched)} of its {len(file.arrays)} arrays fit "
+                f"{expected_state.model} by name and shape{better or '; is it of another model?'}"
             )
     return result
 
@@ -78,7 +78,7 @@ def closest(file: Weights, *, besides: str, share: float) -> str | None:
         if candidate is not None:
             fits = match(file, candidate.state, candidate.published)
             if fits.share > best[0]:
-                best = (fits.share, f"; {len(fits.taken)} fit {candidate.model}: use that model, or another file")
+                best = (fits.share, f"; {len(fits.matched)} fit {candidate.model}: use that model, or another file")
     return best[1] or None
 
 
@@ -110,11 +110,11 @@ def check_start(spec: Spec, outline: SpecOutline, *, training: bool) -> None:
         better = closest(file, besides=spec.model.name, share=result.share)
         if better is not None:
             raise SpecError(
-                f"model.weights: {file.path} ({file.told}): {len(result.taken)} of its {len(file.arrays)} arrays fit "
-                f"{spec.model.name} by name and shape{better}"
+                f"model.weights: {file.path} ({file.description}): {len(result.matched)} of its {len(file.arrays)} arrays "
+                f"fit {spec.model.name} by name and shape{better}"
             )
         refuse_nothing(result)
-    if result.left and not training:
+    if result.unmatched and not training:
         raise SpecError(f"model.weights: {result.summary()}; evaluation needs all: {'; '.join(result.warnings())}")
 
 

@@ -34,7 +34,7 @@ class Weights:
     arrays: dict[str, Array]
     """Arrays by name; they may be read-only views of the file's content."""
     layout: Layout
-    told: str
+    description: str
     """Description of the file for messages, including which of several sets of weights was read."""
     model: str | None = None
     """``model.name`` of the run that wrote it, if the file records it."""
@@ -105,7 +105,7 @@ def _parsed(path: Path, content: bytes) -> Weights:
             return _torch(path, read_legacy(content), file_bytes=len(content))
         return _paddle(path, content)
     if content[8:9] == b"{":
-        return Weights(path=path, arrays=_safetensors(path, content), layout="neutral", told="safetensors")
+        return Weights(path=path, arrays=_safetensors(path, content), layout="neutral", description="safetensors")
     raise CheckpointError(f"{path}: not a file of weights; {EXPECTED}")
 
 
@@ -113,7 +113,7 @@ def _torch(path: Path, value: object, *, file_bytes: int) -> Weights:
     leaves, description = weights_of(value)
     check_growth(leaves.values(), file_bytes=file_bytes)
     arrays = {name: leaf.array() for name, leaf in leaves.items()}
-    return Weights(path=path, arrays=arrays, layout="torch", told=f"torch, {description}")
+    return Weights(path=path, arrays=arrays, layout="torch", description=f"torch, {description}")
 
 
 def _paddle(path: Path, content: bytes) -> Weights:
@@ -123,7 +123,7 @@ def _paddle(path: Path, content: bytes) -> Weights:
     arrays = {name: _from_paddle(leaf.array()) for name, leaf in leaves.items() if name != PARAMETER_NAMES}
     if isinstance(value, dict):
         arrays = joined(arrays, value.get(SLICES))
-    return Weights(path=path, arrays=arrays, layout="paddle", told=f"Paddle, {description}")
+    return Weights(path=path, arrays=arrays, layout="paddle", description=f"Paddle, {description}")
 
 
 def _from_paddle(array: Array) -> Array:
@@ -173,7 +173,7 @@ def _read_folder(path: Path) -> Weights:
         path=folder,
         arrays={**saved.state.weights, **saved.state.ema},
         layout="neutral",
-        told=f"checkpoint of mtrain at update {saved.progress.update}, {part}",
+        description=f"checkpoint of mtrain at update {saved.progress.update}, {part}",
         model=model.get("name"),
         options=model.get("options") or {},
         plugins=saved.spec.get("plugins"),

@@ -131,7 +131,7 @@ def test_of_a_yolov5_checkpoint_the_averaged_weights_are_taken_and_it_is_said(by
     found = read(by_torch / "yolov5n.pt")
     halved = {n: a.astype(np.float16) if a.dtype.kind == "f" else a for n, a in golden.yolov5("n").items()}
     golden.equal(found.arrays, halved)
-    assert found.told == "torch, a checkpoint, averaged weights (`ema`)"
+    assert found.description == "torch, a checkpoint, averaged weights (`ema`)"
 
 
 @needs("torch")
@@ -139,7 +139,7 @@ def test_of_a_yolov5_checkpoint_the_averaged_weights_are_taken_and_it_is_said(by
 def test_of_a_checkpoint_of_a_run_that_has_not_ended_the_weights_are_taken_and_not_its_best_fitness(by_torch, name):
     found = read(by_torch / name)
     assert set(found.arrays) == set(golden.yolov5("n"))
-    assert found.told.startswith("torch, a checkpoint, ")
+    assert found.description.startswith("torch, a checkpoint, ")
 
 
 @needs("torch")
@@ -261,7 +261,7 @@ def trained(tmp_path):
 def test_a_run_is_its_best_checkpoint_and_a_checkpoint_its_averaged_weights(trained):
     found = read(trained)
     assert {name: array.tolist() for name, array in found.arrays.items()} == {"w": [-2, -2], "n": 2}
-    assert (found.model, found.told) == ("yolov5n", "checkpoint of mtrain at update 2, averaged weights")
+    assert (found.model, found.description) == ("yolov5n", "checkpoint of mtrain at update 2, averaged weights")
     assert read(trained / "checkpoints" / "step-00000003").arrays["n"] == 3
 
 

@@ -21,7 +21,7 @@ PPYOLOE = published_of(plugins.load("models", "ppyoloe_s"))
 
 
 def weights(arrays, layout="torch", path=golden.DATA / "file.pt"):
-    return Weights(path=path, arrays=arrays, layout=layout, told="a test")
+    return Weights(path=path, arrays=arrays, layout=layout, description="a test")
 
 
 @pytest.mark.parametrize("variant", ["n", "s", "m", "l", "x"])
@@ -52,18 +52,18 @@ def test_an_unknown_model_has_no_outline():
 def test_the_number_of_classes_is_read_off_the_shapes(model, classes):
     wanted = expected(weights(golden.yolov5("n", classes=classes)), model)
     assert wanted.classes == classes
-    assert fitted(weights(golden.yolov5("n", classes=classes)), wanted).left == []
+    assert fitted(weights(golden.yolov5("n", classes=classes)), wanted).unmatched == []
 
 
 def test_ppyoloe_of_paddle_fits_counters_start_at_zero_and_the_bins_become_whole_numbers():
     file = weights(golden.ppyoloe("s"), "paddle")
     wanted = expected(file, "ppyoloe_s")
     found = fitted(file, wanted)
-    assert (wanted.classes, found.left, found.unused, found.warnings()) == (80, [], [], [])
-    assert len(found.taken) == 423
+    assert (wanted.classes, found.unmatched, found.unused, found.warnings()) == (80, [], [], [])
+    assert len(found.matched) == 423
     assert len(found.counters) == 78
-    assert found.taken["yolo_head.proj_conv.weight"].tolist() == np.arange(17).reshape(1, 17, 1, 1).tolist()
-    assert found.taken["yolo_head.proj_conv.weight"].dtype == np.int64
+    assert found.matched["yolo_head.proj_conv.weight"].tolist() == np.arange(17).reshape(1, 17, 1, 1).tolist()
+    assert found.matched["yolo_head.proj_conv.weight"].dtype == np.int64
 
 
 def test_bins_that_are_no_whole_numbers_are_told():
@@ -78,7 +78,7 @@ def test_bins_that_are_no_whole_numbers_are_told():
 def test_either_spelling_of_names_is_accepted_in_either_format(layout, spelled):
     arrays = golden.ppyoloe("s") if spelled == "paddle" else neutral_names(golden.ppyoloe("s"))
     file = weights(arrays, layout)
-    assert len(fitted(file, expected(file, "ppyoloe_s")).taken) == 423
+    assert len(fitted(file, expected(file, "ppyoloe_s")).matched) == 423
 
 
 def test_both_spellings_of_one_name_are_refused():
@@ -89,7 +89,7 @@ def test_both_spellings_of_one_name_are_refused():
 def test_of_another_number_of_classes_the_head_is_left_out_and_it_is_said():
     held = golden.yolov5("n", classes=3)
     found = match(weights(golden.yolov5("n")), wanted_of(held), YOLOV5)
-    assert len(found.taken) == 343
+    assert len(found.matched) == 343
     assert found.summary().endswith("343 of 349 arrays taken")
     (told,) = found.warnings()
     assert told.startswith(
@@ -103,22 +103,22 @@ def test_half_precision_becomes_what_the_model_has():
     held = golden.yolov5("n")
     halved = {n: a.astype(np.float16) if a.dtype.kind == "f" else a for n, a in held.items()}
     found = match(weights(halved), wanted_of(held), YOLOV5)
-    golden.equal(found.taken, {n: a.astype(held[n].dtype) for n, a in halved.items()})
+    golden.equal(found.matched, {n: a.astype(held[n].dtype) for n, a in halved.items()})
 
 
 def test_a_job_that_trains_keeps_its_own_anchors_and_says_so():
     held = golden.yolov5("n")
     held["model.24.anchors"] = held["model.24.anchors"] + 1
     found = match(weights(golden.yolov5("n")), wanted_of(held), YOLOV5, own=held)
-    assert found.kept == ["model.24.anchors"]
-    assert "model.24.anchors" not in found.taken
+    assert found.from_data == ["model.24.anchors"]
+    assert "model.24.anchors" not in found.matched
     assert found.warnings() == ["taken from this job's data, not from the file (1 array): model.24.anchors"]
-    assert "model.24.anchors" in match(weights(golden.yolov5("n")), wanted_of(held), YOLOV5).taken
+    assert "model.24.anchors" in match(weights(golden.yolov5("n")), wanted_of(held), YOLOV5).matched
 
 
 def test_state_that_only_a_running_job_has_is_neither_asked_for_nor_exported():
     held = golden.yolov5("n") | {"balance.moved_L": np.ones(3)}
-    assert match(weights(golden.yolov5("n")), wanted_of(held), YOLOV5).left == []
+    assert match(weights(golden.yolov5("n")), wanted_of(held), YOLOV5).unmatched == []
     assert set(exported(held, YOLOV5, layout="torch")) == set(golden.yolov5("n"))
 
 
@@ -127,13 +127,13 @@ def test_a_file_of_the_backbone_alone_is_put_into_its_place():
     part = {n.removeprefix(prefix): a for n, a in golden.ppyoloe("s").items() if n.startswith(prefix)}
     file = weights(part, "paddle")
     found = fitted(file, expected(file, "ppyoloe_s"))
-    assert (found.prefix, len(found.taken), found.unused) == (prefix, len(part), [])
+    assert (found.prefix, len(found.matched), found.unused) == (prefix, len(part), [])
     assert found.missing
 
 
 def test_a_wrapper_of_all_names_is_taken_off():
     wrapped = {f"module.{name}": array for name, array in golden.yolov5("n").items()}
-    assert match(weights(wrapped), wanted_of(golden.yolov5("n")), YOLOV5).left == []
+    assert match(weights(wrapped), wanted_of(golden.yolov5("n")), YOLOV5).unmatched == []
 
 
 @pytest.mark.parametrize(
@@ -167,14 +167,14 @@ def test_linear_weights_are_transposed_for_paddle_and_back(tmp_path, shape):
     there = exported(held, Published(), layout="paddle")
     np.testing.assert_array_equal(there["fc.weight"], held["fc.weight"].T)
     write(tmp_path / "w.pdparams", there)
-    golden.equal(match(read(tmp_path / "w.pdparams"), wanted_of(held), Published()).taken, held)
+    golden.equal(match(read(tmp_path / "w.pdparams"), wanted_of(held), Published()).matched, held)
 
 
 def test_a_paddle_file_with_matrices_as_here_is_recognised_by_one_that_is_not_square():
     held = {"a.weight": np.arange(6.0).reshape(2, 3), "b.weight": np.arange(4.0).reshape(2, 2)}
-    golden.equal(match(weights(held, "paddle"), wanted_of(held), Published()).taken, held)
+    golden.equal(match(weights(held, "paddle"), wanted_of(held), Published()).matched, held)
     turned = {"a.weight": held["a.weight"].T, "b.weight": held["b.weight"].T}
-    golden.equal(match(weights(turned, "paddle"), wanted_of(held), Published()).taken, held)
+    golden.equal(match(weights(turned, "paddle"), wanted_of(held), Published()).matched, held)
 
 
 @pytest.mark.parametrize("ending", [".pdparams", ".pt", ".safetensors"])
@@ -183,18 +183,18 @@ def test_import_of_export_is_the_same(tmp_path, model, ending):
     """Counters aside, which Paddle does not have."""
     file = weights(golden.yolov5("n") if model == "yolov5n" else golden.ppyoloe("s"))
     told = YOLOV5 if model == "yolov5n" else PPYOLOE
-    held = fitted(file, expected(file, model)).taken
+    held = fitted(file, expected(file, model)).matched
     layout = {".pdparams": "paddle", ".pt": "torch", ".safetensors": "neutral"}[ending]
     write(tmp_path / f"w{ending}", exported(held, told, layout=layout))
     back = fitted(read(tmp_path / f"w{ending}"), expected(read(tmp_path / f"w{ending}"), model))
     lost = {name for name in held if name.endswith("num_batches_tracked")} if layout == "paddle" else set()
-    golden.equal(back.taken, {name: array for name, array in held.items() if name not in lost})
-    assert back.left == []
+    golden.equal(back.matched, {name: array for name, array in held.items() if name not in lost})
+    assert back.unmatched == []
 
 
 def test_export_of_import_has_the_published_names_shapes_and_types(tmp_path):
     state = golden.ppyoloe("s")
     file = weights(state, "paddle")
-    golden.equal(exported(fitted(file, expected(file, "ppyoloe_s")).taken, PPYOLOE, layout="paddle"), state)
+    golden.equal(exported(fitted(file, expected(file, "ppyoloe_s")).matched, PPYOLOE, layout="paddle"), state)
     file = weights(golden.yolov5("n"))
-    golden.equal(exported(fitted(file, expected(file, "yolov5n")).taken, YOLOV5, layout="torch"), golden.yolov5("n"))
+    golden.equal(exported(fitted(file, expected(file, "yolov5n")).matched, YOLOV5, layout="torch"), golden.yolov5("n"))

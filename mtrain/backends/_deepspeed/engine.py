@@ -93,7 +93,7 @@ class ZeroEngine(TorchEngine):
         parts, ema = optimizer.parts, optimizer.ema()
         parameters = {name for name, _ in model.named_parameters()}
         self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in parameters)])
-        tensors = {name: parts[name].held if name in parts else x for name, x in model.state_dict().items()}
+        tensors = {name: parts[name].local if name in parts else x for name, x in model.state_dict().items()}
         moments = optimizer.moments()
         return State(
             weights=self._arrays(tensors, parts),
@@ -125,7 +125,7 @@ class ZeroEngine(TorchEngine):
                 ordered = {name: np.ascontiguousarray(saved.weights[name]) for name in sorted(saved.weights)}
                 state_checks.check_equal_start(self.collective, state_checks.fingerprint(ordered))
             zero.release()
-            tensors = {name: parts[name].held if name in parts else x for name, x in model.state_dict().items()}
+            tensors = {name: parts[name].local if name in parts else x for name, x in model.state_dict().items()}
             self._fill(tensors, parts, saved.weights, what="weights")
             zero.publish()
         if saved.ema and optimizer.ema():

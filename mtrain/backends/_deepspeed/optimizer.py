@@ -30,7 +30,7 @@ class ZeroOptimizer(PartsOptimizer):
         collective: TorchCollective,
         device: torch.device,
     ) -> None:
-        held_model = Held(model, {name: part.held for name, part in zero.parts.items()})
+        held_model = Held(model, {name: part.local for name, part in zero.parts.items()})
         super().__init__(cast(nn.Module, held_model), recipe, exchange=exchange, collective=collective, device=device)
         self.parts = parts
         self.zero = zero

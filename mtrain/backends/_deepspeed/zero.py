@@ -102,7 +102,7 @@ class SplitStates:
             flats.append(flat)
         gradients = {}
         for name, (group, place) in self._places.items():
-            gradients[name] = flats[group][place : place + self.parts[name].held.numel()]
+            gradients[name] = flats[group][place : place + self.parts[name].local.numel()]
         return gradients
 
     def release(self) -> None:
@@ -140,7 +140,7 @@ class SplitWeights:
         for group, parameters in enumerate(self._zero.fp16_groups):
             for i, parameter in enumerate(parameters):
                 name = self._zero.param_names[parameter]
-                length = self.parts[name].held.numel()
+                length = self.parts[name].local.numel()
                 if offloaded:
                     place = self._places[name][1]
                     gradients[name] = self._zero.fp32_partitioned_groups_flat[group].grad[place : place + length]
@@ -237,7 +237,7 @@ class ZeroExchange:
             if name in absent:
                 grad.zero_()
             else:
-                self._zero.parts[name].held.grad = grad
+                self._zero.parts[name].local.grad = grad
 
     def _complete(self) -> list[str]:
         """Add zero gradients where only other ranks have one; return the names for which no rank has a gradient."""

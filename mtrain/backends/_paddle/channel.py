@@ -65,7 +65,7 @@ class Channel:
 
         Raises:
             PeerLost: Another rank has ended, or did not come in time.
-            TrainingError: Another rank has sent something that cannot be read.
+            TrainingError: Another rank has sent something that cannot be read, or is no plain data.
         """
         own_value = packed(value)
         if self._rank != 0:

@@ -42,7 +42,7 @@ class ShardRule:
     def __init__(
         self, rule: str, parts: Sequence[Part], rank: int, options: Mapping[str, float], *, channels_last: bool
     ) -> None:
-        self._held = [part.held.detach() for part in parts]
+        self._held = [part.local.detach() for part in parts]
         width = vector_width(rule, self._held[0]) if parts else 1
         self._places: list[list[int]] = []
         self._copies: list[list[_Copy]] = []
@@ -62,7 +62,7 @@ class ShardRule:
                 views.append(None)
         self._tensors = tensors
         self._rule = rules.make(rule, tensors, options)
-        self.moments = {name: [torch.zeros_like(held) for held in self._held] for name in self._rule.moments}
+        self.moments = {name: [torch.zeros_like(x) for x in self._held] for name in self._rule.moments}
         for name, lists in self._rule.moments.items():
             for place, view in enumerate(views):
                 if view is not None:
@@ -134,7 +134,7 @@ def _split(part: Part, rank: int, width: int, *, channels_last: bool) -> tuple[i
         scalar_indices = element_order[whole_length - whole_length % width :]
         scalar_indices = scalar_indices[(scalar_indices >= first) & (scalar_indices < end)] - first
         if scalar_indices.numel():
-            copies.append(scalar_indices.to(part.held.device))
+            copies.append(scalar_indices.to(part.local.device))
     return body_length, copies
 
 

@@ -21,7 +21,7 @@ class Part:
     shape: tuple[int, ...]
     """Shape of the whole array."""
     spans: Spans
-    held: Tensor
+    local: Tensor
     """This rank's elements, 1-D. The tensor lives as long as the job and is changed in place."""
 
     @property

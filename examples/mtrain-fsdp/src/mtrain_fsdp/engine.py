@@ -127,8 +127,8 @@ class Parts:
     def __init__(self, model: nn.Module) -> None:
         assert isinstance(model, FSDPModule)
         self._model = model
-        held, cut = _held(model), _cut(model)
-        self.held = {name: held[name].detach() for name in cut}
+        tensors, cut = _held(model), _cut(model)
+        self.held = {name: tensors[name].detach() for name in cut}
         """This rank's part of each parameter."""
 
     def during(self, *, last: bool) -> nullcontext[None]:
