@@ -33,22 +33,26 @@ COMMANDS = {
     "doctor": ("mtrain.cli.doctor:doctor", "Check this host, the hosts of a job, and every installed backend."),
     "completion": ("mtrain.cli.completion:completion", "Print the completion script of a shell."),
 }
-"""Where each command is defined, and its line in ``mtrain --help``."""
+"""Name of each command -> where it is defined, and its line in ``mtrain --help``."""
 DEFAULT = "train"
+"""The command that runs where none is named."""
 COMPLETE = "_MTRAIN_COMPLETE"
-"""The variable in which a shell says what it wants completed."""
+"""Environment variable that click's completion scripts set when they ask for completions."""
 INTERRUPTED = 130
 
 
 class Front(click.Group):
-    """The commands of ``COMMANDS``, imported when asked for; flags without a command belong to ``train``."""
+    """The command group of ``COMMANDS``.
+
+    A command is imported when it is used; flags without a command belong to ``train``.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the table."""
+        """Return the names of the commands, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now; None for a name that is none."""
+        """Import and return a command; None where there is none of this name."""
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
@@ -59,26 +63,27 @@ class Front(click.Group):
         """Put ``train`` before arguments that name no command."""
         first = args[0] if args else ""
         own = {"--help", "-h", "--version"}
-        nothing_typed = not args and not ctx.resilient_parsing  # a shell that completes the first word wants commands
+        # While a shell completes the first word (resilient parsing), the commands are what it must be offered.
+        nothing_typed = not args and not ctx.resilient_parsing
         if nothing_typed or (first.startswith("-") and first not in own):
             args = [DEFAULT, *args]
         elif first and not first.startswith("-") and first not in COMMANDS and not ctx.resilient_parsing:
-            ctx.fail(_not_a_command(first))
+            ctx.fail(_unknown_command_message(first))
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The table as it stands: no command is imported to ask for its help."""
+        """Write the commands from the table, so that none has to be imported for its help."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands, and the flags of ``train``."""
-        found = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        """Complete commands, and the flags of ``train``."""
+        items = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
         train = self.get_command(ctx, DEFAULT) if incomplete.startswith("-") else None
-        return found if train is None else train.shell_complete(click.Context(train, parent=ctx), incomplete)
+        return items if train is None else train.shell_complete(click.Context(train, parent=ctx), incomplete)
 
 
-def _not_a_command(word: str) -> str:
+def _unknown_command_message(word: str) -> str:
     if word.endswith((".yml", ".yaml")):
         return f"no command {word!r}; a spec is given with -c: mtrain -c {shlex.quote(word)}"
     best = closest(word, COMMANDS)
@@ -99,7 +104,7 @@ def front() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong use or spec, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if COMPLETE in os.environ:  # a shell asks; only then is its side loaded
+    if COMPLETE in os.environ:  # Only a completing shell needs the import.
         from mtrain.cli import completing_bash
 
         completing_bash.register()
@@ -124,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(error: MtrainError) -> int:
-    """One ``error:`` line per mistake; the traceback too where ``MTRAIN_DEBUG`` asks for it."""
+    """Print one ``error:`` line per mistake, and the traceback where ``MTRAIN_DEBUG`` is set; return the exit code."""
     from mtrain.spec import config
 
     if config.debug():

@@ -1,4 +1,4 @@
-"""``mtrain checkpoint``: what was saved, whether it is intact, what it holds."""
+"""``mtrain checkpoint``: list checkpoints, verify that they are intact, and show their content."""
 
 import shlex
 from pathlib import Path
@@ -24,9 +24,9 @@ def list_(folder: Path) -> None:
     from mtrain.core.checkpoint import store
     from mtrain.core.checkpoint.format import manifest_of
 
-    found = checkpoints_of(folder)
+    paths = checkpoints_of(folder)
     click.echo(f"{'checkpoint':<20}{'update':>10}{'score':>10}{'size':>12}  state")
-    for path in found:
+    for path in paths:
         manifest, score = manifest_of(path), store.score_of(path)
         size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
         shown = f"{score:.4f}" if score > float("-inf") else "-"
@@ -64,7 +64,7 @@ def show(folder: Path, *, arrays: bool) -> None:
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
-    """The checkpoint itself, or all of a run folder or of its ``checkpoints``.
+    """Return all checkpoints of a run folder or of its ``checkpoints``; of a checkpoint, the checkpoint itself.
 
     Raises:
         CheckpointError: there is none.
@@ -74,16 +74,16 @@ def checkpoints_of(folder: Path) -> list[Path]:
 
     if folder.name.startswith(store.PREFIX):
         return [folder]
-    found = store.listed(folder) or store.listed(folder / "checkpoints")
-    if not found:
+    checkpoints = store.listed(folder) or store.listed(folder / "checkpoints")
+    if not checkpoints:
         raise CheckpointError(
             f"{folder}: holds no checkpoint; give a run folder such as runs/digits, or one of its checkpoints"
         )
-    return found
+    return checkpoints
 
 
 def newest_of(folder: Path) -> Path:
-    """The newest intact checkpoint of a run.
+    """Return the newest intact checkpoint of a run.
 
     Raises:
         CheckpointError: none is intact.
@@ -91,16 +91,16 @@ def newest_of(folder: Path) -> Path:
     from mtrain.core.checkpoint import store
     from mtrain.errors import CheckpointError
 
-    found = store.newest(checkpoints_of(folder)[0].parent)
-    if found is None:
+    newest = store.newest(checkpoints_of(folder)[0].parent)
+    if newest is None:
         raise CheckpointError(
             f"{folder}: none of its checkpoints is intact; `mtrain checkpoint verify {shlex.quote(str(folder))}` says why"
         )
-    return found
+    return newest
 
 
 def described(path: Path, saved: "Saved", *, arrays: bool) -> list[str]:
-    """What a checkpoint holds, line by line."""
+    """Return lines that describe the content of a checkpoint; with ``arrays``, one for each array."""
     progress, spec = saved.progress, saved.spec
     lines = [
         f"checkpoint   {path}",
@@ -112,13 +112,13 @@ def described(path: Path, saved: "Saved", *, arrays: bool) -> list[str]:
         "counters     " + (", ".join(f"{name} {value:g}" for name, value in saved.state.counters.items()) or "-"),
     ]
     for part in ("weights", "ema", "moments"):
-        held = getattr(saved.state, part)
-        size = sum(array.nbytes for array in held.values())
+        arrays_of_part = getattr(saved.state, part)
+        size = sum(array.nbytes for array in arrays_of_part.values())
         lines.append(
-            f"{part:<13}{len(held)} arrays, {sum(a.size for a in held.values())} numbers, {size / 2**20:.1f} MiB"
+            f"{part:<13}{len(arrays_of_part)} arrays, {sum(a.size for a in arrays_of_part.values())} numbers, {size / 2**20:.1f} MiB"
         )
         if arrays:
-            lines += [f"  {name}  {array.dtype}  {tuple(array.shape)}" for name, array in held.items()]
+            lines += [f"  {name}  {array.dtype}  {tuple(array.shape)}" for name, array in arrays_of_part.items()]
     return lines
 
 

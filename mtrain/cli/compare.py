@@ -1,4 +1,4 @@
-"""``mtrain compare``: one spec on several backends; do they train alike, and how fast."""
+"""``mtrain compare``: train one spec on several backends, and report whether they agree and how fast they are."""
 
 import sys
 from pathlib import Path
@@ -75,7 +75,7 @@ def compare(context: click.Context, /, **params: Any) -> None:
 
 
 def show(result: "Comparison") -> None:
-    """Two tables and the summary, on the terminal."""
+    """Print the two tables and the summary on the terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -83,13 +83,13 @@ def show(result: "Comparison") -> None:
     from mtrain.comparing.wording import headline, summary
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    for title, (columns, rows), words_in in (("agreement", agreement(result), 3), ("speed", speeds(result), 1)):
-        drawn = Table(title=title, title_justify="left", title_style="bold")
+    for title, (columns, rows), left_columns in (("agreement", agreement(result), 3), ("speed", speeds(result), 1)):
+        table = Table(title=title, title_justify="left", title_style="bold")
         for i, column in enumerate(columns):
-            drawn.add_column(column, justify="left" if i < words_in else "right", overflow="fold")
+            table.add_column(column, justify="left" if i < left_columns else "right", overflow="fold")
         for cells in rows:
-            drawn.add_row(*cells)
-        console.print(drawn)
+            table.add_row(*cells)
+        console.print(table)
     console.print(headline(result), style="bold green" if result.agree else "bold red", markup=False)
     for sentence in summary(result):
         mark = {True: "+", False: "!", None: "-"}[sentence.good]

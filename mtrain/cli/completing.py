@@ -1,4 +1,4 @@
-"""What a shell completes: specs, values of a spec by path, and the names that such a value may have."""
+"""Shell completion of arguments: specs, paths of values in a spec, and the names that such a value may have."""
 
 from pathlib import Path
 
@@ -7,21 +7,22 @@ from click.shell_completion import CompletionItem
 
 ENDINGS = (".yml", ".yaml")
 NAMED = {"model.name": "models", "data.format": "datasets", "backend.name": "backends", "cluster.launcher": "launchers"}
-"""Path in the spec -> kind of plugin whose names it takes."""
+"""Path in the spec -> kind of plugin that it names."""
 
 
 def complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Shipped specs and YAML files; folders, as the shell completes them, where neither begins so.
+    """Complete shipped specs and YAML files; where none matches, let the shell complete folders.
 
-    One item of click's type "file" makes bash forget every other one, so files are listed here.
+    Files are listed here because one item of click's type "file" makes bash drop all other items.
     """
     from mtrain.spec.sources import shipped_names
 
-    found = [name for name in shipped_names() if name.startswith(incomplete)] + _files(incomplete)
-    return [CompletionItem(name) for name in found] or [CompletionItem(incomplete, type="file")]
+    names = [name for name in shipped_names() if name.startswith(incomplete)] + _files(incomplete)
+    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
 
 def _files(incomplete: str) -> list[str]:
+    """Return the YAML files that begin with ``incomplete``; hidden ones only where a part of the name is typed."""
     head = incomplete[: incomplete.rfind("/") + 1]
     folder, start = Path(head or ".").expanduser(), incomplete[len(head) :]
     try:
@@ -32,7 +33,7 @@ def _files(incomplete: str) -> list[str]:
 
 
 def complete_override(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """``PATH=`` of a value; behind the sign, what that value may be."""
+    """Complete ``PATH=``, and after the ``=`` the values that are allowed there."""
     path, sign, start = incomplete.partition("=")
     if sign:
         return [CompletionItem(f"{path}={value}") for value in _values(path) if value.startswith(start)]
@@ -40,6 +41,7 @@ def complete_override(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 def _values(path: str) -> list[str]:
+    """Return the values that a path of the spec may have, where they can be listed."""
     from mtrain.spec import plugins
     from mtrain.spec.model import Spec
     from mtrain.spec.schema import choices
@@ -50,7 +52,7 @@ def _values(path: str) -> list[str]:
 
 
 def complete_path(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The values of a spec whose path begins so."""
+    """Complete paths of values in a spec."""
     from mtrain.spec.model import Spec
     from mtrain.spec.schema import dotted, model_of, walk
 
@@ -59,17 +61,17 @@ def complete_path(_ctx: click.Context, _param: click.Parameter, incomplete: str)
 
 
 def complete_launcher(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Launchers by name."""
+    """Complete names of launchers."""
     return _plugins("launchers", incomplete)
 
 
 def complete_backend(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Backends by name."""
+    """Complete names of backends."""
     return _plugins("backends", incomplete)
 
 
 def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Models by name."""
+    """Complete names of models."""
     return _plugins("models", incomplete)
 
 

@@ -1,8 +1,8 @@
-"""bash's side of completion.
+"""Completion for bash, in place of click's own, which completes nothing after ``-o backend.name=``.
 
-bash cuts the words of a line at every character of ``COMP_WORDBREAKS``, which has ``=`` and ``:``, and replaces the last
-piece alone. click's own script sends those pieces as words (seen with click 8.5), so that nothing completes after
-``-o backend.name=``. This one sends the line as it was typed, and takes back values without what bash keeps of the word.
+bash splits words at every character of ``COMP_WORDBREAKS``, such as ``=`` and ``:``, and replaces the last piece only.
+click's own script sends those pieces as separate words (seen with click 8.5). The script here sends the line as it was
+typed, and the values that it receives lack the part of the word that bash keeps.
 """
 
 import os
@@ -31,27 +31,28 @@ _SCRIPT = """\
 
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
-"""``$2`` is the text that bash will replace. No blank follows a path that ends with ``=``: its value comes next."""
+"""The completion function of bash. ``$2`` is the text that bash will replace. After a path that ends with ``=``, no
+space is inserted, because its value follows."""
 
 
 class Bash(BashComplete):
-    """Completion of the last word of the line up to the cursor, in the pieces that bash replaces."""
+    """Completes the last word before the cursor, and returns only the piece of it that bash replaces."""
 
     source_template = _SCRIPT
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the one that is completed, and that one as far as it is typed."""
+        """Return the words before the one that is completed, and that word as far as it is typed."""
         line = os.environ["COMP_HEAD"]
         words = split_arg_string(line)
-        begun = words.pop() if len(words) > 1 and not line[-1:].isspace() else ""
-        return words[1:], begun
+        incomplete = words.pop() if len(words) > 1 and not line[-1:].isspace() else ""
+        return words[1:], incomplete
 
     def format_completion(self, item: CompletionItem[Any]) -> str:
-        """``type,value``; the value without the part of the word that bash leaves as it is."""
-        _, begun = self.get_completion_args()
+        """Return ``type,value``, where the value lacks the part of the word that bash keeps."""
+        _, incomplete = self.get_completion_args()
         replaced = os.environ.get("COMP_REPLACED", "")
-        kept = begun.removesuffix(replaced) if begun.endswith(replaced) else ""
-        return f"{item.type},{item.value.removeprefix(kept)}"
+        kept_part = incomplete.removesuffix(replaced) if incomplete.endswith(replaced) else ""
+        return f"{item.type},{item.value.removeprefix(kept_part)}"
 
 
 def register() -> None:

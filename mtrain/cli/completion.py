@@ -1,4 +1,4 @@
-"""``mtrain completion``: the script that makes a shell complete commands, flags, specs and paths."""
+"""``mtrain completion``: print the script that makes a shell complete commands, flags, specs and paths."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -19,7 +19,7 @@ def completion(shell: str) -> None:
     from mtrain.cli import COMPLETE, completing_bash, front
 
     completing_bash.register()
-    found = get_completion_class(shell)
-    if found is None:
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
         raise click.UsageError(f"no completion for {shell!r}; known: {', '.join(SHELLS)}")
-    click.echo(found(front, {}, "mtrain", COMPLETE).source())
+    click.echo(completion_class(front, {}, "mtrain", COMPLETE).source())

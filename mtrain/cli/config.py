@@ -59,8 +59,8 @@ def explain(path: str, **params: Any) -> None:
     field = field_at(Spec, keys)
     inside = any(field_at(Spec, keys[:length]) is not None for length in range(2, len(keys)))
     if field is None and (not inside or lookup(loaded.values, keys) is None):
-        words = [dotted(known) for known, _ in walk(Spec)]
-        raise click.UsageError(f"{path}: no such value{hint(path, words)}")
+        known_paths = [dotted(known_path) for known_path, _ in walk(Spec)]
+        raise click.UsageError(f"{path}: no such value{hint(path, known_paths)}")
     click.echo(f"{path} = {_flow(lookup(loaded.values, keys))}")
     if field is not None:
         if field.description:
@@ -68,14 +68,14 @@ def explain(path: str, **params: Any) -> None:
         click.echo(f"  type     {describe(field.annotation, field.metadata)}")
         click.echo(f"  default  {_flow(lookup(Spec().model_dump(mode='json'), keys))}")
     click.echo(f"  from     {loaded.origin(path)}")
-    for line in _options_known(loaded, path):
+    for line in _option_lines(loaded, path):
         click.echo(line)
     for value, origin in reversed(loaded.history.get(path, ())):
         click.echo(f"  over     {_flow(value)}  from {origin}")
 
 
-def _options_known(loaded: "Loaded", path: str) -> list[str]:
-    """For the options of a plugin: what the one that the spec asks for knows."""
+def _option_lines(loaded: "Loaded", path: str) -> list[str]:
+    """Return lines about the options of the selected plugin, where ``path`` is its section ``options``; else none."""
     from mtrain.errors import PluginError
     from mtrain.spec import plugins
 
@@ -127,7 +127,7 @@ def validate(files: tuple[str, ...]) -> None:
 
 
 def _reference() -> list[str]:
-    """Every value of a spec as markdown tables, one per section."""
+    """Return the reference of all values of a spec as markdown tables, one per section."""
     from mtrain.spec.model import Spec
     from mtrain.spec.provenance import lookup
     from mtrain.spec.schema import describe, dotted, model_of, walk
@@ -154,7 +154,7 @@ def _reference() -> list[str]:
             ]
         nested = model_of(field.annotation) is not None
         default = "see `mtrain config show`" if nested else f"`{_flow(lookup(defaults, path))}`"
-        if 0 in path or lookup(defaults, path[:-1]) is None:  # of an item, or of a section that is null by default
+        if 0 in path or lookup(defaults, path[:-1]) is None:  # an item of a list, or a section that is null by default
             default = "required" if field.is_required() else f"`{_flow(field.default)}`"
         what = "a list of sections, below" if nested else describe(field.annotation, field.metadata)
         cells = (f"`{path[-1]}`", what, default, field.description or "")
@@ -163,7 +163,10 @@ def _reference() -> list[str]:
 
 
 def _yaml_lines(values: Mapping[str, Any], loaded: "Loaded | None", prefix: str = "") -> list[str]:
-    """Block style for sections, flow style for what is in them; with ``loaded``, the origin as a comment."""
+    """Return values as YAML: sections in block style, their values in flow style.
+
+    With ``loaded``, origins as comments.
+    """
     lines = []
     indent = "  " * prefix.count(".")
     for key, value in values.items():
@@ -182,7 +185,7 @@ def _comment(loaded: "Loaded | None", path: str) -> str:
 
 
 def _flow(value: Any) -> str:
-    """A value as one line of YAML that reads back as itself."""
+    """Return a value as one line of YAML from which the same value can be read."""
     from mtrain.spec.yaml_reader import flow
 
     return flow(value)

@@ -1,4 +1,4 @@
-"""``mtrain config import``: a config of PaddleDetection or YOLOv5 becomes a spec."""
+"""``mtrain config import``: convert a config of PaddleDetection or YOLOv5 to a spec."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +53,7 @@ def import_(
 
 
 def _check_target(to: Path, *, force: bool) -> None:
+    """Refuse a file that exists or cannot be written, before the conversion starts."""
     from mtrain.errors import UsageError
 
     try:
@@ -66,10 +67,10 @@ def _check_target(to: Path, *, force: bool) -> None:
 
 
 def report(imported: "Imported") -> list[str]:
-    """What became of every key, in lines for people."""
+    """Return lines that report what became of every key of the imported files."""
     from mtrain.importers.key_report import shown
 
-    assumed = [f"{path}: {shown(given.value)} - {given.source}" for path, given in imported.assumed.items()]
+    assumed = [f"{path}: {shown(value.value)} - {value.source}" for path, value in imported.assumed.items()]
     parts = (
         ("carried over", [f"{entry} -> {entry.remark}" for entry in imported.carried]),
         ("assumed, as no file states it", assumed),

@@ -1,4 +1,4 @@
-"""``mtrain data``: look at a data set before training on it, and make the embedded one."""
+"""``mtrain data``: inspect a data set before training on it, convert it, or make the embedded one."""
 
 import shlex
 from pathlib import Path
@@ -50,14 +50,14 @@ def check(*, spec: str | None, pictures: int, out: Path, **params: Any) -> None:
     console.print(f"{loaded.source}: data.format {loaded.spec.data.format}, {verified}")
     for part in opened.describe():
         print_part(console, part)
-    for name, seen, picture in opened.views(limit=pictures):
+    for name, view_name, picture in opened.views(limit=pictures):
         file = out / f"data_check_{loaded.name}_{name}.jpg"
         save_picture(picture, file)
-        console.print(f"{seen}: {file}", highlight=False)
+        console.print(f"{view_name}: {file}", highlight=False)
 
 
 def print_part(console: "Console", part: "Table | Remark") -> None:
-    """A table, or a sentence in the colour of what it says."""
+    """Print a table, or a remark in the colour that says whether it is good."""
     from rich import table as rich_table
 
     from mtrain.core.interfaces import Remark

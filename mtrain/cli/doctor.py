@@ -1,4 +1,4 @@
-"""``mtrain doctor``: look at this host, at the hosts of a job, and at every installed backend, before a job does."""
+"""``mtrain doctor``: check this host, the hosts of a job, and every installed backend, before a job is started."""
 
 import contextlib
 import io
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from mtrain.spec.plugins import Entry
 
 RANKS = 2
-"""Of an all-reduce on this host, unless it has another number of GPUs or --nproc-per-node says so."""
+"""Ranks of an all-reduce on this host, unless it has fewer GPUs or --nproc-per-node is given."""
 PLAIN = "digits"
-"""The spec under which backends add up that are not the spec's own."""
+"""The spec for the all-reduce of each backend other than the one that the given spec selects."""
 FOLDER = Path("~/.cache/mtrain/doctor")
-"""Where all-reduces run, on every host; what failed stays there."""
+"""Where all-reduces run, on every host; the folders of failed ones are kept."""
 INTERRUPTED = 128
-"""Exit codes above it are those of a job that a signal ended."""
+"""Exit codes above this one mean that a signal ended the job."""
 
 
 @click.command("doctor", cls=JobCommand)
@@ -40,14 +40,14 @@ INTERRUPTED = 128
 def doctor(context: click.Context, /, **params: Any) -> None:
     """Check this host and the hosts of --ips, and let each installed backend (or that of -b) add up numbers over its ranks.
 
-    Without --launcher ssh the same command is started on each of several hosts. Exit code: 0, nothing is in the way of a job; 1,
-    something is; 2, wrong use.
+    Without --launcher ssh the same command is started on each of several hosts. Exit code: 0, nothing is in the way of
+    a job; 1, something is; 2, wrong use.
     """
     context.exit(build_horovod() if params["build_horovod"] else Doctor(params).run())
 
 
 def build_horovod() -> int:
-    """Run the build script that comes with mtrain for the interpreter that runs mtrain; returns its exit code."""
+    """Run the build script of mtrain for the interpreter that runs mtrain; return the script's exit code."""
     import subprocess
 
     import mtrain
@@ -57,10 +57,10 @@ def build_horovod() -> int:
 
 
 class Doctor:
-    """One visit."""
+    """One run of ``mtrain doctor``."""
 
     def __init__(self, params: Mapping[str, Any]) -> None:
-        """``params``: of the command."""
+        """``params``: the parameters of the command."""
         from mtrain.cluster import many_hosts
 
         self._params = params
@@ -71,77 +71,77 @@ class Doctor:
                 f"--launcher {cluster.launcher}: no host is named; give them with --ips A,B or --hostfile"
             )
         self._hosts = cluster.ips if many_hosts.is_several(self._loaded) else []
-        self._found: list[Finding] = []
+        self._findings: list[Finding] = []
         self._stream = sys.stdout
 
     def run(self) -> int:
-        """Look at everything; returns the exit code."""
-        self._look_here()
-        code = self._look_at_hosts() if self._hosts else 0
+        """Run all checks; return the exit code."""
+        self._check_this_host()
+        code = self._check_hosts() if self._hosts else 0
         if code == 0 and not self._params["quick"]:
             for entry in self._entries():
-                code = self._add_up(entry)
+                code = self._run_all_reduce(entry)
                 if code > INTERRUPTED:
                     break
         return code if code > INTERRUPTED else self._close(code)
 
-    def _tell(self, findings: Sequence["Finding"], *, every: str = "here") -> None:
-        """Show them at once, unless one document is wanted at the end."""
+    def _report(self, findings: Sequence["Finding"], *, every: str = "here") -> None:
+        """Show findings at once, unless ``--json`` asks for one document at the end."""
         from mtrain.cluster.preflight.findings import show
 
-        self._found += findings
+        self._findings += findings
         if not self._params["as_json"]:
             show(findings, every=every, stream=self._stream)
 
-    def _tell_of_hosts(self, findings: Sequence["Finding"]) -> None:
-        self._tell(findings, every=f"all {len(self._hosts)} hosts")
+    def _report_on_hosts(self, findings: Sequence["Finding"]) -> None:
+        self._report(findings, every=f"all {len(self._hosts)} hosts")
 
     def _close(self, code: int) -> int:
         from mtrain import __version__
         from mtrain.cluster.preflight.findings import bad, worst
 
-        state = worst(self._found)
+        state = worst(self._findings)
         if self._params["as_json"]:
-            rows = [finding.as_json() for finding in self._found]
+            rows = [finding.as_json() for finding in self._findings]
             click.echo(json.dumps({"mtrain": __version__, "state": state, "findings": rows}, indent=2))
         elif state == "bad":
-            count = len(bad(self._found))
+            count = len(bad(self._findings))
             click.echo(f"{count} finding{'s are' if count > 1 else ' is'} in the way of a job")
         return 1 if state == "bad" or code else 0
 
     # ------------------------------------------------------------------------------------------------------- this host
-    def _look_here(self) -> None:
-        """This machine, its libraries, and what the spec asks of it."""
+    def _check_this_host(self) -> None:
+        """Check this machine, its libraries, and whether it fits the spec."""
         from mtrain.cluster.preflight.findings import Finding
         from mtrain.cluster.preflight.libraries import libraries, this_host
         from mtrain.spec import config
         from mtrain.system import environment
 
         spec, environ = self._loaded.spec, environment.caller()
-        self._tell(this_host(environ))
+        self._report(this_host(environ))
         python = spec.backend.python or sys.executable
         cleaned = environment.cleaned(environ)
-        self._tell(libraries(self._backends(), asked=self._asked_backend(), python=python, environ=cleaned))
+        self._report(libraries(self._backends(), chosen=self._requested_backend(), python=python, environ=cleaned))
         if self._params["config"] is None and Path(config.HERE).is_file():
             text = f"{self._loaded.source} says which hosts, ranks and backend; -c {config.HERE} looks at all of it"
-            self._tell([Finding(check="spec", state="ok", text=text)])
+            self._report([Finding(check="spec", state="ok", text=text)])
         elif self._params["config"] is not None and not self._hosts:
-            self._tell(self._spec())
+            self._report(self._spec())
 
-    def _asked_backend(self) -> str | None:
-        """The backend that a person wants to train with."""
-        given = self._params["config"] is not None or self._params["backend"] is not None
-        return self._loaded.spec.backend.name if given else None
+    def _requested_backend(self) -> str | None:
+        """Return the backend that the user has chosen with ``-b`` or a spec; None: no choice was made."""
+        is_chosen = self._params["config"] is not None or self._params["backend"] is not None
+        return self._loaded.spec.backend.name if is_chosen else None
 
     def _backends(self) -> list["Entry"]:
-        """All that may train, or the one of -b."""
+        """Return all enabled backends, or the one of ``-b``."""
         from mtrain.spec import plugins
 
         entries = plugins.names("backends", policy=self._loaded.policy)
         return [entry for entry in entries if entry.enabled and self._params["backend"] in (None, entry.name)]
 
     def _spec(self) -> list["Finding"]:
-        """What keeps the spec from training here, as ``mtrain train`` would say it."""
+        """Return what keeps the spec from training here, in the words of ``mtrain train``."""
         from mtrain.cluster import start
         from mtrain.cluster.preflight.findings import Finding
         from mtrain.errors import UsageError
@@ -153,12 +153,15 @@ class Doctor:
         except UsageError as error:
             return [Finding(check="spec", state="bad", text=line) for line in str(error).splitlines()]
         text = f"{self._loaded.source}: data, model and {plan.size} rank{'s' if plan.size > 1 else ''} fit together"
-        found = [Finding(check="spec", state="ok", text=text)]
-        return [*found, *(Finding(check="data", state="warning", text=note) for note in notes)]
+        fits = Finding(check="spec", state="ok", text=text)
+        return [fits, *(Finding(check="data", state="warning", text=note) for note in notes)]
 
     # ------------------------------------------------------------------------------------------------------- all hosts
-    def _look_at_hosts(self) -> int:
-        """Preflight. Returns the exit code: on a host that another one leads, that one's."""
+    def _check_hosts(self) -> int:
+        """Run the preflight of all hosts.
+
+        Returns the exit code, on a host that serves another one the code of that one.
+        """
         from mtrain.cluster import many_hosts
         from mtrain.cluster.leader import PREFLIGHT_ONLY
         from mtrain.cluster.preflight.findings import worst
@@ -166,10 +169,10 @@ class Doctor:
 
         loaded = self._loaded if self._params["config"] is not None else self._job(self._loaded.spec.backend.name)
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # notes: who is waited for
-                result = many_hosts.run(self._brief(loaded, PREFLIGHT_ONLY, "preflight"), tell=self._tell_of_hosts)
+            with contextlib.redirect_stdout(sys.stderr):  # notes, such as which host is waited for
+                result = many_hosts.run(self._brief(loaded, PREFLIGHT_ONLY, "preflight"), tell=self._report_on_hosts)
         except UsageError:
-            if worst(self._found) != "bad":
+            if worst(self._findings) != "bad":
                 raise
             return 1
         return result if isinstance(result, int) else result.code
@@ -183,7 +186,7 @@ class Doctor:
 
     # ------------------------------------------------------------------------------------------------------ all-reduces
     def _entries(self) -> Iterator["Entry"]:
-        """Backends that can be started."""
+        """Yield the backends that can be started here."""
         own = self._loaded.spec.backend
         for entry in self._backends():
             here = entry.installed or (entry.name == own.name and own.python is not None)
@@ -195,29 +198,29 @@ class Doctor:
 
         return str(plugins.load("backends", backend, policy=self._loaded.policy).rendezvous)
 
-    def _add_up(self, entry: "Entry") -> int:
-        """Let the ranks of one backend add up; returns the exit code of the job."""
+    def _run_all_reduce(self, entry: "Entry") -> int:
+        """Run an all-reduce over the ranks of one backend, and report the result; return the exit code of the job."""
         from mtrain.cluster.preflight.findings import Finding
         from mtrain.errors import MtrainError
 
-        tell = self._tell_of_hosts if self._hosts else self._tell
+        report = self._report_on_hosts if self._hosts else self._report
         summary: Mapping[str, Any] = {}
-        with _unheard() as said:
+        with _captured_output() as output:
             try:
                 code, summary = self._start(self._job(entry.name), entry.name)
             except MtrainError as error:
                 code = error.exit_code
-                said.write(f"error: {error}")
+                output.write(f"error: {error}")
         if code:
-            lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
+            lines = [line.strip() for line in output.getvalue().splitlines() if line.strip()]
             last = lines[-1].removeprefix("error: ") if lines else f"exit code {code}"
-            tell([Finding(check="all-reduce", state="bad", text=f"{entry.name}: {last}", remedy=f"see {FOLDER}")])
+            report([Finding(check="all-reduce", state="bad", text=f"{entry.name}: {last}", remedy=f"see {FOLDER}")])
         elif summary:
-            tell([Finding(check="all-reduce", state="ok", text=f"{entry.name}: {_in_words(summary)}")])
+            report([Finding(check="all-reduce", state="ok", text=f"{entry.name}: {_in_words(summary)}")])
         return code
 
     def _start(self, loaded: "Loaded", name: str) -> tuple[int, Mapping[str, Any]]:
-        """Run the job; its exit code, and what rank 0 has to say, which on hosts that another one leads is nothing."""
+        """Run the job; return its exit code and rank 0's summary, which is empty on a host that serves another one."""
         from mtrain.cluster import many_hosts, start
         from mtrain.system.runfolder import read_summary
 
@@ -232,35 +235,43 @@ class Doctor:
         return code, summary
 
     def _job(self, backend: str) -> "Loaded":
-        """The spec as given where it is the backend's own; else the plainest one, on the same hosts."""
+        """Return the overrides spec for the backend that it selects.
+
+        For any other backend ``PLAIN``, on the same hosts.
+        """
         own = backend == self._loaded.spec.backend.name
-        given = [text for text in self._params["overrides"] if own or text.startswith("cluster.")]
+        overrides = [text for text in self._params["overrides"] if own or text.startswith("cluster.")]
         config = self._params["config"] if own else PLAIN
         params = {**self._params, "backend": backend, "config": config, "nproc_per_node": None}
         ranks = self._ranks(
-            load_job({**self._params, "backend": backend, "config": config, "overrides": given}), backend
+            load_job({**self._params, "backend": backend, "config": config, "overrides": overrides}), backend
         )
         slots = self._loaded.spec.cluster.slots
         size = sum(slots) if slots else ranks * max(1, len(self._hosts))
-        given += [f"cluster.nproc_per_node={ranks}", f"train.batch_size={size}", "train.accumulate=1"]
-        given += ["cluster.max_restarts=0", f"report.dir={FOLDER.expanduser()}", "report.display=quiet"]
-        return load_job({**params, "overrides": given})
+        overrides += [f"cluster.nproc_per_node={ranks}", f"train.batch_size={size}", "train.accumulate=1"]
+        overrides += ["cluster.max_restarts=0", f"report.dir={FOLDER.expanduser()}", "report.display=quiet"]
+        return load_job({**params, "overrides": overrides})
 
     def _ranks(self, loaded: "Loaded", backend: str) -> int:
-        """Of each host: as many as were asked for; else two here, unless devices are fewer, and one on each of several hosts."""
+        """Return the number of ranks on each host.
+
+        It is the requested number, else one on each of several hosts, else ``RANKS`` here, or fewer where there are
+        fewer GPUs.
+        """
         from mtrain.cluster import start
         from mtrain.jobs.plan import TYPED
 
-        asked = loaded.spec.cluster.nproc_per_node
+        requested = loaded.spec.cluster.nproc_per_node
         if self._rendezvous(backend) == "none":
             return 1
         typed = loaded.origin("cluster.nproc_per_node").kind in TYPED or self._params["config"] is not None
-        if typed and asked != "auto":
-            return asked
+        if typed and requested != "auto":
+            return requested
         return 1 if self._hosts else min(RANKS, start.here(loaded).devices or RANKS)
 
 
 def _in_words(summary: Mapping[str, Any]) -> str:
+    """Word the result of an all-reduce."""
     hosts, ranks = summary["hosts"], summary["ranks"]
     where = f"over {', '.join(hosts)}" if len(hosts) > 1 else "on this host"
     return (
@@ -270,8 +281,8 @@ def _in_words(summary: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _unheard() -> Iterator[io.StringIO]:
-    """Keep what a job prints, on both streams."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        yield said
+def _captured_output() -> Iterator[io.StringIO]:
+    """Capture what a job prints, on both streams."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        yield output

@@ -19,15 +19,15 @@ def evaluate(context: click.Context, /, **params: Any) -> None:
     """Score the averaged weights of a checkpoint; without --run or -c, those of the newest run of the spec here."""
     from mtrain.cluster import job, many_hosts, start
 
-    wanted = params["checkpoint"] or params["run"] or params["resume"]
-    params["config"] = start.resumed_config(params["config"], wanted)
+    requested = params["checkpoint"] or params["run"] or params["resume"]
+    params["config"] = start.resumed_config(params["config"], requested)
     loaded = load_job(params)
     start.refuse_copies(loaded, nnodes=params.get("nnodes"))
     missing = params["run"] and not params["checkpoint"] and not Path(params["run"]).is_dir()
     if missing and not many_hosts.joins(loaded):
         raise click.UsageError(f"--run {params['run']}: no such run folder; give one such as runs/digits")
     best = None if params["checkpoint"] or not params["run"] else start.best_of(Path(params["run"]))
-    outcome = job.evaluate(loaded, resume=str(best) if best else wanted)
+    outcome = job.evaluate(loaded, resume=str(best) if best else requested)
     for line in outcome.lines:
         click.echo(line)
     context.exit(outcome.code)

@@ -1,6 +1,7 @@
-"""Flags of YOLOv5's and PaddleDetection's training scripts, so that the line that is typed there can be typed here.
+"""Flags of YOLOv5's and PaddleDetection's training scripts, so that their command lines work here.
 
-Each of them becomes values of the spec, with the flag as their origin, or is answered with what takes its place here.
+Each flag becomes values of the spec, with the flag as their origin, or is refused with a message that names its
+replacement.
 """
 
 import os
@@ -19,7 +20,7 @@ Values = dict[str, "Given"]
 
 LISTS = ("--freeze",)
 """Flags that take several words: ``--freeze 0 1 2``."""
-ANSWERED: Mapping[str, tuple[bool, str]] = {
+REFUSED: Mapping[str, tuple[bool, str]] = {
     "--hyp": (
         True,
         "hyper-parameters are part of the spec: mtrain config import {value} MODEL.yaml DATA.yaml --to spec.yml, "
@@ -42,12 +43,12 @@ ANSWERED: Mapping[str, tuple[bool, str]] = {
     "--to-static": (False, "train.compile compiles the model where the backend can: -o train.compile=true"),
     "--save-prediction-only": (False, "`mtrain predict` writes predictions, `mtrain evaluate` scores them"),
 }  # fmt: skip
-"""Flag -> whether it takes a value, and what to do instead."""
+"""Refused flag -> whether it takes a value, and what to do instead."""
 
 
 def foreign_options() -> list[Option]:
-    """The flags that become values, and hidden ones that are only answered."""
-    return [*_yolov5_options(), *_paddledetection_options(), *_answered_options()]
+    """Return the flags that become values of the spec, and hidden ones that are refused with advice."""
+    return [*_yolov5_options(), *_paddledetection_options(), *_refused_options()]
 
 
 def _yolov5_options() -> list[Option]:
@@ -87,58 +88,59 @@ def _paddledetection_options() -> list[Option]:
     ]
 
 
-def _answered_options() -> list[Option]:
+def _refused_options() -> list[Option]:
     return [
-        click.option(flag, flag.strip("-").replace("-", "_"), is_flag=not takes_value, hidden=True, expose_value=False, callback=_answer)
-        for flag, (takes_value, _) in ANSWERED.items()
+        click.option(flag, flag.strip("-").replace("-", "_"), is_flag=not takes_value, hidden=True, expose_value=False, callback=_refuse)
+        for flag, (takes_value, _) in REFUSED.items()
     ]  # fmt: skip
 
 
-def _answer(_ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+def _refuse(_ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
     if value in (None, False):
         return
     flag = parameter.opts[0]
-    takes_value, instead = ANSWERED[flag]
+    takes_value, instead = REFUSED[flag]
     typed = f"{flag} {shlex.quote(str(value))}" if takes_value else flag
     raise click.UsageError(f"{typed}: {instead.format(value=shlex.quote(str(value)))}")
 
 
 def foreign_values(params: Mapping[str, Any]) -> Values:
-    """Dotted path -> ``Given`` for each of these flags that was typed.
+    """Return the values of the spec that the typed flags stand for: dotted path -> ``Given``.
 
     Raises: ``click.UsageError`` for a value that has no meaning here; the message says what to do.
     """
     from mtrain.spec.config import Given
 
-    found: Values = {}
+    flags: Values = {}
     for name, (path, flag) in _PLAIN.items():
         if (value := params.get(name)) is not None:
-            found[path] = Given(value, f"{flag} {shlex.quote(str(value))}")
+            flags[path] = Given(value, f"{flag} {shlex.quote(str(value))}")
     for name, (values, flag) in _SWITCHES.items():
         if params.get(name):
-            found |= {path: Given(value, flag) for path, value in values.items()}
+            flags |= {path: Given(value, flag) for path, value in values.items()}
     for name, convert in _CONVERTED.items():
         if (value := params.get(name)) not in (None, ()):
-            found |= convert(value)
+            flags |= convert(value)
     if params.get("fleet"):
         if params.get("backend") not in (None, "fleet"):
             raise click.UsageError(f"--fleet and --backend {params['backend']} are both given; keep one")
-        found["backend.name"] = Given("fleet", "--fleet")
+        flags["backend.name"] = Given("fleet", "--fleet")
     if params.get("noval") and params.get("eval_too"):
         raise click.UsageError("--eval and --noval are both given; keep one")
-    return found
+    return flags
 
 
 def config_of(params: Mapping[str, Any]) -> str | None:
-    """The spec to read: the one of ``-c``, else the shipped one that ``--cfg`` names.
+    """Return the spec to read: that of ``-c``, else the shipped one that ``--cfg`` names, else None.
 
-    Raises: ``click.UsageError`` where ``--data`` or ``--cfg`` would be laid over the embedded demo, whose recipe is made for digits.
+    Raises: ``click.UsageError`` where ``--data`` or ``--cfg`` would modify the embedded demo, whose recipe is for
+    digits only.
     """
     from mtrain.spec import config
 
-    given: str | None = params.get("config")
-    if given is not None or os.path.exists(config.HERE):
-        return given
+    file: str | None = params.get("config")
+    if file is not None or os.path.exists(config.HERE):
+        return file
     if cfg := params.get("cfg"):
         name = Path(cfg).stem if cfg.endswith((".yaml", ".yml")) else cfg
         if name in config.shipped_names():
@@ -228,7 +230,8 @@ def _freeze(words: tuple[str, ...]) -> Values:
         )
     layers = range(int(numbers[0])) if len(numbers) == 1 else sorted({int(part) for part in numbers})
     pattern = (
-        rf"^model\.({'|'.join(map(str, layers))})\."  # one for all: some layers, such as Upsample, have no parameters
+        # One pattern for all layers: some, such as Upsample, have no parameters, and would match nothing.
+        rf"^model\.({'|'.join(map(str, layers))})\."
     )
     return {"train.freeze": Given([pattern] if layers else [], typed)}
 
@@ -248,4 +251,4 @@ _CONVERTED: Mapping[str, Callable[[Any], Values]] = {
     "freeze": _freeze,
     "optimizer": _optimizer,
 }
-"""Parameter -> the values of the spec that its value stands for."""
+"""Parameter -> the function that converts its value to values of the spec."""

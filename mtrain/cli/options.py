@@ -1,7 +1,7 @@
-"""The flags that commands share, and how they become values of a spec.
+"""The flags that commands share, and their conversion to values of a spec.
 
-``-`` and ``_`` are alike in every flag. ``-o a=1 b=2 -o c=3`` gives three values. A flag that is not typed gives
-nothing: the spec's value stands.
+``-`` and ``_`` are equivalent in every flag. ``-o a=1 b=2 -o c=3`` sets three values. A flag that is not typed sets
+nothing, so the spec's value stays.
 """
 
 import re
@@ -47,14 +47,14 @@ _DIRECT = {
 
 
 class JobCommand(click.Command):
-    """A command whose flags treat ``-`` and ``_`` alike, and whose ``-o`` takes several values (so does ``--freeze``)."""
+    """A command whose flags may be typed with ``-`` or ``_``, and whose ``-o`` and ``--freeze`` take several values."""
 
     def __init__(self, name: str | None, **settings: Any) -> None:
         super().__init__(name, **settings)
         self.context_settings = {"token_normalize_func": _with_dashes, **self.context_settings}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeat ``-o`` before each further ``key=value`` that follows one, ``--freeze`` before each further number."""
+        """Repeat ``-o`` before each further ``key=value``, and ``--freeze`` before each further number."""
         return super().parse_args(ctx, spread_lists(spread_overrides(args)))
 
 
@@ -63,7 +63,7 @@ def _with_dashes(token: str) -> str:
 
 
 def spread_overrides(args: Sequence[str]) -> list[str]:
-    """``-o a=1 b=2`` as ``-o a=1 -o b=2``; nothing after ``--`` is touched."""
+    """Turn ``-o a=1 b=2`` into ``-o a=1 -o b=2``; arguments after ``--`` stay as they are."""
     spread: list[str] = []
     after_override = False
     remaining = iter(args)
@@ -83,7 +83,7 @@ def spread_overrides(args: Sequence[str]) -> list[str]:
 
 
 def spread_lists(args: Sequence[str]) -> list[str]:
-    """``--freeze 0 1 2`` as ``--freeze 0 --freeze 1 --freeze 2``; nothing after ``--`` is touched."""
+    """Turn ``--freeze 0 1 2`` into ``--freeze 0 --freeze 1 --freeze 2``; arguments after ``--`` stay as they are."""
     spread: list[str] = []
     flag = ""
     remaining = iter(args)
@@ -103,14 +103,14 @@ def spread_lists(args: Sequence[str]) -> list[str]:
 
 
 def spec_options(command: F) -> F:
-    """``-c`` and ``-o``: for commands that read a spec and start nothing on other hosts."""
+    """Add ``-c`` and ``-o`` to a command that reads a spec and starts nothing on other hosts."""
     for option in reversed(_spec_flags()):
         command = option(command)
     return command
 
 
 def job_options(command: F) -> F:
-    """Every flag of a job that trains. The command takes them as keywords and hands them to ``load_job``."""
+    """Add every flag of a training job to a command, which takes them as keywords and passes them to ``load_job``."""
     flags = [*_spec_flags(), *_cluster_flags(), *_training_flags(), *foreign_options(), *_run_flags()]
     for option in reversed(flags):
         command = option(command)
@@ -118,16 +118,19 @@ def job_options(command: F) -> F:
 
 
 def evaluation_options(command: F) -> F:
-    """Every flag of a job that evaluates: the spec, hosts and ranks, and what scoring depends on."""
-    kept = {*_names(_precision_flags()), "name", "image_size", "data", "workers", "batch_size"}
-    others = [option for option in (*_training_flags(), *foreign_options()) if kept & set(_names([option]))]
+    """Add every flag of an evaluation to a command: the spec, hosts and ranks, and what influences the score."""
+    scoring = {*_names(_precision_flags()), "name", "image_size", "data", "workers", "batch_size"}
+    others = [option for option in (*_training_flags(), *foreign_options()) if scoring & set(_names([option]))]
     for option in reversed([*_spec_flags(), *_cluster_flags(), *others]):
         command = option(command)
     return command
 
 
 def quiet_job_options(command: F) -> F:
-    """As ``job_options``; but help lists ``-c`` and ``-o`` only. For commands that show what the flags come to."""
+    """Add the flags of ``job_options``, but hide all except ``-c`` and ``-o`` from help.
+
+    For commands that show the spec.
+    """
     shown = set(_names(_spec_flags()))
     own = list(getattr(command, "__click_params__", []))
     command = job_options(command)
@@ -138,7 +141,7 @@ def quiet_job_options(command: F) -> F:
 
 
 def _names(options: Sequence[Option]) -> list[str]:
-    """What the parameters of ``options`` are called."""
+    """Return the names of the parameters that ``options`` define."""
 
     def nothing() -> None: ...
 
@@ -148,14 +151,14 @@ def _names(options: Sequence[Option]) -> list[str]:
 
 
 def host_options(command: F) -> F:
-    """The flags of a spec, and those of hosts and ranks."""
+    """Add the flags of a spec, and those of hosts and ranks, to a command."""
     for option in reversed([*_spec_flags(), *_cluster_flags()]):
         command = option(command)
     return command
 
 
 def load_job(params: Mapping[str, Any]) -> "Loaded":
-    """The spec that the parameters of a command describe.
+    """Return the spec that the parameters of a command describe.
 
     Raises: ``SpecError`` for a wrong spec, ``click.UsageError`` for flags that contradict one another.
     """
@@ -174,7 +177,7 @@ def load_job(params: Mapping[str, Any]) -> "Loaded":
 
 
 def spec_flags(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted path -> ``Given`` for each flag that was typed and stands for a value of the spec."""
+    """Return the values of the spec that the typed flags stand for: dotted path -> ``Given``."""
     from mtrain.spec.config import Given
 
     flags: dict[str, Any] = {}
@@ -234,7 +237,7 @@ def _host_flags(ips: str | None, hostfile: str | None) -> dict[str, Any]:
 
 
 def _hosts_of(file: Path) -> list[str]:
-    """Hosts of an MPI-style host file: one a line, ``host``, ``host:2`` or ``host slots=2``; ``#`` starts a comment."""
+    """Read an MPI-style host file: on each line ``host``, ``host:2`` or ``host slots=2``; ``#`` starts a comment."""
     from mtrain.spec.yaml_reader import read_text
     from mtrain.system.placement import bracketed
 
@@ -250,6 +253,7 @@ def _hosts_of(file: Path) -> list[str]:
 
 
 def _host_and_slots(entry: str, shown: str) -> tuple[str, int | None]:
+    """Split HOST or HOST:RANKS; IPv6 addresses with ranks are in brackets. ``shown``: the flag, for messages."""
     if entry.count(":") > 1 and not entry.startswith("["):
         return entry, None
     if entry.startswith("["):
@@ -263,6 +267,7 @@ def _host_and_slots(entry: str, shown: str) -> tuple[str, int | None]:
 
 
 def _check_nnodes(nnodes: str | None, ips: Sequence[str]) -> None:
+    """Refuse a number of hosts that contradicts the list of hosts."""
     if nnodes is None:
         return
     low, _, high = nnodes.partition(":")

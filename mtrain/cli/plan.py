@@ -1,4 +1,4 @@
-"""``mtrain plan``: what would be started, as text or JSON; nothing is."""
+"""``mtrain plan``: print what would be started, as text or JSON, and start nothing."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ def plan(**params: Any) -> None:
 
 
 def planned(params: Mapping[str, Any]) -> "Plan":
-    """The plan that the parameters of the command describe."""
+    """Return the plan that the parameters of the command describe."""
     from mtrain.cluster import start
 
     config = start.resumed_config(params.get("config"), params.get("resume"))
@@ -40,7 +40,7 @@ def planned(params: Mapping[str, Any]) -> "Plan":
 
 
 def difference(params: Mapping[str, Any], first: str, second: str) -> str:
-    """Unified diff of the plans of two backends, on one port so that only what differs shows."""
+    """Return a unified diff of the plans of two backends, both with one port, so that only real differences show."""
     import difflib
     from dataclasses import replace
 
@@ -59,14 +59,14 @@ def difference(params: Mapping[str, Any], first: str, second: str) -> str:
 
 
 def _line_for(backend: str, typed: Sequence[str]) -> list[str]:
-    """What would be typed for one of the two backends."""
-    kept: list[str] = []
+    """Return the command that would be typed for one of the two backends: ``typed`` without ``--diff``."""
+    command: list[str] = []
     words = iter(typed)
     for word in words:
         if word.partition("=")[0] != "--diff":
-            kept.append(word)
+            command.append(word)
             continue
         next(words)
         if word == "--diff":
             next(words)
-    return [*kept, "--backend", backend]
+    return [*command, "--backend", backend]

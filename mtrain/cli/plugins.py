@@ -1,4 +1,4 @@
-"""``mtrain plugins list``, ``mtrain plugins show`` and ``mtrain plugins test``."""
+"""``mtrain plugins``: list plugins, show one, or test a backend."""
 
 import os
 import sys
@@ -26,10 +26,10 @@ def plugins() -> None:
 @click.argument("kind", required=False, type=click.Choice(KIND_NAMES))
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_plugins(kind: str | None, *, as_json: bool) -> None:
-    """Every plugin that is installed or declared; nothing of it is imported."""
-    from mtrain.spec import plugins as known
+    """List every plugin that is installed or declared, without importing any."""
+    from mtrain.spec import plugins as registry
 
-    entries = [entry for each in ([kind] if kind else KIND_NAMES) for entry in known.names(each)]
+    entries = [entry for each in ([kind] if kind else KIND_NAMES) for entry in registry.names(each)]
     if as_json:
         import dataclasses
         import json
@@ -50,36 +50,36 @@ def list_plugins(kind: str | None, *, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--kind", type=click.Choice(KIND_NAMES), help="Where several plugins have that name.")
 def show(name: str, *, kind: str | None) -> None:
-    """What plugin NAME does, and its options with their defaults."""
+    """Show what plugin NAME does, and its options with their defaults."""
     import inspect
 
     from mtrain.errors import PluginError
-    from mtrain.spec import plugins as known
+    from mtrain.spec import plugins as registry
     from mtrain.spec.suggest import hint
 
-    entries = [entry for each in ([kind] if kind else KIND_NAMES) for entry in known.names(each)]
-    found = [entry for entry in entries if entry.name == name]
-    if not found:
+    entries = [entry for each in ([kind] if kind else KIND_NAMES) for entry in registry.names(each)]
+    matches = [entry for entry in entries if entry.name == name]
+    if not matches:
         raise PluginError(
             f"no plugin {name!r}{hint(name, [entry.name for entry in entries])}; see `mtrain plugins list`"
         )
-    for entry in found:
+    for entry in matches:
         click.echo(f"{entry.name}: one of the {entry.kind}, {state(entry)} ({entry.distribution} {entry.version})")
         section = _OPTIONS_OF.get(entry.kind)
-        text = "" if section is None else inspect.cleandoc(known.load(entry.kind, name).__doc__ or "")
+        text = "" if section is None else inspect.cleandoc(registry.load(entry.kind, name).__doc__ or "")
         click.echo(text.replace("``", "`") or entry.summary or entry.target)
         if section is not None:
             click.echo(f"\n{section}:")
-            for line in known.option_lines(entry.kind, name):
+            for line in registry.option_lines(entry.kind, name):
                 click.echo(f"  {line}")
 
 
 _OPTIONS_OF = {"backends": "backend.options", "models": "model.options", "datasets": "data.options"}
-"""Where a spec holds the options of a kind of plugin."""
+"""Kind of plugin -> where a spec holds its options."""
 
 
 def state(entry: "Entry") -> str:
-    """One word or a remedy: ready, disabled, provided twice, or what is missing."""
+    """Return the state of a plugin: ready, disabled, provided twice, or what is missing and how to install it."""
     if not entry.enabled:
         return "disabled"
     if entry.rivals:
@@ -117,7 +117,7 @@ def state(entry: "Entry") -> str:
     help="Keep logs in this folder.  [default: a temporary one]",
 )
 @click.option("--limit", type=click.FloatRange(min=1), default=120.0, show_default=True, help="Seconds for one check.")
-def test_plugin(name: str, **given: Any) -> int:
+def test_plugin(name: str, **params: Any) -> int:
     """Prove that backend NAME trains as every other one does: real jobs, compared with solo on the same framework.
 
     Exit code 0: every check passed; 1: some failed, or the job on solo did; 2: it could not be tested.
@@ -129,44 +129,44 @@ def test_plugin(name: str, **given: Any) -> int:
     from mtrain.system import environment
     from mtrain.testing import kit, wording
 
-    wanted = kit.Wanted(
+    order = kit.Wanted(
         backend=name,
-        ranks=given["ranks"],
-        overrides=given["overrides"],
-        only=given["only"],
-        limit_s=given["limit"],
+        ranks=params["ranks"],
+        overrides=params["overrides"],
+        only=params["only"],
+        limit_s=params["limit"],
         environ=environment.cleaned(environment.caller()),
         python=sys.executable,
         say=lambda text: click.echo(text, err=True),
     )
-    report = given["json_file"]
+    report = params["json_file"]
     if report is not None:
         _check_can_be_written(report)
-    folder = given["out"] or Path(tempfile.mkdtemp(prefix=f"mtrain-test-{Path(name).name}-"))
-    _make(folder)
+    folder = params["out"] or Path(tempfile.mkdtemp(prefix=f"mtrain-test-{Path(name).name}-"))
+    _make_folder(folder)
     try:
-        found = kit.run(wanted, folder)
+        conformance = kit.run(order, folder)
     except UsageError:
-        if given["out"] is None:
+        if params["out"] is None:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     if report is not None:
-        report.write_text(json.dumps(found.as_json(), indent=2) + "\n", encoding="utf-8")
-    click.echo(wording.report(found))
-    if found.passed and given["out"] is None:
+        report.write_text(json.dumps(conformance.as_json(), indent=2) + "\n", encoding="utf-8")
+    click.echo(wording.report(conformance))
+    if conformance.passed and params["out"] is None:
         shutil.rmtree(folder, ignore_errors=True)
-    return 0 if found.passed else 1
+    return 0 if conformance.passed else 1
 
 
 def _check_can_be_written(file: Path) -> None:
-    """Before minutes are spent on what is to be written there."""
+    """Refuse a file that cannot be written, before minutes are spent on its content."""
     if not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
         raise UsageError(
             f"--json {file}: cannot be written; name a file in a folder that exists and that you may write to"
         )
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

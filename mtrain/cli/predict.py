@@ -1,4 +1,4 @@
-"""``mtrain predict``: write what trained weights find in pictures, as JSON and drawn."""
+"""``mtrain predict``: apply trained weights to pictures; write the results as JSON and as drawings."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""``mtrain train``: check, plan, start, watch."""
+"""``mtrain train``: check, plan, start and watch a training job."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""``mtrain weights``: files of other programs in, files for other programs out, and what a file holds."""
+"""``mtrain weights``: import weights from other programs, export weights for them, and show the content of a file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,10 +66,10 @@ def show(file: Path) -> None:
     """List names, types and shapes as FILE has them."""
     from mtrain.weights.reading import read
 
-    found = read(file)
-    click.echo(_described(found))
-    width = max((len(name) for name in found.arrays), default=0)
-    for name, array in found.arrays.items():
+    file_weights = read(file)
+    click.echo(_described(file_weights))
+    width = max((len(name) for name in file_weights.arrays), default=0)
+    for name, array in file_weights.arrays.items():
         click.echo(f"{name:<{width}}  {array.dtype!s:<8}  {tuple(array.shape)}")
 
 
@@ -80,61 +80,66 @@ def _convert(file: Path, model: str | None, target: Path, *, deploy: bool = Fals
     from mtrain.weights.reading import read
     from mtrain.weights.writing import LAYOUTS, write
 
-    found = read(file)
-    click.echo(_described(found))
-    name = model or found.model
+    file_weights = read(file)
+    click.echo(_described(file_weights))
+    name = model or file_weights.model
     if name is None:
         raise CheckpointError(f"{file} does not say of which model it is; give --model NAME (mtrain plugins list)")
-    wanted = expected(found, name, options=found.options if name == found.model else None)
-    if wanted is None:
+    target_model = expected(file_weights, name, options=file_weights.options if name == file_weights.model else None)
+    if target_model is None:
         raise CheckpointError(
             f"--model {name}: its state is not known without a framework; train with it as model.weights"
         )
-    arrays = _fitted(found, wanted)
+    arrays = _fitted(file_weights, target_model)
     if deploy:
-        arrays = _fused(arrays, wanted, policy=policy_of(found))
+        arrays = _fused(arrays, target_model, policy=policy_of(file_weights))
         click.echo(f"for inference: {len(arrays)} arrays")
-    write(target, exported(arrays, wanted.published, layout=LAYOUTS[target.suffix]))
+    write(target, exported(arrays, target_model.published, layout=LAYOUTS[target.suffix]))
     click.echo(f"written: {target} ({target.stat().st_size / MIB:.1f} MiB)")
 
 
-def _fitted(found: "Weights", wanted: "Expected") -> "Mapping[str, Array]":
-    """Neutral arrays in the types of the model, counters that the file does not hold as 0; what does not fit is told."""
+def _fitted(file_weights: "Weights", target_model: "Expected") -> "Mapping[str, Array]":
+    """Return the file's arrays under the model's names and in its types; print what does not fit.
+
+    Counters that the file does not hold are 0.
+    """
     import numpy as np
 
     from mtrain.weights.models import fitted
 
-    result = fitted(found, wanted)
-    classes = f" with {wanted.classes} classes" if wanted.classes is not None else ""
+    result = fitted(file_weights, target_model)
+    classes = f" with {target_model.classes} classes" if target_model.classes is not None else ""
     part = f", as its `{result.prefix.rstrip('.')}`" if result.prefix else ""
-    click.echo(f"{wanted.model}{classes}: {len(result.matched)} of {len(wanted.state)} arrays taken{part}")
+    click.echo(f"{target_model.model}{classes}: {len(result.matched)} of {len(target_model.state)} arrays taken{part}")
     if result.counters:
         click.echo(f"{len(result.counters)} counters that such files do not hold are 0")
     for sentence in result.warnings():
         click.echo(f"warning: {sentence}", err=True)
-    zeros = {name: np.zeros(wanted.state[name].shape, wanted.state[name].dtype) for name in result.counters}
-    have = {**result.matched, **zeros}
-    return {name: have[name] for name in wanted.state if name in have}
+    zeros = {name: np.zeros(target_model.state[name].shape, target_model.state[name].dtype) for name in result.counters}
+    arrays = {**result.matched, **zeros}
+    return {name: arrays[name] for name in target_model.state if name in arrays}
 
 
-def _fused(arrays: "Mapping[str, Array]", wanted: "Expected", *, policy: "Policy") -> "Mapping[str, Array]":
-    """The state as the model's own ``fused`` makes it for inference."""
+def _fused(arrays: "Mapping[str, Array]", target_model: "Expected", *, policy: "Policy") -> "Mapping[str, Array]":
+    """Return the state for inference, made by the model's own ``fused``."""
     from mtrain.errors import CheckpointError
     from mtrain.spec import plugins
 
-    fused = getattr(plugins.load("models", wanted.model, policy=policy), "fused", None)
+    fused = getattr(plugins.load("models", target_model.model, policy=policy), "fused", None)
     if fused is None:
-        raise CheckpointError(f"--deploy: {wanted.model} has no form for inference of its own; leave the flag out")
-    missing = [name for name in wanted.state if name not in arrays]
+        raise CheckpointError(
+            f"--deploy: {target_model.model} has no form for inference of its own; leave the flag out"
+        )
+    missing = [name for name in target_model.state if name not in arrays]
     if missing:
         raise CheckpointError(
-            f"--deploy: needs every array of {wanted.model}; {len(missing)} are not in the file, such as {missing[0]}"
+            f"--deploy: needs every array of {target_model.model}; {len(missing)} are not in the file, such as {missing[0]}"
         )
-    made: Mapping[str, Array] = fused(arrays)
-    return made
+    fused_arrays: Mapping[str, Array] = fused(arrays)
+    return fused_arrays
 
 
-def _described(found: "Weights") -> str:
-    size = sum(array.nbytes for array in found.arrays.values())
-    types = ", ".join(sorted({str(array.dtype) for array in found.arrays.values()}))
-    return f"{found.path}: {found.description}: {len(found.arrays)} arrays of {types}, {size / MIB:.1f} MiB"
+def _described(file_weights: "Weights") -> str:
+    size = sum(array.nbytes for array in file_weights.arrays.values())
+    types = ", ".join(sorted({str(array.dtype) for array in file_weights.arrays.values()}))
+    return f"{file_weights.path}: {file_weights.description}: {len(file_weights.arrays)} arrays of {types}, {size / MIB:.1f} MiB"

@@ -1,7 +1,7 @@
-"""What a scheduler, or a starter of processes, says of the job in whose allocation this process runs.
+"""Recognise the scheduler or process starter (Slurm, MPI, torchrun ...) in whose allocation this process runs.
 
-Everything is read from variables that these programs document; nothing is asked of them. ``recognised`` is a pure
-function of an environment, so that it can be tested with environments that were recorded.
+Everything is read from environment variables that these programs document; none of their commands is called.
+``recognised`` is a pure function of an environment, so that it can be tested with recorded environments.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,41 +12,39 @@ Environ = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
-    """Several processes, or several hosts, that one request to a scheduler has brought."""
+    """An allocation of several processes or hosts by a scheduler."""
 
     scheduler: str
-    """For people."""
+    """Name of the scheduler in messages."""
     evidence: str
-    """The variables that say so."""
+    """The variables that show it, with their values."""
     hosts: int | None
-    """Number of hosts; None: it is not said."""
+    """Number of hosts; None: unknown."""
     processes: int | None
-    """How many processes the scheduler starts with this command; None: it is not said."""
+    """How many processes the scheduler starts with this command; None: unknown."""
     place: int | None = None
-    """Which of them this one is, from 0; None: it is not said."""
+    """Index of this process among them, from 0; None: unknown."""
     one_each: str = ""
-    """What starts one process on each host; empty: nobody can type that."""
+    """The command that starts one process on each host; empty: there is none that a user could type."""
     names: str = ""
-    """What prints the names of the hosts, with commas between, in a shell; empty: nothing does."""
+    """Shell text that expands to the names of the hosts, separated by commas; empty: there is none."""
 
     @property
     def copies(self) -> bool:
-        """Whether the same command is started more than once."""
+        """Return whether the scheduler starts this command more than once."""
         return self.processes is None or self.processes > 1
 
 
 def recognised(environ: Environ) -> Allocation | None:
-    """The allocation of more than one process or host that this process is part of.
+    """Return the allocation of several processes or hosts that this process belongs to, or None.
 
-    None: it is alone, or nothing is known.
-
-    Where several programs have left their word, the one that started this process last is asked first.
+    Where several programs have set their variables, the one that is closest to this process wins, see ``_RECOGNISERS``.
     """
-    return next((found for look in _LOOKS if (found := look(environ)) is not None), None)
+    return next((allocation for recognise in _RECOGNISERS if (allocation := recognise(environ)) is not None), None)
 
 
 def contradiction(allocation: Allocation) -> str:
-    """Why a job of one host is not started in ``allocation``, and what to type, as one message."""
+    """Return the message that says why a job of one host is not started in ``allocation``, and what to type instead."""
     if allocation.copies:
         place = "" if allocation.place is None else f"number {allocation.place} "
         count = "several" if allocation.processes is None else str(allocation.processes)
@@ -63,26 +61,26 @@ def contradiction(allocation: Allocation) -> str:
     start = f"start mtrain once on each host{f' ({allocation.one_each})' if allocation.one_each else ''} with {ips}"
     return (
         f"{problem}, but no host is named with --ips: {result}. For one job on all hosts, {start}; mtrain itself "
-        "starts the "
-        "ranks of a host (--nproc-per-node). For a job of this process alone, add --nnodes 1"
+        "starts the ranks of a host (--nproc-per-node). For a job of this process alone, add --nnodes 1"
     )
 
 
 def _number(environ: Environ, *names: str) -> int | None:
-    """The first of ``names`` that holds a number."""
+    """Return the value of the first variable among ``names`` that is a number, or None."""
     return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), None)
 
 
 def _evidence(environ: Environ, *names: str) -> str:
+    """Return the variables among ``names`` that are set, with their values, for a message."""
     return ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
 
 
 def _started_by(
     environ: Environ, scheduler: str, *, size: str, rank: str, one_each: str = "", also: str = ""
 ) -> Allocation | None:
-    """A starter that tells each process how many there are, and which one it is.
+    """Recognise a starter that gives each process the number of processes (``size``) and its own index (``rank``).
 
-    ``also``: without which it is not this one.
+    ``also``: a further variable without which it is not this starter.
     """
     processes, place = _number(environ, size), _number(environ, rank)
     if processes is None or place is None or processes < 2 or (also and also not in environ):
@@ -94,9 +92,10 @@ def _started_by(
 
 
 def _torchrun(environ: Environ) -> Allocation | None:
-    """torchrun gives its run a name.
+    """Recognise torchrun by the id that it gives a run.
 
-    What else sets ``RANK`` also says where ranks meet, and is Kubeflow or a person.
+    Without that id, ``RANK`` and ``MASTER_ADDR`` were set by another starter of torch jobs, such as Kubeflow, or by a
+    user.
     """
     if "TORCHELASTIC_RUN_ID" in environ:
         return _started_by(environ, "torchrun", size="WORLD_SIZE", rank="RANK", one_each="without torchrun")
@@ -124,14 +123,14 @@ def _open_mpi(environ: Environ) -> Allocation | None:
 
 
 def _pmi(environ: Environ) -> Allocation | None:
-    """MPICH and Intel MPI."""
+    """Recognise MPICH and Intel MPI."""
     return _started_by(environ, "MPI", size="PMI_SIZE", rank="PMI_RANK", one_each="mpiexec -ppn 1 mtrain ...")
 
 
 def _slurm(environ: Environ) -> Allocation | None:
-    """A step of several tasks; or the script of an allocation of several hosts, which runs on the first of them alone.
+    """Recognise a Slurm step of several tasks, or a batch script, which runs on the first of several hosts only.
 
-    A step of one task is a job of one host, whatever the allocation around it.
+    A step of one task is a job of one host, however large the allocation around it is.
     """
     if "SLURM_JOB_ID" not in environ:
         return None
@@ -153,9 +152,9 @@ def _slurm(environ: Environ) -> Allocation | None:
 
 
 def _lsf(environ: Environ) -> Allocation | None:
-    """``LSB_MCPU_HOSTS`` lists hosts and their slots in turn: "hostA 4 hostB 4".
+    """Recognise LSF with several hosts, where the command runs on the first host only.
 
-    The command runs on the first host alone.
+    ``LSB_MCPU_HOSTS`` lists hosts and their slots in turn: "hostA 4 hostB 4".
     """
     words = environ.get("LSB_MCPU_HOSTS", "").split()
     hosts = words[::2]
@@ -172,7 +171,7 @@ def _lsf(environ: Environ) -> Allocation | None:
 
 
 def _pet(environ: Environ) -> Allocation | None:
-    """What Kubeflow tells torchrun, which a pod is expected to start; ``PET_NNODES`` may be a range, "2:4"."""
+    """Recognise Kubeflow by the variables that it sets for torchrun. ``PET_NNODES`` may be a range, "2:4"."""
     hosts = environ.get("PET_NNODES", "").rpartition(":")[2]
     if not hosts.isdecimal() or int(hosts) < 2:
         return None
@@ -186,7 +185,7 @@ def _pet(environ: Environ) -> Allocation | None:
 
 
 def _indexed_job(environ: Environ) -> Allocation | None:
-    """A pod of an indexed Job of Kubernetes, which is told its own number alone."""
+    """Recognise an indexed Job of Kubernetes, whose pods know their own index but not how many there are."""
     place = _number(environ, "JOB_COMPLETION_INDEX")
     if place is None:
         return None
@@ -196,10 +195,10 @@ def _indexed_job(environ: Environ) -> Allocation | None:
     )
 
 
-_LOOKS: tuple[Callable[[Environ], Allocation | None], ...] = (
+_RECOGNISERS: tuple[Callable[[Environ], Allocation | None], ...] = (
     *(_torchrun, _fleetrun, _horovodrun),
     *(_open_mpi, _pmi, _slurm, _lsf),
     *(_pet, _indexed_job),
 )
-"""The starters that run closest to the process come first: mpirun may have been started by Slurm, and torchrun by
-mpirun."""
+"""In the order of preference: starters that run closest to the process come first, since Slurm may start mpirun, and
+mpirun torchrun."""

@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 
 class Cause(Enum):
-    """What ended a connection."""
+    """The ways in which a connection ends."""
 
     CLOSED_HERE = auto()
     """This process closed it."""

@@ -1,7 +1,7 @@
 """One job from a loaded spec to its result: training or evaluation, on this host or on several.
 
-The command line and the Python functions of ``mtrain`` are two ways to call these functions. Progress goes to the display
-that the spec asks for; nothing else is printed here.
+The command line and the Python functions of ``mtrain`` are two ways to call these functions. Progress goes to the
+display that the spec asks for; nothing else is printed here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,8 @@ def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False
 
     Args:
         loaded: the spec.
-        resume: a checkpoint or a run folder; None: ``model.weights``, else the best checkpoint of the newest run of the spec.
+        resume: a checkpoint or a run folder; None: ``model.weights``, else the best checkpoint of the newest run of the
+            spec.
         quiet: show no progress.
 
     Raises:
@@ -97,7 +98,7 @@ def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False
 
 
 def _train_on_hosts(loaded: "Loaded", resume: str | None) -> Outcome:
-    """Lead the job, or serve the host that does."""
+    """Train on several hosts: lead the job, or serve the host that leads it."""
     brief = many_hosts.Brief(
         loaded=loaded,
         mode="train",
@@ -121,7 +122,7 @@ def _train_on_hosts(loaded: "Loaded", resume: str | None) -> Outcome:
 
 
 def _evaluate_on_hosts(loaded: "Loaded", name: str, checkpoint: Path | None) -> Outcome:
-    """``evaluate`` on several hosts; the first one has the checkpoint, and sends it to those that lack it."""
+    """Evaluate on several hosts; the first one has the checkpoint, and sends it to those that lack it."""
     brief = many_hosts.Brief(
         loaded=loaded,
         mode="evaluate",
@@ -145,7 +146,7 @@ def _evaluate_on_hosts(loaded: "Loaded", name: str, checkpoint: Path | None) -> 
 
 
 def _newest_run(loaded: "Loaded") -> Resume:
-    """The newest run of the spec.
+    """Return the newest run of the spec.
 
     Raises:
         CheckpointError: there is none.

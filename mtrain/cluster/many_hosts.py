@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 
 def carried(loaded: "Loaded") -> Any:
-    """The class of the carrier that the spec asks for; None: hosts are started by hand."""
+    """Return the plugin class that brings the job to other hosts, such as ``Ssh``; None: hosts are started by hand."""
     from mtrain.spec import plugins
 
-    asked = loaded.spec.cluster.launcher
-    found = None if asked == "auto" else plugins.load("launchers", asked, policy=loaded.policy)
-    return found if getattr(found, "carries", False) else None
+    name = loaded.spec.cluster.launcher
+    launcher = None if name == "auto" else plugins.load("launchers", name, policy=loaded.policy)
+    return launcher if getattr(launcher, "carries", False) else None
 
 
 def joins(loaded: "Loaded") -> bool:
-    """Whether this host serves another one that leads the job: it was started by hand, and is not the first.
+    """Return whether this host serves another one that leads the job: it was started by hand and is not the first.
 
     Raises:
-        UsageError: it is none of the hosts.
+        UsageError: this machine is none of the hosts.
     """
     from mtrain.cluster import start
 
@@ -47,11 +47,12 @@ def joins(loaded: "Loaded") -> bool:
 
 
 def is_several(loaded: "Loaded") -> bool:
-    """Whether a job has more than this host, or another one."""
+    """Return whether a job runs on several hosts, or on another host than this one."""
     return len(loaded.spec.cluster.ips) > 1 or carried(loaded) is not None
 
 
 LAST_PORT = 65535
+"""Highest port number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,30 +64,32 @@ class Brief:
     name: str
     machine: Machine
     resume: str | None = None
-    """``--resume``, to be found by the first host."""
+    """The value of ``--resume``, which the first host resolves."""
     start_from: Path | None = None
+    """A checkpoint from which a new run starts."""
     by_hand: bool = False
+    """Whether the same command is started by hand on every host."""
     latest: bool = True
-    """Whether ``runs/latest`` is to lead to the run folder."""
+    """Whether ``runs/latest`` will point to the run folder."""
 
     @property
     def spec(self) -> "Spec":
-        """Of the job."""
+        """Return the spec of the job."""
         return self.loaded.spec
 
     @property
     def hosts(self) -> Sequence[str]:
-        """Addresses."""
+        """Return the addresses of the hosts."""
         return self.loaded.spec.cluster.ips
 
     @property
     def base(self) -> Path:
-        """Where run folders are, on every host."""
+        """Return the folder that contains run folders, the same on every host."""
         return Path(self.loaded.spec.report.dir).absolute()
 
     @property
     def cwd(self) -> Path | None:
-        """Where relative paths begin, on every host."""
+        """Return the working directory of every host; None: hosts started by hand keep their own."""
         return None if self.by_hand else Path.cwd()
 
     def resumed(self) -> str | None:
@@ -98,7 +101,7 @@ class Brief:
         return None if self.start_from is None else self.start_from.absolute()
 
     def plan(self, survey: "Survey", run_dir: Path, checkpoint: Path | None) -> Plan:
-        """One plan for all hosts, from what they are like."""
+        """Return one plan for all hosts, made from the facts in ``survey``."""
         from mtrain.cluster import start
 
         hellos = survey.hellos
@@ -114,14 +117,17 @@ class Brief:
         return start.planned(self.loaded, where, mode=self.mode, machine=machine)
 
     def folder(self, plan: Plan) -> Mapping[str, str]:
-        """What was asked for, here in full, on the others what ranks read."""
+        """Write all request files into the run folder here.
+
+        Return those that ranks files_for_ranks, for the other hosts: name -> text.
+        """
         from mtrain.cluster import start
         from mtrain.system import runfolder
 
-        read = start.write_folder(self.loaded, plan)
+        files_for_ranks = start.write_folder(self.loaded, plan)
         if self.latest:
             runfolder.point_latest(plan.run_dir)
-        return read
+        return files_for_ranks
 
 
 def run(
@@ -147,7 +153,9 @@ def run(
             click.echo(f"# {host.address}\n{shlex.join(line)}")
         return 0
     environ = environment.caller()
-    display = make_display(loaded.spec.report.display, title=f"{_shown_name(brief)}: {draft.title.partition(': ')[2]}")
+    display = make_display(
+        loaded.spec.report.display, title=f"{_display_name(brief)}: {draft.title.partition(': ')[2]}"
+    )
     gathering: Gathering
     if carrier is not None:
         from mtrain.cluster.ssh import SshGathering
@@ -179,8 +187,11 @@ def run(
     return leader.run()
 
 
-def _shown_name(brief: Brief) -> str:
-    """The run's own name where the folder of one is resumed; which it is otherwise, the first host knows."""
+def _display_name(brief: Brief) -> str:
+    """Return the name of the run for messages.
+
+    For a resumed run this is its folder's name; otherwise only the first host knows the final name.
+    """
     from mtrain.cluster.start import AUTO
 
     if brief.resume in (None, AUTO):
@@ -218,17 +229,19 @@ def _line_for(typed: Sequence[str]) -> Callable[[int], str]:
 
 
 def closing_lines(loaded: "Loaded", result: "Result") -> list[str]:
-    """What a person wants to know at the end: the result, and where everything is."""
+    """Return the last lines for the user: the result, and where everything is."""
     from mtrain.jobs.closing import closing_lines as lines_here
     from mtrain.jobs.closing import result_lines
 
-    done = result.code == 0
+    succeeded = result.code == 0
     assert result.run_dir is not None
     if is_here(loaded.spec.cluster.ips[0]):
-        return lines_here(result.run_dir, finished=done)
-    return [*result_lines(result.summary or {}), f"run folder: {result.first_host}:{result.run_dir}"] if done else []
+        return lines_here(result.run_dir, finished=succeeded)
+    return (
+        [*result_lines(result.summary or {}), f"run folder: {result.first_host}:{result.run_dir}"] if succeeded else []
+    )
 
 
 def is_here(host: str) -> bool:
-    """Whether a host of the list is this machine, so that results lie here."""
+    """Return whether a host of the list is this machine, so that results are here."""
     return any(is_own(address) for address in (host, *resolve(host)))

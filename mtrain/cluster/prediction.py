@@ -24,7 +24,7 @@ Load = Callable[[str | None, Sequence[str]], "Loaded"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What to predict on, and with which weights."""
+    """A request for predictions: the pictures, the weights and the form of the results."""
 
     sources: Sequence[str]
     """Picture files and folders of pictures."""
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What came of a request."""
+    """The results of a request."""
 
     code: int
     """Exit code of the rank; nothing was written where it is not 0."""
@@ -112,8 +112,9 @@ def predict(request: Request, load: Load) -> Prediction:
 def pictures(sources: Sequence[str]) -> dict[Path, str]:
     """List the picture files that were named, those of folders included, each once, with its name in the results.
 
-    A file keeps the name by which it was given. A picture of a folder is named by its path in that folder where it is the
-    only source, so that results do not depend on where the folder lies; with several sources the source stands in front.
+    A file keeps the name by which it was given. A picture of a folder is named by its path in that folder where it is
+    the only source, so that results do not depend on where the folder lies; with several sources the source stands in
+    front.
 
     Raises:
         DataError: a name is neither a file nor a folder, or a folder holds no picture; all of them are named.
@@ -135,7 +136,7 @@ def pictures(sources: Sequence[str]) -> dict[Path, str]:
 
 
 def _on_one_rank(config: str | None, load: Load, request: Request) -> "Loaded":
-    """The spec of a run for one process without hosts, on the framework that the run was trained with.
+    """Load the spec of a run for one process without hosts, on the framework that the run was trained with.
 
     That framework is installed where the run was made; the other one need not be.
     """
@@ -167,10 +168,10 @@ def _on_one_rank(config: str | None, load: Load, request: Request) -> "Loaded":
 
 
 def _empty_folder(folder: Path) -> Path:
-    """``folder``, empty.
+    """Create ``folder``, or empty it; return it.
 
     Raises:
-        UsageError: it cannot be made, or another prediction is running there.
+        UsageError: it cannot be created, or another prediction is running there.
     """
     from mtrain.system import runfolder
 
@@ -185,6 +186,6 @@ def _empty_folder(folder: Path) -> Path:
 
 
 def _read(file: Path) -> list[Any]:
-    """A list of a JSON file; empty where there is none."""
+    """Read the list in a JSON file; return an empty one where there is no file."""
     entries: list[Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     return entries

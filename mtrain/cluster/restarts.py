@@ -154,30 +154,30 @@ class Attempts:
             LaunchError: hosts are still missing after ``back_s``.
         """
         self.display.note(verdict.headline)
-        gone = [
+        absent = [
             node
             for node, member in self.members.items()
             if node not in outcome.ended or member.channel.lost is not None
         ]
-        self._bring_back(gone)
+        self._bring_back(absent)
         if self._end_requested():
             return plan
-        if gone:
-            back = {node: self.members[node] for node in gone}
+        if absent:
+            back = {node: self.members[node] for node in absent}
             prepare(back, plan, self.replan.folder(plan), cwd=self.cwd, wait_s=self.limits.silence_s)
         newest = self._newest()
         source = f"from {Path(newest).name}" if newest else "from the beginning: there is no checkpoint yet"
         self.display.note(f"starting again {source} ({restarts_left} more restarts allowed)")
         return self.replan.again(self.members, plan, Path(newest) if newest else None)
 
-    def _bring_back(self, gone: Sequence[int]) -> None:
-        """Reconnect the hosts ``gone``, until all are back, or until somebody asks for the end of the job.
+    def _bring_back(self, absent: Sequence[int]) -> None:
+        """Reconnect the hosts ``absent``, until all are back, or until somebody asks for the end of the job.
 
         Raises:
             LaunchError: hosts are still missing after ``back_s``.
         """
         deadline = time.monotonic() + self.back_s
-        missing = list(gone)
+        missing = list(absent)
         for node in missing:
             self.gathering.let_go(node)
         while missing and not self._end_requested():

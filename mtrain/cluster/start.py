@@ -1,4 +1,4 @@
-"""From a loaded spec to a running job: the part that ``train``, ``evaluate`` and ``predict`` share."""
+"""Start a job from a loaded spec: the functions that ``train``, ``evaluate`` and ``predict`` share."""
 
 import dataclasses
 import sys
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
 
 AUTO = "auto"
-"""``--resume`` without a path."""
+"""The value of ``--resume`` without a path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +28,12 @@ class Where:
 
 
 def run_name(loaded: "Loaded") -> str:
-    """``report.name``, else the spec's own name."""
+    """Return the name of a new run: ``report.name``, else the name of the spec's file."""
     return loaded.spec.report.name or loaded.name
 
 
 def locate(loaded: "Loaded", *, resume: str | None) -> Where:
-    """Where a job would run: the folder of the run that is resumed, else the next free name. Touches nothing.
+    """Return where a job would run: the folder of the resumed run, else the next free name. Creates nothing.
 
     Raises:
         CheckpointError: there is nothing intact to resume from.
@@ -41,18 +41,21 @@ def locate(loaded: "Loaded", *, resume: str | None) -> Where:
     base, name = Path(loaded.spec.report.dir), run_name(loaded)
     if resume is None:
         return Where(run_dir=runfolder.next_name(base, name), checkpoint=None)
-    found = find_resume(loaded, resume=resume)
-    return Where(run_dir=found.run, checkpoint=found.checkpoint)
+    resumption = find_resume(loaded, resume=resume)
+    return Where(run_dir=resumption.run, checkpoint=resumption.checkpoint)
 
 
 def find_resume(loaded: "Loaded", *, resume: str) -> Resume:
-    """See ``runfolder.find_resume``; ``auto`` is the newest run of this name."""
+    """Find the run and checkpoint that ``--resume`` names, see ``runfolder.find_resume``.
+
+    ``auto``: the newest run of this name.
+    """
     base = Path(loaded.spec.report.dir)
     return runfolder.find_resume(None if resume == AUTO else resume, base=base, name=run_name(loaded))
 
 
 def best_of(run: Path) -> Path | None:
-    """The best intact checkpoint of a run folder, else its newest intact one; None: there is none."""
+    """Return the best intact checkpoint of a run folder, else its newest intact one, else None."""
     from mtrain.core.checkpoint import store
 
     folder = run / "checkpoints"
@@ -60,7 +63,10 @@ def best_of(run: Path) -> Path | None:
 
 
 def latest_run(config: str | None, resume: str | None) -> str | None:
-    """``resume``, and for ``--resume`` alone, where no spec is given or lies here, the run that was started last."""
+    """Return ``resume``.
+
+    For ``--resume`` without a path and without a spec, the folder of the run that was started last.
+    """
     latest = Path("runs") / runfolder.LATEST
     if resume != AUTO or config is not None or Path("mtrain.yml").exists() or not latest.is_dir():
         return resume
@@ -68,7 +74,7 @@ def latest_run(config: str | None, resume: str | None) -> str | None:
 
 
 def resumed_config(config: str | None, resume: str | None) -> str | None:
-    """The spec to read: the resumed run's own, where ``--resume PATH`` is given without ``-c``."""
+    """Return the spec to read: ``config``, or the resumed run's own where ``--resume PATH`` is given without ``-c``."""
     if config is not None or resume in (None, AUTO):
         return config
     path = Path(str(resume))
@@ -77,13 +83,16 @@ def resumed_config(config: str | None, resume: str | None) -> str | None:
 
 
 def here(loaded: "Loaded") -> Machine:
-    """This machine, as the ranks of a job will see it."""
+    """Return a description of this machine, as the ranks of a job will see it."""
     environ = environment.cleaned(environment.caller())
     return Machine.here(environ=environ, python=loaded.spec.backend.python or sys.executable, line=typed_line())
 
 
 def typed_line() -> list[str]:
-    """The command that runs, as it would be typed on another host; of one that only plans, that which it plans."""
+    """Return the running command as it would be typed on another host.
+
+    For ``plan`` and ``--dry-run``, the planned command.
+    """
     program = Path(sys.argv[0])
     start = [sys.executable, "-m", "mtrain"] if program.name == "__main__.py" else [program.name]
     words = sys.argv[1:]
@@ -93,7 +102,7 @@ def typed_line() -> list[str]:
 
 
 def planned(loaded: "Loaded", where: Where, *, mode: str = "train", machine: Machine | None = None) -> Plan:
-    """The plan of a job on this machine."""
+    """Return the plan of a job; ``machine``: None, this one."""
     machine = machine or here(loaded)
     return make_plan(loaded, run_dir=where.run_dir, resume=where.checkpoint, machine=machine, mode=mode)
 
@@ -101,7 +110,7 @@ def planned(loaded: "Loaded", where: Where, *, mode: str = "train", machine: Mac
 def refuse_copies(loaded: "Loaded", *, nnodes: str | None) -> None:
     """Refuse a job of one host that a scheduler would start several times, or that leaves hosts of its allocation idle.
 
-    ``nnodes``: ``--nnodes`` as it was typed; 1 says that a job of one host is meant.
+    ``nnodes``: ``--nnodes`` as it was typed; 1 states that a job of one host is intended.
 
     Raises:
         UsageError: there is an allocation of several processes or hosts, and the spec names no host.
@@ -110,16 +119,16 @@ def refuse_copies(loaded: "Loaded", *, nnodes: str | None) -> None:
 
     if loaded.spec.cluster.ips or nnodes is not None:
         return
-    found = allocation.recognised(environment.caller())
-    if found is not None:
-        raise UsageError(allocation.contradiction(found))
+    current = allocation.recognised(environment.caller())
+    if current is not None:
+        raise UsageError(allocation.contradiction(current))
 
 
 def own_node(loaded: "Loaded") -> int:
-    """This machine's place among the hosts.
+    """Return this machine's index among the hosts.
 
     Raises:
-        UsageError: it is none of them, or is to be one of none.
+        UsageError: it is none of them, or ``--node-rank`` is given without hosts.
     """
     cluster = loaded.spec.cluster
     if not cluster.ips:
@@ -132,12 +141,12 @@ def own_node(loaded: "Loaded") -> int:
 
 
 def write_folder(loaded: "Loaded", plan: Plan) -> dict[str, str]:
-    """Write what was asked for into the run folder: spec, plan, environment.
+    """Write the request files into the run folder: spec, plan, environment.
 
-    Returns what ranks read of it, name -> text.
+    Returns the files that ranks spec_file: name -> text.
 
-    A resumed job writes beside what is there (``spec.next.yml`` ...): rank 0 puts it in its place once the checkpoint
-    is restored, so a job that is refused changes nothing.
+    A resumed job writes pending files beside the existing ones (``spec.next.yml`` ...). Rank 0 replaces the existing
+    ones once the checkpoint is restored, so a job that is refused changes nothing.
 
     Raises:
         UsageError: the folder cannot be written to.
@@ -147,18 +156,18 @@ def write_folder(loaded: "Loaded", plan: Plan) -> dict[str, str]:
     try:
         runfolder.keep_private()
         run.make()
-        for path, text in _asked(loaded, plan, run).items():
+        for path, text in _request_texts(loaded, plan, run).items():
             if place is _directly:
                 runfolder.pending(path).unlink(missing_ok=True)
             place(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{plan.run_dir}: cannot be written to: {error.strerror or error}") from error
-    read = place(run.spec_json)
-    return {read.name: read.read_text(encoding="utf-8")}
+    spec_file = place(run.spec_json)
+    return {spec_file.name: spec_file.read_text(encoding="utf-8")}
 
 
 def resumes(plan: Plan) -> bool:
-    """Whether the job goes on in the folder of the run that wrote its checkpoint."""
+    """Return whether the job continues in the folder of the run that wrote its checkpoint."""
     run = RunFolder(plan.run_dir)
     return plan.resume is not None and run.checkpoints in plan.resume.parents and run.spec_yml.exists()
 
@@ -167,8 +176,8 @@ def _directly(path: Path) -> Path:
     return path
 
 
-def _asked(loaded: "Loaded", plan: Plan, run: RunFolder) -> dict[Path, str]:
-    """The text of each of ``runfolder.REQUEST_FILES``."""
+def _request_texts(loaded: "Loaded", plan: Plan, run: RunFolder) -> dict[Path, str]:
+    """Return the text of each of ``runfolder.REQUEST_FILES``: path -> text."""
     import yaml
 
     from mtrain.report.reporter import json_text
@@ -194,12 +203,12 @@ def run_job(
     quiet: bool = False,
     stream: IO[str] | None = None,
 ) -> int:
-    """Write the folder, start the plan of this host alone, show it, wait. Returns the exit code.
+    """Write the run folder, run the job on this host alone, and show its progress. Returns the exit code.
 
-    ``stream`` takes all that is told; None: the terminal.
+    ``stream`` receives all messages; None: the terminal.
 
     Raises:
-        LaunchError: nothing could be started.
+        LaunchError: the job could not be started.
     """
     from mtrain.jobs import supervisor
     from mtrain.report.console import make_display
@@ -221,6 +230,8 @@ def run_job(
 
 
 def _replanner(loaded: "Loaded", where: Where, mode: str) -> Callable[[Path | None], Plan]:
+    """Return a function that plans the next attempt, from a checkpoint."""
+
     def replan(checkpoint: Path | None) -> Plan:
         return planned(loaded, dataclasses.replace(where, checkpoint=checkpoint or where.checkpoint), mode=mode)
 
@@ -228,7 +239,7 @@ def _replanner(loaded: "Loaded", where: Where, mode: str) -> Callable[[Path | No
 
 
 def created(loaded: "Loaded", where: Where, *, name: str | None = None) -> Where:
-    """``where`` with its folder made: a resumed one is there, a new one takes the next free name."""
+    """Return ``where`` with an existing run folder: the resumed one, or a new one with the next free name."""
     if where.checkpoint is not None and where.run_dir.exists() and name is None:
         runfolder.point_latest(where.run_dir)
         return where

@@ -1,4 +1,4 @@
-"""Ranks through DeepSpeed's own launcher, ``deepspeed --hostfile`` (``python -m deepspeed.launcher.runner``), on each host for itself."""
+"""Start ranks through DeepSpeed's own launcher (``python -m deepspeed.launcher.runner``), separately on each host."""
 
 import re
 from collections.abc import Sequence
@@ -10,15 +10,18 @@ from mtrain.system.diagnosis import status_of_shell
 from mtrain.system.placement import LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^rank (\d+) ended with status (\d+)$", re.MULTILINE)
-"""What ``mtrain.backends._deepspeed.starter`` lets be said of a rank that failed; DeepSpeed tells the status alone."""
+"""The line that ``mtrain.backends._deepspeed.starter`` has printed for a failed rank; DeepSpeed reports the status
+only."""
 
 
 class DeepSpeedLauncher:
-    """One agent per host, ``mtrain.backends._deepspeed.starter``: it writes the hostfile, starts DeepSpeed's launcher for its own
-    host alone (``--no_ssh``), and does what that one leaves undone.
+    """Plans one process per host, ``mtrain.backends._deepspeed.starter``, which starts the ranks of its host.
 
-    DeepSpeed is imported twice before the first rank starts, some five seconds of CPU time more than under torchrun; so it is
-    taken where it is asked for, or where nothing else is enabled.
+    That process writes the hostfile, starts DeepSpeed's launcher for its own host alone (``--no_ssh``), and does what
+    that one leaves undone.
+
+    DeepSpeed is imported twice before the first rank starts, some five seconds of CPU time more than under torchrun. So
+    this launcher is used only where it is requested, or where no other one is enabled.
     """
 
     class Options(LaunchOptions):
@@ -32,7 +35,10 @@ class DeepSpeedLauncher:
         self.options = options
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
-        """One command per host, differing in ``--node-rank`` alone. Hosts may have different numbers of ranks."""
+        """Return one command per host; they differ in ``--node-rank`` only.
+
+        Hosts may have different numbers of ranks.
+        """
         env = rank_environment(self.options)
         return [
             Command(host=host.address, argv=(*self._agent(argv, hosts, node), self.options.python, *argv), env=env)
@@ -52,11 +58,14 @@ class DeepSpeedLauncher:
         )
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
-        """Failed ranks as their shells report them; one that ended on SIGTERM may have been ended by DeepSpeed's launcher."""
+        """Return failed ranks as their shells report them.
+
+        A rank with SIGTERM may have been ended by DeepSpeed's launcher.
+        """
         return sorted({int(rank): status_of_shell(int(code)) for rank, code in FAILED_RANK.findall(log)}.items())
 
 
 def _run_dir(argv: Sequence[str]) -> Path:
-    """The run folder that the ranks are given."""
+    """Return the run folder from the ranks' arguments."""
     words = list(argv)
     return Path(words[words.index("--run-dir") + 1]) if "--run-dir" in words else Path()

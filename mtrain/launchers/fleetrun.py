@@ -1,4 +1,4 @@
-"""Ranks through Paddle's own starter, ``python -m paddle.distributed.launch`` (``fleetrun``), in the form that works."""
+"""Start ranks through Paddle's own starter, ``python -m paddle.distributed.launch`` (``fleetrun``)."""
 
 import re
 from collections.abc import Sequence
@@ -10,20 +10,21 @@ from mtrain.errors import SpecError
 from mtrain.system.placement import LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^Container rank (\d+) status failed .* code (-?\d+) log ", re.MULTILINE)
-"""The rank within this host, and its exit status, of the first failed process in Paddle's order."""
+"""Paddle's line about the first failed process in its order: the rank within this host, and the exit status."""
 PLACE = re.compile(r"^LAUNCH INFO \S+ \S+ (rank|nproc_per_node): (-?\d+)$", re.MULTILINE)
-"""Where the agent says which host it is of."""
+"""Paddle's lines with the index of its host and the number of ranks on a host."""
 LAST_PORT = 65535
 LOG_FOLDER = "fleetrun"
-"""Beside the logs of the ranks, for what Paddle's agent writes."""
+"""Folder of the files that Paddle's launcher writes, beside the logs of the ranks."""
 
 
 class Fleetrun:
-    """One agent per host, which starts the ranks of that host.
+    """Plans one process of Paddle's launcher per host, which starts the ranks of that host.
 
-    Always with ``--master`` and an explicit ``--rank`` and ``--host``: without the first, one argument that Paddle does not
-    know switches to a launcher of former times; without the others a host finds its place by its own name, which is
-    often 127.0.1.1, and becomes a second rank 0. Paddle's own restarts are off: ours begin from the newest checkpoint.
+    ``--master``, ``--rank`` and ``--host`` are always given. Without ``--master``, Paddle switches to an older launcher
+    as soon as there is an argument that it does not know. Without the others, a host determines its index from its own
+    name, which often means 127.0.1.1, and becomes a second rank 0. Paddle's own restarts are off: mtrain restarts from
+    the newest checkpoint.
     """
 
     class Options(LaunchOptions):
@@ -36,33 +37,39 @@ class Fleetrun:
         self.options = options
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
-        """One command per host, differing in ``--rank`` and ``--host`` alone.
+        """Return one command per host; they differ in ``--rank`` and ``--host`` only.
 
-        What the agent starts is the interpreter, so that ``argv`` may name a module.
+        Paddle's launcher starts the interpreter as a program, so that ``argv`` may begin with ``-m`` and a module.
 
         Raises:
-            SpecError: a host is an address of IPv6, which Paddle splits at the wrong colon, or a name without a dot, in whose
-                place it puts what the host thinks its address is; or there are fewer devices than ranks.
+            SpecError: a host is an IPv6 address, which Paddle splits at the wrong colon; or a name without a dot, which
+                Paddle
+                replaces by what the host takes for its own address; or there are fewer devices than ranks; or hosts
+                have different numbers of ranks; or the ports of the ranks would exceed 65535.
         """
         for address in (self.options.master_addr, *(host.address for host in hosts)):
             if ":" in address or "." not in address:
                 raise SpecError(
-                    f"cluster.ips: {address!r} given, which Paddle's launcher cannot take for a host; give its IPv4 address"
+                    f"cluster.ips: {address!r} given, which Paddle's launcher cannot take for a host; give its IPv4 "
+                    "address"
                 )
         if self.options.devices and len(self.options.devices) < ranks_per_host:
             raise SpecError(
-                f"cluster.devices: {list(self.options.devices)} given for {ranks_per_host} ranks, and Paddle's launcher gives "
+                f"cluster.devices: {list(self.options.devices)} given for {ranks_per_host} ranks, and Paddle's "
+                "launcher gives "
                 "each rank one of its own; give as many, or fewer ranks"
             )
         if len({host.slots for host in hosts}) > 1:
             raise SpecError(
-                f"cluster.slots: {[host.slots for host in hosts]} given, and Paddle's launcher starts as many ranks on every "
+                f"cluster.slots: {[host.slots for host in hosts]} given, and Paddle's launcher starts as many ranks "
+                "on every "
                 "host; give the same number for each"
             )
         last = (self.options.start_port or 0) + ranks_per_host
         if last > LAST_PORT:
             raise SpecError(
-                f"cluster.start_port: {self.options.start_port} given; {ranks_per_host} ranks and the launcher take the ports up to "
+                f"cluster.start_port: {self.options.start_port} given; {ranks_per_host} ranks and the launcher take "
+                "the ports up to "
                 f"{last}, and the last one is {LAST_PORT}; give {LAST_PORT - ranks_per_host} or less"
             )
         env = self._environment(hosts, ranks_per_host)
@@ -76,20 +83,19 @@ class Fleetrun:
         ]
 
     def _environment(self, hosts: Sequence[Host], ranks: int) -> dict[str, str]:
-        """With ``--master`` Paddle takes the ports of the ranks, and one more, out of ``PORT_RANGE``, not ``--start_port``.
-
-        Several agents meet over HTTP, which a proxy of the caller's would take for ever to reach.
-
-        An empty ``CUDA_VISIBLE_DEVICES`` is one device to it, named "", and it finds none for the second rank. "all" makes it
-        look for itself, and is no device to CUDA.
-        """
+        """Return the variables that the launcher needs, in addition to those of the ranks."""
         env = rank_environment(self.options)
         if self.options.devices == ():
+            # Paddle counts an empty value as one device named "", and has none left for the second rank. With "all" it
+            # determines the devices itself; CUDA sees no device under that name.
             env["CUDA_VISIBLE_DEVICES"] = "all"
         if len(hosts) > 1:
+            # The launchers of several hosts meet over HTTP; through the user's proxy they would never reach one
+            # another.
             addresses = (self.options.master_addr, *(host.address for host in hosts))
             env["no_proxy"] = ",".join(dict.fromkeys(addresses))
         if self.options.start_port is not None:
+            # With --master, Paddle takes the ports of the ranks, and one more, from PORT_RANGE instead of --start_port.
             env["PORT_RANGE"] = f"{self.options.start_port}:{self.options.start_port + ranks}"
         return env
 
@@ -107,25 +113,25 @@ class Fleetrun:
             "--max_restart": "0",
             "--log_dir": _log_folder(argv) if nodes == 1 else f"{_log_folder(argv)}-{node}",
         }
-        given = [word for name, value in words.items() if value is not None for word in (name, value)]
-        return (*self._withheld("keep"), options.python, "-m", "paddle.distributed.launch", *given)
+        flags = [word for name, value in words.items() if value is not None for word in (name, value)]
+        return (*self._withheld("keep"), options.python, "-m", "paddle.distributed.launch", *flags)
 
     def _rank(self, argv: Sequence[str]) -> tuple[str, ...]:
         return (*self._withheld("restore"), self.options.python, *argv)
 
     def _withheld(self, verb: str) -> tuple[str, ...]:
-        """Paddle writes the whole environment of its launcher and of each rank into its log folder."""
+        """Return the prefix that hides the user's environment from Paddle, which writes it into its log folder."""
         return (self.options.python, "-m", "mtrain.launchers.withheld", verb)
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
-        """The failed rank that Paddle names; it names one even where several fell."""
+        """Return the failed rank that Paddle names: one, even where several have failed."""
         place = {name: max(0, int(value)) for name, value in PLACE.findall(log)}
         first = place.get("rank", 0) * place.get("nproc_per_node", 0)
         return sorted({(first + int(rank), int(code)) for rank, code in FAILED_RANK.findall(log)})
 
 
 def _log_folder(argv: Sequence[str]) -> str:
-    """Inside the run folder that the ranks are given."""
+    """Return Paddle's log folder, inside the run folder that the ranks' arguments name."""
     words = list(argv)
     run_dir = Path(words[words.index("--run-dir") + 1]) if "--run-dir" in words else Path()
     return str(run_dir / "logs" / LOG_FOLDER)

@@ -1,4 +1,4 @@
-"""Ranks of Horovod over gloo: on one host through horovodrun (``horovod.runner.launch``), on several per host."""
+"""Start ranks of Horovod over gloo: on one host through horovodrun, on several through a starter on each host."""
 
 import re
 from collections.abc import Sequence
@@ -10,18 +10,19 @@ from mtrain.system.diagnosis import status_of_shell
 from mtrain.system.placement import LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^Process (\d+) exit with status code (\d+)\.$", re.MULTILINE)
-"""What is printed of a rank that failed; of one that a signal ended, 128 and the signal's number."""
+"""The line that is printed about a failed rank. The status of a rank ended by a signal is 128 plus the signal's
+number."""
 KEPT_SHELL = ("sh", "-c", '"$@"; exit $?', "sh")
-"""Runs the rank as a child of its own. To end a rank, horovodrun sends SIGTERM to the children of the shell that it started,
-waits 5 s, and kills. A shell like bash has become the rank itself by then: the rank's loader processes would get the signal,
-and the rank would be frozen and killed before it has saved anything."""
+"""A shell that runs the rank as its child and stays alive. To end a rank, horovodrun sends SIGTERM to the children of
+the shell that it started, waits 5 s, and kills. A shell such as bash would replace itself with the rank: the signal
+would go to the rank's loader processes instead, and the rank would hang and be killed before it has saved anything."""
 
 
 class Horovodrun:
-    """On one host one agent, horovodrun. On several one agent per host, ``mtrain.backends._horovod.multi_host_starter``, which starts the
-    ranks of that host: horovodrun would start those of the others over ssh sessions that nobody else can watch and end.
+    """Plans horovodrun on one host, and ``mtrain.backends._horovod.multi_host_starter`` on each of several hosts.
 
-    Restarts are ours (``cluster.max_restarts``): this is no elastic job.
+    On several hosts, horovodrun would start the ranks of the others over its own ssh sessions, which mtrain could
+    neither watch nor end. Restarts are mtrain's (``cluster.max_restarts``); Horovod's elastic mode is not used.
     """
 
     class Options(LaunchOptions):
@@ -34,10 +35,10 @@ class Horovodrun:
         self.options = options
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
-        """One command per host, differing in ``--node-rank`` alone. Hosts may have different numbers of ranks.
+        """Return one command per host; they differ in ``--node-rank`` only. Hosts may have different numbers of ranks.
 
         Raises:
-            SpecError: a host has an address of IPv6, which Horovod cannot reach, or occurs twice.
+            SpecError: a host has an IPv6 address, which Horovod cannot reach, or occurs twice.
         """
         env = rank_environment(self.options)
         worker = (self.options.python, *argv)
@@ -50,18 +51,23 @@ class Horovodrun:
         ]
 
     def _alone(self, host: Host, ranks: int) -> tuple[str, ...]:
-        """Its rendezvous takes a port of its own; it takes the loopback interface and refuses another.
+        """Return the command that starts all ranks on one host.
 
-        ``mtrain.backends._horovod.single_host_starter`` runs horovodrun so that the rendezvous, too, is on that interface alone.
+        horovodrun chooses the port of its rendezvous itself; for one host it uses the loopback interface and refuses
+        any other. ``mtrain.backends._horovod.single_host_starter`` makes the rendezvous listen at that interface only,
+        too.
         """
-        # Without the cache it looks at this host each time, which is quick, and leaves no ~/.horovod behind.
+        # The cache would create ~/.horovod; without it, horovodrun checks this host at each start, which is quick.
         module = ("-m", "mtrain.backends._horovod.single_host_starter")
         starter = (self.options.python, *module, "--gloo", "--disable-cache", "-np", str(ranks))
         place = ("-H", f"{host.address}:{ranks}")
         return (*self._withheld("keep"), *starter, *place, *KEPT_SHELL, *self._withheld("restore"))
 
     def _withheld(self, verb: str) -> tuple[str, ...]:
-        """horovodrun writes its whole environment into the command line of each rank's shell, which every user can read."""
+        """Return the prefix that hides the user's environment from horovodrun.
+
+        horovodrun writes its whole environment into the command line of each rank's shell, which every user can read.
+        """
         return (self.options.python, "-m", "mtrain.launchers.withheld", verb)
 
     def _together(self, hosts: Sequence[Host], node: int) -> tuple[str, ...]:
@@ -74,9 +80,9 @@ class Horovodrun:
         )
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
-        """Failed ranks as they are reported; one that ended on SIGTERM may have been ended by horovodrun."""
-        found = {int(rank): status_of_shell(int(code)) for rank, code in FAILED_RANK.findall(log)}
-        return sorted(found.items())
+        """Return failed ranks as they are reported. A rank that ended on SIGTERM may have been ended by horovodrun."""
+        statuses = {int(rank): status_of_shell(int(code)) for rank, code in FAILED_RANK.findall(log)}
+        return sorted(statuses.items())
 
 
 def _check(hosts: Sequence[Host]) -> None:

@@ -1,4 +1,4 @@
-"""One rank on this machine, started directly."""
+"""Start one rank on this machine, without any launcher."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -21,10 +21,10 @@ class Local:
         self.options = options
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
-        """One command.
+        """Return the one command.
 
         Raises:
-            SpecError: more than one host or rank is asked for.
+            SpecError: more than one host or rank is requested.
         """
         if len(hosts) > 1 or ranks_per_host > 1:
             raise SpecError(
@@ -34,5 +34,5 @@ class Local:
         return [Command(host=hosts[0].address, argv=(self.options.python, *argv), env=rank_environment(self.options))]
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
-        """The command is the rank: its status is the rank's."""
+        """Return rank 0 where the command failed: the command is the rank, so its status is the rank's."""
         return [(0, status)] if status else []

@@ -1,4 +1,4 @@
-"""Nothing is started: the line for each host is printed, for a person or a scheduler to run there."""
+"""Start nothing, but print the command for each host, for a person or a scheduler to run there."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -7,7 +7,7 @@ from mtrain.system.placement import CarryOptions, line_for
 
 
 class Manual:
-    """The command that was given here, with the place of each host."""
+    """Plans the command that was typed here for every host, each with its own ``--node-rank``."""
 
     class Options(CarryOptions):
         """Nothing beyond what every carrier takes."""
@@ -19,5 +19,8 @@ class Manual:
         self.options = options
 
     def bring(self, host: str, node: int) -> Sequence[str]:
-        """The same command on every host; it would find its place by address, and is told it all the same."""
+        """Return the command for one host.
+
+        Its index is stated explicitly, although the host could find it by its address.
+        """
         return line_for(self.options.line, node, carried=True)

@@ -1,4 +1,4 @@
-"""The commands of a job brought to other hosts over OpenSSH: the user's own ``ssh``, with the user's own configuration."""
+"""Bring the commands of a job to other hosts over OpenSSH: the user's own ``ssh`` and its configuration."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -8,14 +8,15 @@ from mtrain.system.placement import CarryOptions
 from mtrain.system.quoting import remote_command
 
 ALIVE_S = 15
-"""Between two questions of ssh to a server that says nothing. Our own heartbeat is what counts."""
+"""Seconds between two keep-alive requests of ssh to a silent server. They come second: mtrain's heartbeat decides."""
 AGENT = ("-m", "mtrain.cluster.agent")
 
 
 class Ssh:
-    """Starts an agent on every host, which is told over the connection what to run: nothing of a spec is ever in a command line.
+    """Starts an agent on every host over ssh.
 
-    Never asks for a password or the key of a host that is not known yet: nobody may be there to answer.
+    The agent receives the job over that connection, so nothing of a spec is ever in a command line. ssh never asks for
+    a password, or whether an unknown host key is right, because nobody may be there to answer.
     """
 
     class Options(CarryOptions):
@@ -28,10 +29,11 @@ class Ssh:
         self.options = options
 
     def bring(self, host: str, node: int) -> Sequence[str]:
-        """One ssh for ``host``.
+        """Return the ssh command that starts the agent on ``host``.
 
         Raises:
-            UsageError: ``host`` is no name or address of a host, or the interpreter cannot be named to a shell.
+            UsageError: ``host`` is no name or address of a host, or the interpreter's path cannot be quoted for a
+                shell.
         """
         options = self.options
         settings = {

@@ -1,4 +1,4 @@
-"""Ranks through PyTorch's own starter, torchrun (``torch.distributed.run``), with a static rendezvous."""
+"""Start ranks through PyTorch's own starter, torchrun (``torch.distributed.run``), with a static rendezvous."""
 
 import re
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from mtrain.system.placement import LaunchOptions, rank_environment
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 """One entry of the ``ChildFailedError`` report that torchrun prints."""
 LOG_FOLDER = "torchrun"
-"""Beside the logs of the ranks."""
+"""Folder of torchrun's own files, beside the logs of the ranks."""
 
 
 class Torchrun:
-    """One agent per host, which starts the ranks of that host.
+    """Plans one torchrun per host, which starts the ranks of that host.
 
-    ``mtrain.backends._torch.starter`` runs torchrun with a store that listens at the address of the first host alone. The
-    static rendezvous needs nothing but an address and a port; restarts are ours (``cluster.max_restarts``), from the
-    newest checkpoint, so torchrun's own are switched off.
+    ``mtrain.backends._torch.starter`` runs torchrun with a store that listens at the address of the first host only.
+    The static rendezvous needs nothing but an address and a port. torchrun's restarts are off: mtrain restarts from the
+    newest checkpoint (``cluster.max_restarts``).
     """
 
     class Options(LaunchOptions):
@@ -32,7 +32,10 @@ class Torchrun:
         self.options = options
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
-        """One command per host, differing in ``--node-rank`` and, where hosts have other numbers of ranks, in that."""
+        """Return one command per host.
+
+        They differ in ``--node-rank``, and in the number of ranks where hosts differ in it.
+        """
         env = rank_environment(self.options)
         return [
             Command(
@@ -60,13 +63,13 @@ class Torchrun:
         )
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
-        """Failed ranks as torchrun reports them; an entry stands for each even where several fell at once."""
-        found = {int(rank): int(code) for rank, code in FAILED_RANK.findall(log)}
-        return sorted(found.items())
+        """Return failed ranks as torchrun reports them, all of them where several have failed at once."""
+        statuses = {int(rank): int(code) for rank, code in FAILED_RANK.findall(log)}
+        return sorted(statuses.items())
 
 
 def _log_folder(argv: Sequence[str]) -> tuple[str, ...]:
-    """Where torchrun makes its folders: inside the run folder that the ranks are given. It leaves them, elsewhere in TMPDIR."""
+    """Return the flag that puts torchrun's log folders inside the run folder; by default it leaves them in TMPDIR."""
     words = list(argv)
     if "--run-dir" not in words:
         return ()

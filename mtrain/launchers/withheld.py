@@ -1,10 +1,11 @@
-"""Keep the caller's environment away from a native starter that shows its own to others, and give it back to the ranks.
+"""Hide the caller's environment from a native starter that exposes its own to others, and give it back to the ranks.
 
 ``python -m mtrain.launchers.withheld keep STARTER... python -m mtrain.launchers.withheld restore RANK...``
 
-``keep`` puts the whole environment into memory that belongs to no file system (memfd_create(2)), and becomes the starter, which
-sees harmless variables alone. ``restore`` runs as what the starter takes for the rank: it reads that memory through ``/proc``, which
-only the same account and root can do, puts the variables that the starter has set on top, and becomes the rank.
+``keep`` stores the whole environment in memory that belongs to no file system (memfd_create(2)), and then executes the
+starter with harmless variables only. The starter starts ``restore`` in place of a rank. ``restore`` reads that memory
+through ``/proc``, which only the same account and root can do, adds the variables that the starter has set, and
+executes the rank.
 """
 
 import os
@@ -15,13 +16,13 @@ from pathlib import Path
 from mtrain.system import environment
 
 VARIABLE = "MTRAIN_WITHHELD_ENVIRONMENT"
-"""Tells ``restore`` where ``keep`` has put the environment; no rank sees it."""
+"""Variable with the path at which ``restore`` finds the stored environment; ranks do not have it."""
 CANNOT_EXECUTE = 127
-"""Exit status of a shell for a command that is not there."""
+"""Exit status of a shell for a command that does not exist."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one of the two verbs; returns only where the command cannot be executed."""
+    """Run ``keep`` or ``restore``; returns only where the command cannot be executed."""
     verb, *command = argv
     try:
         environ = {"keep": keep, "restore": restore}[verb](os.environ)
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def keep(environ: Mapping[str, str]) -> dict[str, str]:
-    """Store ``environ`` in memory for as long as this process lives; returns what of it the starter may see."""
+    """Store ``environ`` in memory for as long as this process lives; return the variables that the starter may see."""
     descriptor = os.memfd_create("environment", 0)  # no close-on-exec: the starter holds it open
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(b"\0".join(os.fsencode(f"{name}={value}") for name, value in environ.items()))
@@ -40,10 +41,10 @@ def keep(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def restore(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment that ``keep`` has stored, beneath ``environ``, which the starter has given to its rank.
+    """Return the environment that ``keep`` has stored, overridden by ``environ``, which the starter gave to its rank.
 
     Raises:
-        OSError: the starter has gone, or does not run under this account.
+        OSError: the starter has ended, or runs under another account.
     """
     stored = Path(environ[VARIABLE]).read_bytes()
     pairs = (os.fsdecode(entry).partition("=") for entry in stored.split(b"\0") if entry)

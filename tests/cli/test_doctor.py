@@ -139,10 +139,10 @@ def test_where_nothing_is_installed_it_says_what_to_install(tmp_path):
 
 def test_what_an_asked_backend_lacks_is_bad():
     lacking = Entry("backends", "mine", "x:Y", "mine", needs="a_module_that_nobody_has", extra="mine")
-    first, *_ = libraries([lacking], asked="mine", environ=os.environ)
+    first, *_ = libraries([lacking], chosen="mine", environ=os.environ)
     assert (first.state, first.check) == ("bad", "a_module_that_nobody_has")
     assert "mine cannot train without it" in first.text
-    assert libraries([lacking], asked=None, environ=os.environ)[0].state == "absent"
+    assert libraries([lacking], chosen=None, environ=os.environ)[0].state == "absent"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_library_of_a_strangers_backend_is_imported_in_a_process_of_its_own(tm
     (tmp_path / "strange_library.py").write_text(body)
     monkeypatch.syspath_prepend(str(tmp_path))
     entry = Entry("backends", "mine", "x:Y", "mine", needs="strange_library")
-    found = libraries([entry], asked=None, environ={**os.environ, "PYTHONPATH": str(tmp_path)})[0]
+    found = libraries([entry], chosen=None, environ={**os.environ, "PYTHONPATH": str(tmp_path)})[0]
     expected = f"strange_library is installed and cannot be used: {text}" if text else "strange_library can be imported"
     assert (found.state, found.text) == ("bad" if text else "ok", expected)
     assert "strange_library" not in sys.modules

@@ -66,9 +66,9 @@ def first_difference(
 
     Size -1: it is missing.
     """
-    left, right = dict(one), dict(other)
-    for name in sorted(left.keys() | right.keys()):
-        sizes = left.get(name, -1), right.get(name, -1)
+    sizes_in_one, sizes_in_other = dict(one), dict(other)
+    for name in sorted(sizes_in_one.keys() | sizes_in_other.keys()):
+        sizes = sizes_in_one.get(name, -1), sizes_in_other.get(name, -1)
         if sizes[0] != sizes[1]:
             return name, *sizes
     return None

@@ -1,4 +1,4 @@
-"""What this host and its libraries can do, for ``mtrain doctor``. Frameworks are imported in processes of their own."""
+"""Check this host and its libraries, for ``mtrain doctor``. Each framework is imported in a process of its own."""
 
 import json
 import os
@@ -20,10 +20,10 @@ from mtrain.spec import remedies
 from mtrain.spec.plugins import Entry
 from mtrain.system import placement
 
-LOOK_S = 180.0
-"""For a library to be imported and asked; a folder on a network may be slow the first time."""
-LOOK = "mtrain.backends._{module}.probe"
-"""Where a library that mtrain knows is asked more than whether it can be imported."""
+PROBE_TIMEOUT_S = 180.0
+"""Seconds that importing and probing a library may take. The first import from a network folder may be slow."""
+PROBE_MODULE = "mtrain.backends._{module}.probe"
+"""Module that probes a library in detail, where mtrain has one; any other library is only imported."""
 THREADS = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at only
@@ -32,11 +32,11 @@ GIB = 1 << 30
 
 
 def this_host(environ: Mapping[str, str], *, quota: Path = QUOTA, shared: Path = SHARED_MEMORY) -> list[Finding]:
-    """Machine, processors and shared memory. ``environ``: the caller's, as it is."""
+    """Return findings about the machine, its processors and shared memory. ``environ``: the caller's, not cleaned."""
     memory = psutil.virtual_memory().total / GIB
     text = f"mtrain {mtrain.__version__}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}"
-    found = [Finding(check="machine", state="ok", text=f"{text}, {memory:.1f} GiB of memory")]
-    return [*found, _cores(environ, quota), _shared_memory(environ, shared)]
+    machine = Finding(check="machine", state="ok", text=f"{text}, {memory:.1f} GiB of memory")
+    return [machine, _cores(environ, quota), _shared_memory(environ, shared)]
 
 
 def _cores(environ: Mapping[str, str], quota: Path) -> Finding:
@@ -52,7 +52,7 @@ def _cores(environ: Mapping[str, str], quota: Path) -> Finding:
 
 
 def _allowed(quota: Path) -> float | None:
-    """Cores' worth of time that a control group grants; None: no limit."""
+    """Return how many cores' worth of time the control group grants; None: no limit."""
     try:
         most, period = quota.read_text(encoding="ascii").split()
         return None if most == "max" else int(most) / int(period)
@@ -62,10 +62,10 @@ def _allowed(quota: Path) -> float | None:
 
 def _shared_memory(environ: Mapping[str, str], shared: Path) -> Finding:
     try:
-        found = os.statvfs(shared)
+        statistics = os.statvfs(shared)
     except OSError as error:
         return Finding(check="shm", state="warning", text=f"{shared}: {error.strerror}", remedy="mount a tmpfs there")
-    total = found.f_blocks * found.f_frsize
+    total = statistics.f_blocks * statistics.f_frsize
     text = f"{shared} holds {total >> 20:,} MiB"
     if total < SHARED_BYTES and placement.count_devices(environ):
         text += f", NCCL may need {SHARED_BYTES >> 20}"
@@ -74,58 +74,62 @@ def _shared_memory(environ: Mapping[str, str], shared: Path) -> Finding:
 
 
 def libraries(
-    entries: Sequence[Entry], *, asked: str | None, python: str = sys.executable, environ: Mapping[str, str]
+    entries: Sequence[Entry], *, chosen: str | None, python: str = sys.executable, environ: Mapping[str, str]
 ) -> list[Finding]:
-    """What the backends ``entries`` need, library by library.
+    """Check the libraries that backends need; return findings, library by library.
 
     Args:
-        entries: of the plugins of kind "backends".
-        asked: the backend that is to train; what it needs and is missing is bad.
-        python: the interpreter to ask.
-        environ: for it.
+        entries: plugins of kind "backends".
+        chosen: the backend of the job; a library that it needs and that is missing is "bad", otherwise "absent".
+        python: the interpreter in which to look for the libraries.
+        environ: environment of that interpreter.
     """
     needed: dict[str, list[Entry]] = {}
     for entry in entries:
         for module in (entry.needs, entry.library):
             if module is not None and entry.enabled:
                 needed.setdefault(module, []).append(entry)
-    seen = interpreter(python, list(needed), Path())
-    if "error" in seen:
+    interpreter_facts = interpreter(python, list(needed), Path())
+    if "error" in interpreter_facts:
         remedy = "set backend.python to the interpreter of the ranks"
-        return [Finding(check="libraries", state="bad", text=seen["error"], remedy=remedy)]
-    present = [module for module, provider in seen["modules"].items() if provider is not None]
+        return [Finding(check="libraries", state="bad", text=interpreter_facts["error"], remedy=remedy)]
+    present = [module for module, provider in interpreter_facts["modules"].items() if provider is not None]
     with ThreadPoolExecutor(max_workers=max(1, min(len(present), placement.usable_cores()))) as pool:
-        looked = dict(
-            zip(present, pool.map(lambda module: _look(module, needed[module], python, environ), present), strict=True)
+        findings_of = dict(
+            zip(
+                present,
+                pool.map(lambda module: _probe_library(module, needed[module], python, environ), present),
+                strict=True,
+            )
         )
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for module, users in needed.items():
-        found += looked.get(module) or [_absent(module, users, asked, python)]
+        findings += findings_of.get(module) or [_absent(module, users, chosen, python)]
     frameworks = sorted({entry.needs for entry in entries if entry.needs is not None and entry.needs in present})
     if len(frameworks) > 1:
         text = f"{' and '.join(frameworks)} clash in one process: a rank imports one of them, the starter none"
-        found.append(Finding(check="libraries", state="ok", text=text))
+        findings.append(Finding(check="libraries", state="ok", text=text))
     if not frameworks:
         text = "no backend can train here: no framework is installed"
         remedy = f"install one, for example {remedies.install('ddp', python=python)}"
-        found.append(Finding(check="libraries", state="bad", text=text, remedy=remedy))
-    return found
+        findings.append(Finding(check="libraries", state="bad", text=text, remedy=remedy))
+    return findings
 
 
-def _absent(module: str, users: Sequence[Entry], asked: str | None, python: str) -> Finding:
+def _absent(module: str, users: Sequence[Entry], chosen: str | None, python: str) -> Finding:
     names = ", ".join(entry.name for entry in users)
     # A framework is what the extra of a backend that needs nothing besides it installs.
     entry = min(users, key=lambda entry: entry.library is not None and entry.needs == module)
-    state: State = "bad" if asked in [user.name for user in users] else "absent"
+    state: State = "bad" if chosen in [user.name for user in users] else "absent"
     text = f"not installed; {names} cannot train without it"
     return Finding(check=module, state=state, text=text, remedy=entry.remedy(python))
 
 
-def _look(module: str, users: Sequence[Entry], python: str, environ: Mapping[str, str]) -> list[Finding]:
-    """What a library says of itself, in a process of its own."""
-    look = LOOK.format(module=module)
-    known = find_spec(look.rpartition(".")[0]) is not None and find_spec(look) is not None
-    command = ["-m", look] if known else ["-c", f"import {module}; print('[]')"]
+def _probe_library(module: str, users: Sequence[Entry], python: str, environ: Mapping[str, str]) -> list[Finding]:
+    """Probe a library in a process of its own; return findings about it."""
+    probe_module = PROBE_MODULE.format(module=module)
+    has_probe = find_spec(probe_module.rpartition(".")[0]) is not None and find_spec(probe_module) is not None
+    command = ["-m", probe_module] if has_probe else ["-c", f"import {module}; print('[]')"]
     rows = _ask([python, "-W", "ignore", *command], environ)
     if isinstance(rows, str):
         text, remedy = f"{module} is installed and cannot be used: {rows}", users[0].remedy(python)
@@ -135,17 +139,17 @@ def _look(module: str, users: Sequence[Entry], python: str, environ: Mapping[str
 
 
 def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> list[dict[str, Any]] | str:
-    """The JSON that a command prints last, or why there is none."""
+    """Run a command; return the JSON in its last line of output, or why there is none."""
     try:
-        done = subprocess.run(  # noqa: S603 - our own modules
-            list(argv), capture_output=True, text=True, timeout=LOOK_S, check=False, env=dict(environ)
+        process = subprocess.run(  # noqa: S603 - our own modules
+            list(argv), capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False, env=dict(environ)
         )
     except subprocess.TimeoutExpired:
-        return f"it did not answer within {LOOK_S:g} s"
-    if done.returncode < 0:
-        return f"its process was ended by signal {-done.returncode}"
-    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+        return f"it did not answer within {PROBE_TIMEOUT_S:g} s"
+    if process.returncode < 0:
+        return f"its process was ended by signal {-process.returncode}"
+    lines = (process.stdout if process.returncode == 0 else process.stderr).strip().splitlines()
     try:
-        return list(json.loads(lines[-1])) if done.returncode == 0 else lines[-1]
+        return list(json.loads(lines[-1])) if process.returncode == 0 else lines[-1]
     except (IndexError, ValueError):
-        return f"exit code {done.returncode}"
+        return f"exit code {process.returncode}"

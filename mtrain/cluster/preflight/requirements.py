@@ -88,7 +88,7 @@ def _data(spec: Spec, policy: plugins.Policy) -> dict[str, Any] | None:
 
     None where the data set's plugin makes or brings its own data.
     """
-    made = getattr(plugins.load("datasets", spec.data.format, policy=policy), "made_on_first_use", False)
-    if spec.data.root is None or made:
+    makes_its_own = getattr(plugins.load("datasets", spec.data.format, policy=policy), "made_on_first_use", False)
+    if spec.data.root is None or makes_its_own:
         return None
     return {"root": spec.data.root, "skip": [spec.report.dir]}
