@@ -38,7 +38,7 @@ from mtrain.spec import plugins
 from mtrain.spec.model import Spec
 from mtrain.system import placement
 from mtrain.tasks.datasets import open_data
-from mtrain.weights.matching import Match, match, refuse_nothing, wanted_of
+from mtrain.weights.matching import Match, entry_types, match, refuse_nothing
 from mtrain.weights.names import published_of
 from mtrain.weights.reading import read
 
@@ -320,4 +320,4 @@ def given_weights(
     Raises:
         CheckpointError: The weights cannot be read.
     """
-    return match(read(path), wanted_of(state), published_of(plugin), own=own)
+    return match(read(path), entry_types(state), published_of(plugin), own=own)

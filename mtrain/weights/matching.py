@@ -16,16 +16,16 @@ _SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class EntryType:
     """Shape and type that one entry of a model's state requires."""
 
     shape: tuple[int, ...]
     dtype: str
 
-    def scaled(self, two: "Wanted", classes: int) -> "Wanted":
+    def scaled(self, two: "EntryType", classes: int) -> "EntryType":
         """Extrapolate this entry, which is that of one class, to ``classes``; ``two`` is the entry for two classes."""
         pairs = zip(self.shape, two.shape, strict=True)
-        return Wanted(shape=tuple(a + (classes - 1) * (b - a) for a, b in pairs), dtype=self.dtype)
+        return EntryType(shape=tuple(a + (classes - 1) * (b - a) for a, b in pairs), dtype=self.dtype)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -107,7 +107,7 @@ class Match:
 
 
 def match(
-    file: Weights, required: Mapping[str, Wanted], published: Published, *, own: Mapping[str, Array] | None = None
+    file: Weights, required: Mapping[str, EntryType], published: Published, *, own: Mapping[str, Array] | None = None
 ) -> Match:
     """Match the arrays of a file with a model by neutral name and shape.
 
@@ -151,9 +151,9 @@ def _sort_in(
         result.matched[name] = cast
 
 
-def wanted_of(arrays: Mapping[str, Array]) -> dict[str, Wanted]:
+def entry_types(arrays: Mapping[str, Array]) -> dict[str, EntryType]:
     """Return the required entries of a model whose state is ``arrays``."""
-    return {name: Wanted(shape=tuple(array.shape), dtype=str(array.dtype)) for name, array in arrays.items()}
+    return {name: EntryType(shape=tuple(array.shape), dtype=str(array.dtype)) for name, array in arrays.items()}
 
 
 def refuse_folded(result: Match) -> Match:
@@ -191,7 +191,7 @@ def refuse_nothing(result: Match, *, hint: str = "") -> Match:
     )
 
 
-def _placed(arrays: dict[str, Array], required: Mapping[str, Wanted]) -> tuple[dict[str, Array], str]:
+def _placed(arrays: dict[str, Array], required: Mapping[str, EntryType]) -> tuple[dict[str, Array], str]:
     """Return ``arrays`` with the prefix under which most names match, and that prefix.
 
     A file may contain only a part of the model, such as the backbone.
@@ -202,7 +202,7 @@ def _placed(arrays: dict[str, Array], required: Mapping[str, Wanted]) -> tuple[d
     return {best + name: array for name, array in arrays.items()}, best
 
 
-def _as_here(arrays: Mapping[str, Array], required: Mapping[str, Wanted]) -> bool:
+def _as_here(arrays: Mapping[str, Array], required: Mapping[str, EntryType]) -> bool:
     """Return whether matrices are stored as in mtrain, and not transposed; a matrix that is not square shows it."""
     return any(
         is_matrix(name, array) and name in required and array.shape == required[name].shape != array.shape[::-1]

@@ -9,7 +9,7 @@ from mtrain.core.interfaces import Published
 from mtrain.errors import CheckpointError, MtrainError, SpecError
 from mtrain.spec import plugins
 from mtrain.spec.model import Spec
-from mtrain.weights.matching import Match, Wanted, match, refuse_folded, refuse_nothing
+from mtrain.weights.matching import EntryType, Match, match, refuse_folded, refuse_nothing
 from mtrain.weights.names import neutral_names, published_of
 from mtrain.weights.outline import Question, SpecOutline, classes_in, outlines
 from mtrain.weights.reading import Weights, read
@@ -25,7 +25,7 @@ class Expected:
     model: str
     classes: int | None
     """Number of classes; None if nothing in the file depends on it."""
-    state: Mapping[str, Wanted]
+    state: Mapping[str, EntryType]
     published: Published
 
 
@@ -146,8 +146,8 @@ def _expected(
     model: str,
     published: Published,
     shapes: Mapping[str, tuple[int, ...]],
-    one: Mapping[str, Wanted] | None,
-    two: Mapping[str, Wanted] | None,
+    one: Mapping[str, EntryType] | None,
+    two: Mapping[str, EntryType] | None,
 ) -> Expected | None:
     if one is None or two is None:
         return None

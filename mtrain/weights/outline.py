@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtrain.core.interfaces import Task
 from mtrain.errors import UnboundError
-from mtrain.weights.matching import Wanted
+from mtrain.weights.matching import EntryType
 
 if TYPE_CHECKING:
     from mtrain.spec.model import Spec
@@ -52,12 +52,12 @@ class SpecOutline:
         )
 
     @cached_property
-    def state(self) -> Mapping[str, Wanted] | None:
+    def state(self) -> Mapping[str, EntryType] | None:
         """Required shape and type of each entry by name; None if the model cannot be outlined without its framework."""
         return outlines([self._question])[0]
 
 
-def outlines(questions: Sequence[Question]) -> list[dict[str, Wanted] | None]:
+def outlines(questions: Sequence[Question]) -> list[dict[str, EntryType] | None]:
     """Outline each model: shape and type of each entry by name, or None if building it needs more than layers."""
     command = [sys.executable, "-m", "mtrain.weights.outline"]
     request = json.dumps([asdict(question) for question in questions])
@@ -71,13 +71,13 @@ def outlines(questions: Sequence[Question]) -> list[dict[str, Wanted] | None]:
     return [
         None
         if answer is None
-        else {name: Wanted(shape=tuple(shape), dtype=dtype) for name, (shape, dtype) in answer.items()}
+        else {name: EntryType(shape=tuple(shape), dtype=dtype) for name, (shape, dtype) in answer.items()}
         for answer in answers
     ]
 
 
 def classes_in(
-    shapes: Mapping[str, tuple[int, ...]], one: Mapping[str, Wanted], two: Mapping[str, Wanted]
+    shapes: Mapping[str, tuple[int, ...]], one: Mapping[str, EntryType], two: Mapping[str, EntryType]
 ) -> int | None:
     """Infer a file's number of classes from the model's outlines for one and for two classes.
 

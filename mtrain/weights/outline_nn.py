@@ -8,14 +8,14 @@ from contextlib import nullcontext
 from typing import Any
 
 from mtrain.core.interfaces import Array
-from mtrain.weights.matching import Wanted
+from mtrain.weights.matching import EntryType
 
 
 class Entry:
     """A stand-in for a tensor, with a shape and a type but without values."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str, *, persistent: bool = True) -> None:
-        self.wanted = Wanted(shape=tuple(shape), dtype=dtype)
+        self.type = EntryType(shape=tuple(shape), dtype=dtype)
         self.persistent = persistent
 
 
@@ -27,10 +27,10 @@ class Module:
     def __init__(self) -> None:
         pass
 
-    def state(self, prefix: str = "") -> Iterator[tuple[str, Wanted]]:
+    def state(self, prefix: str = "") -> Iterator[tuple[str, EntryType]]:
         """Yield every persistent entry with its neutral name."""
         members = list(vars(self).items())
-        yield from ((prefix + name, e.wanted) for name, e in members if isinstance(e, Entry) and e.persistent)
+        yield from ((prefix + name, e.type) for name, e in members if isinstance(e, Entry) and e.persistent)
         for name, module in members:
             if isinstance(module, Module):
                 yield from module.state(f"{prefix}{name}.")

@@ -8,7 +8,7 @@ import pytest
 from mtrain.core.interfaces import Published
 from mtrain.errors import CheckpointError
 from mtrain.spec import plugins
-from mtrain.weights.matching import match, wanted_of
+from mtrain.weights.matching import entry_types, match
 from mtrain.weights.models import expected, fitted
 from mtrain.weights.names import exported, neutral_names, published_of
 from mtrain.weights.outline import Question, outlines
@@ -88,7 +88,7 @@ def test_both_spellings_of_one_name_are_refused():
 
 def test_of_another_number_of_classes_the_head_is_left_out_and_it_is_said():
     held = golden.yolov5("n", classes=3)
-    found = match(weights(golden.yolov5("n")), wanted_of(held), YOLOV5)
+    found = match(weights(golden.yolov5("n")), entry_types(held), YOLOV5)
     assert len(found.matched) == 343
     assert found.summary().endswith("343 of 349 arrays taken")
     (told,) = found.warnings()
@@ -102,23 +102,23 @@ def test_of_another_number_of_classes_the_head_is_left_out_and_it_is_said():
 def test_half_precision_becomes_what_the_model_has():
     held = golden.yolov5("n")
     halved = {n: a.astype(np.float16) if a.dtype.kind == "f" else a for n, a in held.items()}
-    found = match(weights(halved), wanted_of(held), YOLOV5)
+    found = match(weights(halved), entry_types(held), YOLOV5)
     golden.equal(found.matched, {n: a.astype(held[n].dtype) for n, a in halved.items()})
 
 
 def test_a_job_that_trains_keeps_its_own_anchors_and_says_so():
     held = golden.yolov5("n")
     held["model.24.anchors"] = held["model.24.anchors"] + 1
-    found = match(weights(golden.yolov5("n")), wanted_of(held), YOLOV5, own=held)
+    found = match(weights(golden.yolov5("n")), entry_types(held), YOLOV5, own=held)
     assert found.from_data == ["model.24.anchors"]
     assert "model.24.anchors" not in found.matched
     assert found.warnings() == ["taken from this job's data, not from the file (1 array): model.24.anchors"]
-    assert "model.24.anchors" in match(weights(golden.yolov5("n")), wanted_of(held), YOLOV5).matched
+    assert "model.24.anchors" in match(weights(golden.yolov5("n")), entry_types(held), YOLOV5).matched
 
 
 def test_state_that_only_a_running_job_has_is_neither_asked_for_nor_exported():
     held = golden.yolov5("n") | {"balance.moved_L": np.ones(3)}
-    assert match(weights(golden.yolov5("n")), wanted_of(held), YOLOV5).unmatched == []
+    assert match(weights(golden.yolov5("n")), entry_types(held), YOLOV5).unmatched == []
     assert set(exported(held, YOLOV5, layout="torch")) == set(golden.yolov5("n"))
 
 
@@ -133,7 +133,7 @@ def test_a_file_of_the_backbone_alone_is_put_into_its_place():
 
 def test_a_wrapper_of_all_names_is_taken_off():
     wrapped = {f"module.{name}": array for name, array in golden.yolov5("n").items()}
-    assert match(weights(wrapped), wanted_of(golden.yolov5("n")), YOLOV5).unmatched == []
+    assert match(weights(wrapped), entry_types(golden.yolov5("n")), YOLOV5).unmatched == []
 
 
 @pytest.mark.parametrize(
@@ -167,14 +167,14 @@ def test_linear_weights_are_transposed_for_paddle_and_back(tmp_path, shape):
     there = exported(held, Published(), layout="paddle")
     np.testing.assert_array_equal(there["fc.weight"], held["fc.weight"].T)
     write(tmp_path / "w.pdparams", there)
-    golden.equal(match(read(tmp_path / "w.pdparams"), wanted_of(held), Published()).matched, held)
+    golden.equal(match(read(tmp_path / "w.pdparams"), entry_types(held), Published()).matched, held)
 
 
 def test_a_paddle_file_with_matrices_as_here_is_recognised_by_one_that_is_not_square():
     held = {"a.weight": np.arange(6.0).reshape(2, 3), "b.weight": np.arange(4.0).reshape(2, 2)}
-    golden.equal(match(weights(held, "paddle"), wanted_of(held), Published()).matched, held)
+    golden.equal(match(weights(held, "paddle"), entry_types(held), Published()).matched, held)
     turned = {"a.weight": held["a.weight"].T, "b.weight": held["b.weight"].T}
-    golden.equal(match(weights(turned, "paddle"), wanted_of(held), Published()).matched, held)
+    golden.equal(match(weights(turned, "paddle"), entry_types(held), Published()).matched, held)
 
 
 @pytest.mark.parametrize("ending", [".pdparams", ".pt", ".safetensors"])

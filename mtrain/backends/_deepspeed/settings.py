@@ -82,7 +82,7 @@ OPEN_ZERO = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharding:
-    """How a job is split over ranks, as the backend's options say."""
+    """Options that decide how a job is split over ranks."""
 
     stage: Stage
     offload: bool
