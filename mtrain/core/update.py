@@ -1,7 +1,8 @@
 """The order of one update, which is the same on every framework and every backend.
 
-A framework's engine supplies the primitives: differentiate a loss, take the gradients, their norm, multiply them, apply the update
-rules, clear them. What comes first and what comes last stands here alone, because that is where training stacks differ.
+A framework's engine supplies the primitives: differentiate a loss, take the gradients, compute their norm, multiply
+them, apply the update rules, clear them. Only this module decides their order, because that is where training stacks
+differ.
 """
 
 import math
@@ -17,7 +18,7 @@ from mtrain.core.loss_scale import LossScaler
 
 Gradients = TypeVar("Gradients")
 NORM_EPSILON = 1e-6
-"""Added to the norm when clipping, as ``torch.nn.utils.clip_grad_norm_`` does."""
+"""Value added to the norm when clipping, as ``torch.nn.utils.clip_grad_norm_`` does."""
 
 
 class Exchange(Protocol):
@@ -49,9 +50,10 @@ class Average(Protocol):
 
 
 class UpdateOrder(ABC, Generic[Gradients]):
-    """What ``core.interfaces.Optimizer`` promises of the order in an update, over primitives of a framework.
+    """Runs an update in the order that ``core.interfaces.Optimizer`` defines, with the primitives of a framework.
 
-    A subclass sets ``_average`` (None where the recipe has none) and calls ``_seed_next`` at the end of its constructor.
+    A subclass sets ``_average`` (None where the recipe has none) and calls ``_seed_next`` at the end of its
+    constructor.
     """
 
     _average: Average | None

@@ -102,7 +102,7 @@ class Entry:
 
     @property
     def installed(self) -> bool:
-        """Whether the modules that the plugin needs are installed. They are looked up without being imported."""
+        """True if the modules that the plugin needs are installed. They are looked up without being imported."""
         return all(find_spec(name) is not None for name in (self.needs, self.library) if name is not None)
 
     def remedy(self, python: str) -> str:

@@ -35,7 +35,7 @@ class Devices:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it is certain that ranks compute on the CPU."""
+        """True if it is certain that ranks compute on the CPU."""
         return self.visible == () or (self.present is not None and not any(self.present))
 
     def check(self) -> None:

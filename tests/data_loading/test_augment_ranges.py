@@ -273,5 +273,5 @@ def test_every_rank_and_every_split_into_micro_batches_gets_the_side_of_the_upda
 
 
 def test_sides_and_their_range_are_not_given_together() -> None:
-    with pytest.raises(ValueError, match=r"augment\.sizes and augment\.multi_scale both say the sides"):
+    with pytest.raises(ValueError, match=r"augment\.sizes and augment\.multi_scale both set the sides"):
         DataSpec(augment=AugmentSpec(sizes=[64], multi_scale=0.5))
