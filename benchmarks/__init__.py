@@ -1,1 +1,1 @@
-"""Ratios against named peers, measured in the same run."""
+"""Benchmarks that measure mtrain against named peers in the same run, and report ratios."""

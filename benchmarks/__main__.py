@@ -10,8 +10,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 NAMES = ("trainer", "frameworks", "loader", "startup", "cpu_settings", "batchnorm_cost")
-"""Each script takes ``--json FILE`` and writes a list of rows: name, ours, peer, unit, ratio, target, better ("lower" or
-"higher"); a target of None judges nothing."""
+"""Each script takes ``--json FILE`` and writes a list of rows: name, ours, peer, unit, ratio, target, better ("lower"
+or "higher"); a target of None judges nothing."""
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def verdict(row: dict) -> str:
-    """Whether the target was reached; a row without one compares and judges nothing."""
+    """Return the target and whether it was reached; "-" for a row without a target."""
     if row["target"] is None:
         return "-"
     lower = row["better"] == "lower"
@@ -37,6 +37,7 @@ def verdict(row: dict) -> str:
 
 
 def measured(name: str) -> list[dict]:
+    """Run one benchmark in its own process and return its rows."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "rows.json"
         print(f"== {name}", flush=True)

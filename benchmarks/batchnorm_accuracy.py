@@ -1,7 +1,8 @@
-"""How exact torch is on the CPU in float32, by memory layout and number of threads: ``python benchmarks/batchnorm_accuracy.py``.
+"""Measure the accuracy of torch in float32 on the CPU, by memory layout and number of threads.
 
-Needs torch alone, so that it can go with a report to torch: ``--minimal`` prints BatchNorm's two lines only. Every figure is the length
-of the error over the length of the float64 result. ``docs/accuracy.md`` has a table of it.
+Run ``python benchmarks/batchnorm_accuracy.py``. It needs torch alone, so that it can accompany a report to torch:
+``--minimal`` prints BatchNorm's two lines only. Every figure is the length of the error divided by the length of the
+float64 result. ``docs/accuracy.md`` has a table of the results.
 """
 
 import argparse
@@ -15,32 +16,32 @@ LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 Computed = Callable[..., Tensor]
 
 
-def error(found: Tensor, exact: Tensor) -> float:
-    """Length of the difference over the length of ``exact``."""
-    found, exact = found.detach().double(), exact.detach()
-    return float((found - exact).norm() / exact.norm())
+def error(actual: Tensor, exact: Tensor) -> float:
+    """Return the length of the difference divided by the length of ``exact``."""
+    actual, exact = actual.detach().double(), exact.detach()
+    return float((actual - exact).norm() / exact.norm())
 
 
 def errors(compute: Computed, tensors: list[Tensor], layout: torch.memory_format) -> list[float]:
-    """Of the result of ``compute`` in float32 and of the gradients of its arguments."""
-    kinds = []
-    for dtype, wanted in ((torch.float32, layout), (torch.float64, torch.contiguous_format)):
-        leaves = [x.to(dtype, memory_format=wanted if x.dim() == 4 else torch.preserve_format) for x in tensors]
+    """Return the errors of the result of ``compute`` in float32 and of the gradients of its arguments."""
+    results = []
+    for dtype, memory_format in ((torch.float32, layout), (torch.float64, torch.contiguous_format)):
+        leaves = [x.to(dtype, memory_format=memory_format if x.dim() == 4 else torch.preserve_format) for x in tensors]
         leaves = [x.clone().requires_grad_() for x in leaves]
         result = compute(*leaves)
         seed = torch.randn(result.shape, generator=torch.Generator().manual_seed(1))
-        seed = seed.to(dtype, memory_format=wanted if seed.dim() == 4 else torch.preserve_format)
-        kinds.append([result, *torch.autograd.grad(result, leaves, seed)])
-    return [error(found, exact) for found, exact in zip(*kinds, strict=True)]
+        seed = seed.to(dtype, memory_format=memory_format if seed.dim() == 4 else torch.preserve_format)
+        results.append([result, *torch.autograd.grad(result, leaves, seed)])
+    return [error(actual, exact) for actual, exact in zip(*results, strict=True)]
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """In training, by torch's own function."""
+    """Apply torch's own BatchNorm in training mode."""
     return F.batch_norm(x, None, None, weight, bias, training=True)
 
 
 def cases(*, minimal: bool) -> Iterator[tuple[str, Computed, list[Tensor]]]:
-    """Name, function, arguments."""
+    """Yield name, function and arguments of each case."""
     torch.manual_seed(0)
     shapes = ((8, 16, 320, 320),) if minimal else ((4, 32, 40, 40), (4, 16, 160, 160), (8, 16, 320, 320))
     for shape in shapes:
@@ -76,9 +77,9 @@ def main() -> None:
     for threads in (1,) if minimal else (1, 2):
         torch.set_num_threads(threads)
         for name, compute, tensors in cases(minimal=minimal):
-            for layout, wanted in LAYOUTS.items():
+            for layout, memory_format in LAYOUTS.items():
                 if layout == "NCHW" or tensors[0].dim() == 4:
-                    sizes = " / ".join(f"{size:.0e}" for size in errors(compute, tensors, wanted))
+                    sizes = " / ".join(f"{size:.0e}" for size in errors(compute, tensors, memory_format))
                     print(f"{threads} thread{'s' if threads > 1 else ' '} {name:36} {layout}  {sizes}", flush=True)
 
 

@@ -1,9 +1,10 @@
-"""CPU time per update that exact BatchNorm costs: the shipped network as it trains, beside torch's own kernel in its place.
+"""Measure the CPU time per update that exact BatchNorm costs: the shipped network as it trains, against torch's own
+kernel in its place.
 
-One process with one thread trains YOLOv5n at 320 px, micro batches of 8, channels last: forward and backward pass, clipping, SGD.
-Each update with torch's kernel is followed by one with mtrain's sums on the same batch; the figure is the median of the pairs' ratios.
-CPU time of this process is counted, so that other work on the machine disturbs little. There is no target: docs/accuracy.md says what
-the cost buys.
+One process with one thread trains YOLOv5n at 320 px, micro batches of 8, channels last: forward and backward pass,
+clipping, SGD. Each update with torch's kernel is followed by one with mtrain's sums on the same batch; the figure is
+the median of the pairs' ratios. CPU time of this process is counted, so that other work on the machine disturbs little.
+There is no target: docs/accuracy.md describes the benefit.
 """
 
 import argparse
@@ -22,7 +23,7 @@ BATCH, RATE, MOMENTUM, CLIP, WARMUP = 8, 1e-4, 0.9, 10.0, 2
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("/dev/null"))
-    parser.add_argument("--updates", type=int, default=40, help="of each kind")
+    parser.add_argument("--updates", type=int, default=40, help="number of updates with each kernel")
     options = parser.parse_args()
     exact, native = measured(options.updates)
     row = {
@@ -40,28 +41,28 @@ def main() -> int:
 
 
 def measured(updates: int) -> tuple[list[float], list[float]]:
-    """Seconds of CPU time of each update with exact sums, and with torch's own kernel."""
+    """Return the seconds of CPU time of each update with exact sums, and with torch's own kernel."""
     import torch
 
     from mtrain.backends._torch import batchnorm
 
     torch.set_num_threads(1)
     update = training()
-    exactly, natively = batchnorm.needs_blocks, lambda x_BCHW: False
+    use_exact, use_native = batchnorm.needs_blocks, lambda x_BCHW: False
     for number in range(WARMUP):
         update(number)
-    times: dict[Callable, list[float]] = {natively: [], exactly: []}
+    times: dict[Callable, list[float]] = {use_native: [], use_exact: []}
     for number in range(updates):
-        for rule, found in times.items():
+        for rule, seconds in times.items():
             batchnorm.needs_blocks = rule
             started = time.process_time()
             update(number)
-            found.append(time.process_time() - started)
-    return times[exactly], times[natively]
+            seconds.append(time.process_time() - started)
+    return times[use_exact], times[use_native]
 
 
 def training() -> Callable[[int], None]:
-    """A function that trains one update, on one of two batches in turn."""
+    """Return a function that trains one update, on one of two batches in turn."""
     import torch
 
     from benchmarks import job

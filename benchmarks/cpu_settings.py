@@ -1,9 +1,9 @@
-"""Milliseconds per update with and without mtrain's CPU settings. Target: >= 1.3 times faster.
+"""Measure milliseconds per update with and without mtrain's CPU settings. Target: >= 1.3 times faster.
 
-Two DDP ranks train YOLOv5n at 320 px, global batch 8, on the cores of this machine, started as a plain script starts them
-(torch decides: every rank takes all cores, OpenMP spins, contiguous layout) and as mtrain starts them (cores shared among
-the ranks, passive waiting, channels last, freed memory kept). Settings take turns. ``--all`` also measures what was tried
-and is not the default.
+Two DDP ranks train YOLOv5n at 320 px, global batch 8, on the cores of this machine, started as a plain script starts
+them (torch's defaults: every rank uses all cores, OpenMP spins, contiguous layout) and as mtrain starts them (cores
+shared among the ranks, passive waiting, channels last, freed memory kept). Settings take turns. ``--all`` also measures
+other settings that were tried.
 """
 
 import argparse
@@ -38,8 +38,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("/dev/null"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=6)
-    parser.add_argument("--all", action="store_true", help="also what is not the default")
-    parser.add_argument("--rank", type=Path, default=None, help="this is a rank; where it writes its times")
+    parser.add_argument("--all", action="store_true", help="also measure settings that are not the default")
+    parser.add_argument("--rank", type=Path, default=None, help="run as a rank and write its times to this file")
     parser.add_argument("--ours", action="store_true")
     options = parser.parse_args()
     if options.rank:
@@ -48,14 +48,14 @@ def main() -> int:
     settings = SETTINGS | (TRIED if options.all else {})
     for i in range(options.rounds):
         for name, (env, ours) in settings.items():
-            found = measured(env, ours=ours, updates=options.updates, port=PORT + i)
-            times.setdefault(name, []).append(found)
+            milliseconds = measured(env, ours=ours, updates=options.updates, port=PORT + i)
+            times.setdefault(name, []).append(milliseconds)
     report({name: median(values) for name, values in times.items()}, options.json)
     return 0
 
 
 def measured(settings: dict[str, str], *, ours: bool, updates: int, port: int) -> float:
-    """Milliseconds per update of two ranks under ``settings``, none of the caller's."""
+    """Return the milliseconds per update of two ranks under ``settings``, without those of the caller."""
     names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     clean = {name: value for name, value in os.environ.items() if name not in names}
     common = {
@@ -79,7 +79,7 @@ def measured(settings: dict[str, str], *, ours: bool, updates: int, port: int) -
 
 
 def run(options: argparse.Namespace) -> int:
-    """One rank."""
+    """Run one rank and write its times."""
     from benchmarks import job
     from mtrain.backends.ddp import DDP
     from mtrain.core.interfaces import Rates, Recipe
@@ -126,7 +126,7 @@ def report(times: dict[str, float], target: Path) -> None:
         for name in SETTINGS
         if name != "mtrain"
     ]
-    # The promise is against torch as it comes; against a starter that sets the threads the rest of the settings is left.
+    # The target applies to torch's defaults; other starters set the threads already, so less remains to gain.
     target.write_text(json.dumps(rows[:1]))
 
 

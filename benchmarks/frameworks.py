@@ -1,8 +1,8 @@
 """Milliseconds per update of torch and Paddle, side by side: YOLOv5n and PP-YOLOE-s at 320 px, batch 8, one process.
 
-Each framework runs with the best settings known for it on CPU, one or two threads, as mtrain's ``solo`` starts it. A round
-measures all four combinations once, each in a process of its own; medians over the rounds. There is no target: the table
-says what the choice of a framework costs.
+Each framework runs with the best settings known for it on CPU, one or two threads, as mtrain's ``solo`` starts it. A
+round measures all four combinations once, each in its own process; figures are medians over the rounds. There is no
+target: the table shows the cost of the choice of a framework.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--measure", nargs=3, metavar=("FRAMEWORK", "MODEL", "OUT"), help="this is a measured process")
+    parser.add_argument("--measure", nargs=3, metavar=("FRAMEWORK", "MODEL", "OUT"), help="run as a measured process")
     options = parser.parse_args()
     if options.measure:
         return measure(*options.measure, updates=options.updates)
@@ -36,8 +36,8 @@ def main() -> int:
     for _ in range(options.rounds):
         for model in MODELS:
             for framework in FRAMEWORKS:
-                found = measured(framework, model, options)
-                times.setdefault((framework, model), []).append(found)
+                milliseconds = measured(framework, model, options)
+                times.setdefault((framework, model), []).append(milliseconds)
     rows = [row(model, times) for model in MODELS]
     for each in rows:
         print(f"{each['name']}: {each['ours']:.0f} ms / {each['peer']:.0f} ms, ratio {each['ratio']:.2f}")
@@ -59,7 +59,7 @@ def row(model: str, times: dict[tuple[str, str], list[float]]) -> dict:
 
 
 def measured(framework: str, model: str, options: argparse.Namespace) -> float:
-    """Milliseconds per update in a process of its own."""
+    """Return the milliseconds per update, measured in a separate process."""
     from mtrain.system.placement import LaunchOptions, rank_environment
 
     env = {**os.environ, **rank_environment(LaunchOptions(python=sys.executable, threads=options.threads))}
@@ -71,7 +71,7 @@ def measured(framework: str, model: str, options: argparse.Namespace) -> float:
 
 
 def measure(framework: str, model: str, out: str, *, updates: int) -> int:
-    """One process: forward, backward, step."""
+    """Measure forward pass, backward pass and step in this process."""
     from benchmarks import job
     from mtrain.backends.solo import Solo
     from mtrain.core.interfaces import Rates, Recipe, State

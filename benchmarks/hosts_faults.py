@@ -1,6 +1,8 @@
-"""What a fault does to a job on three hosts: seconds to its end, exit code, processes left; beside the native starters.
+"""Measure the effect of faults on a job on three hosts: seconds to its end, exit code, processes left; next to the
+native starters.
 
-Needs the hosts of ``tests/cluster/hosts.sh``. Prints a Markdown table; a cell is "seconds (exit code)", with what was left behind.
+Needs the hosts of ``tests/cluster/hosts.sh``. Prints a Markdown table; a cell is "seconds (exit code)", with the number
+of processes left.
 """
 
 import argparse
@@ -28,16 +30,17 @@ PORT = 31234
 
 @dataclass(frozen=True)
 class Row:
-    """One fault; ``native``: what torchrun (static), horovodrun, deepspeed (pdsh) and Paddle (--master) did on such hosts."""
+    """One fault. ``native``: results of torchrun (static), horovodrun, deepspeed (pdsh) and Paddle (--master) on such
+    hosts."""
 
     name: str
     provoke: Callable[[Lab, Jobs, str], tuple[Job, float]]
-    """Gives the job, and when it was struck."""
+    """Starts the job; returns it, and the time of the fault."""
     native: tuple[str, str, str, str]
 
 
 def struck(strike: Callable[[Lab, Job], None]) -> Callable[[Lab, Jobs, str], tuple[Job, float]]:
-    """A fault in training, after three updates."""
+    """Return a function that provokes a fault in training, after three updates."""
 
     def provoke(lab: Lab, jobs: Jobs, backend: str) -> tuple[Job, float]:
         job = jobs.over_ssh("struck", backend=backend, more=TIMEOUT, **ENDLESSLY).reach(3)
@@ -48,7 +51,7 @@ def struck(strike: Callable[[Lab, Job], None]) -> Callable[[Lab, Jobs, str], tup
 
 
 def started(start: str, **more: object) -> Callable[[Lab, Jobs, str], tuple[Job, float]]:
-    """A job that cannot start."""
+    """Return a function that starts a job which cannot start."""
 
     def provoke(lab: Lab, jobs: Jobs, backend: str) -> tuple[Job, float]:
         began = time.monotonic()
@@ -102,19 +105,19 @@ ROWS = (
 
 
 def cell(lab: Lab, row: Row, backend: str) -> str:
-    """Provoke it once."""
+    """Provoke the fault once and return the table's cell."""
     jobs = Jobs(lab)
     try:
         job, began = row.provoke(lab, jobs, backend)
         wait_for(lambda: all(o.process.poll() is not None for o in job.outputs), timeout_s=HANG_S, what="the end")
         seconds = time.monotonic() - began
         reachable = ("node1", "node2")
-        left = [p for p in lab.left(within_s=1.0) if p.node in reachable]
+        remaining = [p for p in lab.left(within_s=1.0) if p.node in reachable]
         print(f"   {row.name}, {backend}: {job.leader.last[0] if job.leader.last else ''}", file=sys.stderr, flush=True)
-        return f"{seconds:.0f} ({job.leader.code})" + (f", {len(left)} left" if left else "")
+        return f"{seconds:.0f} ({job.leader.code})" + (f", {len(remaining)} left" if remaining else "")
     except TimeoutError:
         return f"HANG {len(lab.processes())}"
-    except AssertionError as error:  # it ended before anything had been done to it
+    except AssertionError as error:  # the job ended before the fault was provoked
         print(error, file=sys.stderr, flush=True)
         return "?"
     finally:
@@ -126,17 +129,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backends", nargs="*", default=list(BACKENDS))
     parser.add_argument("--rows", nargs="*", default=[row.name for row in ROWS])
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(Path(folder))
         lab.up(4)
         try:
             prepare(lab.share)
             print(f"failure_timeout_s: {FAILURE_TIMEOUT_S}\n")
-            print(f"| fault | {' | '.join(given.backends)} | {' | '.join(NATIVE)} |")
-            print("|---" * (1 + len(given.backends) + len(NATIVE)) + "|")
-            for row in (row for row in ROWS if row.name in given.rows):
-                cells = [cell(lab, row, backend) for backend in given.backends]
+            print(f"| fault | {' | '.join(arguments.backends)} | {' | '.join(NATIVE)} |")
+            print("|---" * (1 + len(arguments.backends) + len(NATIVE)) + "|")
+            for row in (row for row in ROWS if row.name in arguments.rows):
+                cells = [cell(lab, row, backend) for backend in arguments.backends]
                 print(f"| {row.name} | {' | '.join((*cells, *row.native))} |", flush=True)
         finally:
             lab.down()

@@ -1,7 +1,8 @@
-"""Seconds from the command to the first update on three hosts: ours over ssh, checks included, and the native starter.
+"""Measure seconds from the command to the first update on three hosts: mtrain over ssh, checks included, and the native
+starter.
 
-The native one is started on all three hosts at once without ssh, as a person with three terminals would if he had three hands
-(horovodrun: over its own ssh), and runs the same ranks. In turn, medians. Needs the hosts of ``tests/cluster/hosts.sh``.
+The native starter runs on all three hosts at once without ssh (horovodrun: over its own ssh), with the same ranks. The
+two alternate, and medians are reported. Needs the hosts of ``tests/cluster/hosts.sh``.
 """
 
 import argparse
@@ -28,7 +29,7 @@ def first_update(run: Path, began: float) -> float:
 
 
 def ours(jobs: Jobs, backend: str) -> tuple[float, Path]:
-    """Also the run folder."""
+    """Start a job with mtrain; return the seconds to its first update, and the run folder."""
     began = time.time()
     job = jobs.over_ssh("ours", backend=backend, train__updates=1, evaluate__at_end="false")
     assert job.finish().code == 0, job.leader.text
@@ -36,7 +37,7 @@ def ours(jobs: Jobs, backend: str) -> tuple[float, Path]:
 
 
 def native(lab: Lab, backend: str, like: Path) -> float:
-    """The same ranks, with the spec of the run ``like``."""
+    """Start the same ranks natively, with the spec of the run ``like``."""
     run = like.with_name(f"{like.name}-native")
     (run / "logs").mkdir(parents=True)
     shutil.copy(like / "spec.json", run)
@@ -51,7 +52,7 @@ def native(lab: Lab, backend: str, like: Path) -> float:
 
 
 def commands(backend: str) -> dict[str, list[str]]:
-    """By host."""
+    """Return the native starter's command for each host."""
     python, nodes = sys.executable, [f"node{number + 1}" for number in range(HOSTS)]
     if backend == "horovod":
         hosts = ",".join(f"{address(node)}:1" for node in nodes)
@@ -67,9 +68,9 @@ def commands(backend: str) -> dict[str, list[str]]:
             "--nnodes",
             str(HOSTS),
         ]
-        placed = {node: ["--rank", str(rank), "--host", address(node)] for rank, node in enumerate(nodes)}
+        rank_options = {node: ["--rank", str(rank), "--host", address(node)] for rank, node in enumerate(nodes)}
         tail = ["--nproc_per_node", "1", "--log_dir", "/tmp/native", python]
-        return {node: [*starter, *place, *tail] for node, place in placed.items()}
+        return {node: [*starter, *place, *tail] for node, place in rank_options.items()}
     starter = [python, "-m", "torch.distributed.run", f"--nnodes={HOSTS}", "--nproc-per-node=1"]
     master = [f"--master-addr={address('node1')}", f"--master-port={PORT}"]
     return {node: [*starter, f"--node-rank={rank}", *master] for rank, node in enumerate(nodes)}
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("backends", nargs="*", default=["ddp", "horovod", "deepspeed", "fleet"])
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(Path(folder))
@@ -88,9 +89,9 @@ def main() -> None:
         jobs = Jobs(lab)
         try:
             prepare(lab.share)
-            for backend in given.backends:
+            for backend in arguments.backends:
                 pairs = []
-                for _ in range(given.runs + 1):
+                for _ in range(arguments.runs + 1):
                     seconds, run = ours(jobs, backend)
                     pairs.append((seconds, native(lab, backend, run)))
                 rows.append(row(backend, pairs[1:]))
@@ -98,8 +99,8 @@ def main() -> None:
         finally:
             jobs.end()
             lab.down()
-    if given.json:
-        given.json.write_text(json.dumps(rows))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows))
 
 
 def row(backend: str, pairs: list[tuple[float, float]]) -> dict[str, object]:

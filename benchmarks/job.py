@@ -1,4 +1,5 @@
-"""YOLOv5n or PP-YOLOE-s at 320 pixels on made-up pictures: what the update benchmarks train, on either framework."""
+"""Train YOLOv5n or PP-YOLOE-s at 320 pixels on generated pictures: the job of the update benchmarks, on either
+framework."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +22,7 @@ def bind(framework: str = "torch") -> None:
 
 
 def plugin_of(model: str = "yolov5n") -> Any:
-    """The model plugin, anchors as they are."""
+    """Return the model plugin; anchors stay unchanged."""
     from mtrain.spec import plugins
 
     options = {"anchors": None, "autoanchor": False} if model.startswith("yolov5") else {"static_assigner_epoch": 0}
@@ -30,7 +31,7 @@ def plugin_of(model: str = "yolov5n") -> Any:
 
 
 def task_of(plugin: Any, global_batch: int) -> Task:
-    """Three classes."""
+    """Return a detection task with three classes."""
     names = tuple(f"class {i}" for i in range(CLASSES))
     task = Task(kind="detection", class_names=names, image_size=SIDE, global_batch=global_batch)
     prepared: Task = plugin.prepare_task(task, {"boxes_wh_px": np.full((10, 2), 50.0), "class_count": CLASSES})
@@ -38,23 +39,23 @@ def task_of(plugin: Any, global_batch: int) -> Task:
 
 
 def build(global_batch: int, model: str = "yolov5n", collective: Any = None) -> Any:
-    """The network as the framework makes it: start values are the caller's to put in."""
+    """Build the network as the framework initialises it; callers set the start values."""
     plugin = plugin_of(model)
     return plugin.build(task_of(plugin, global_batch), collective or OneRank())
 
 
 def start_values(shapes: dict[str, tuple[int, ...]], global_batch: int, model: str = "yolov5n") -> dict[str, Array]:
-    """The model's start values by name."""
+    """Return the model's start values by name."""
     plugin = plugin_of(model)
     values: dict[str, Array] = plugin.initial(shapes, task_of(plugin, global_batch), seed=0)
     return values
 
 
 def micro_batches(micro: int, *, seed: int) -> Iterator[dict[str, np.ndarray]]:
-    """The same two micro batches for ever, as numpy: loading costs nothing here."""
-    kept = [_micro_batch(micro, np.random.default_rng([seed, i])) for i in range(2)]
+    """Yield the same two micro batches for ever, as numpy arrays, so that loading costs nothing."""
+    batches = [_micro_batch(micro, np.random.default_rng([seed, i])) for i in range(2)]
     while True:
-        yield from kept
+        yield from batches
 
 
 def _micro_batch(micro: int, generator: np.random.Generator) -> dict[str, np.ndarray]:

@@ -1,8 +1,9 @@
-"""Pictures per second that one loader process delivers: ours against a plain torch DataLoader doing the same steps.
+"""Measure pictures per second that one loader process delivers: mtrain against a plain torch DataLoader with the same
+steps.
 
-Mosaic of four at 640 from 640 x 480 JPEGs, zoom, shift, hsv, flip, uint8 batches. Blocks of both alternate in one
-run; the ratio is the median over rounds. Nothing is cached on either side in the headline; a second row has our RAM
-cache on, filled.
+Both draw mosaics of four at 640 from 640 x 480 JPEGs, with zoom, shift, hsv, flip and uint8 batches. Blocks of both
+alternate in one run; the ratio is the median over rounds. In the first row neither caches pictures; in the second,
+mtrain's RAM cache is on and filled.
 
     python benchmarks/loader.py [--rounds 9] [--json FILE]
 """
@@ -34,22 +35,25 @@ TARGET = 2.0
 
 
 def pictures(folder: Path) -> tuple[Annotations, str]:
-    """Blood cells where the data set lies beside the project, else photographs that scikit-learn brings."""
+    """Return blood cell pictures if that data set lies beside the project, else variants of scikit-learn's
+    photographs."""
     if BCCD.is_dir():
         return Coco(Coco.Options()).read(BCCD, None, None, None, split="train"), "bccd, 640 x 480"
     from sklearn.datasets import load_sample_images
 
     rng = np.random.default_rng(0)
-    made = []
+    generated = []
     for i in range(60):
         photo = cv2.resize(load_sample_images().images[i % 2], (640, 480))
         photo = np.roll(photo, tuple(rng.integers(480, size=2)), axis=(0, 1))
         path = folder / f"{i:03}.jpg"
         cv2.imwrite(str(path), photo, [cv2.IMWRITE_JPEG_QUALITY, 90])
         boxes = np.concatenate([rng.uniform(0, 380, (12, 2)), rng.uniform(20, 100, (12, 2))], axis=1)
-        no = np.zeros(12, dtype=bool)
-        made.append(Picture(path, path.name, i, 640, 480, boxes, rng.integers(3, size=12), no, boxes[:, 2:].prod(1)))
-    return assemble(made, class_names="abc", category_ids=(1, 2, 3)), "photographs, 640 x 480"
+        no_crowd = np.zeros(12, dtype=bool)
+        generated.append(
+            Picture(path, path.name, i, 640, 480, boxes, rng.integers(3, size=12), no_crowd, boxes[:, 2:].prod(1))
+        )
+    return assemble(generated, class_names="abc", category_ids=(1, 2, 3)), "photographs, 640 x 480"
 
 
 def loader(annotations: Annotations, *, cache: str) -> tuple[WorkerPool, ShardedLoader]:
@@ -65,7 +69,7 @@ def loader(annotations: Annotations, *, cache: str) -> tuple[WorkerPool, Sharded
 
 
 def seconds(batches: Iterable[Any], look: Callable[[Any], object]) -> float:
-    """One pass; each batch is looked at, so that it has arrived."""
+    """Time one pass over the batches; each one is read, so that it has arrived."""
     start = time.perf_counter()
     for batch in batches:
         look(batch)
@@ -73,7 +77,7 @@ def seconds(batches: Iterable[Any], look: Callable[[Any], object]) -> float:
 
 
 def glance(batch: Mapping[str, np.ndarray]) -> object:
-    """Look at a batch of ours."""
+    """Read a part of one of mtrain's batches."""
     return batch["images"][:, ::64].max()
 
 
@@ -92,10 +96,10 @@ def main() -> int:
         times: dict[str, list[float]] = {"none": [], "ram": [], "peer": []}
         fill = -(-len(annotations) // (BATCH * BATCHES)) + 1
         for turn in range(fill + options.rounds):
-            taken = {name: seconds(one.micro_batches(turn), glance) for name, (_, one) in pools.items()}
-            taken["peer"] = seconds(peer, lambda batch: batch[0].numpy()[:, :, ::64].max())
-            if turn >= fill:  # the passes before warm up, and fill the RAM cache
-                for name, value in taken.items():
+            pass_times = {name: seconds(one.micro_batches(turn), glance) for name, (_, one) in pools.items()}
+            pass_times["peer"] = seconds(peer, lambda batch: batch[0].numpy()[:, :, ::64].max())
+            if turn >= fill:  # earlier passes warm up and fill the RAM cache
+                for name, value in pass_times.items():
                     times[name].append(value)
         for pool, _ in pools.values():
             pool.close()

@@ -1,4 +1,5 @@
-"""Seconds from the command to the end of the first update, mtrain against the hand-written script of each library, in turn, medians."""
+"""Measure seconds from the command to the end of the first update: mtrain against the hand-written script of each
+library, in turn; medians."""
 
 import argparse
 import json
@@ -15,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def ours(root: Path, folder: Path) -> float:
-    """``mtrain train`` as a user types it, everything switched on."""
+    """Time ``mtrain train`` as a user types it, with everything switched on."""
     values = {
         "data.format": "coco",
         "data.root": root,
@@ -42,7 +43,7 @@ def ours(root: Path, folder: Path) -> float:
 TORCHRUN = ("-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--master-port=29611")
 STARTERS = {
     "torch": TORCHRUN,
-    "accelerate": TORCHRUN,  # on the CPU `accelerate launch` needs MPI
+    "accelerate": TORCHRUN,  # `accelerate launch` needs MPI on the CPU
     "fabric": ("-m", "lightning_fabric.cli", "--accelerator=cpu", "--strategy=ddp", "--devices=2"),
 }
 TARGETS = {"torch": 1.3, "accelerate": 1.0, "fabric": 1.0}
@@ -51,7 +52,7 @@ TITLES = {"torch": "torchrun and DDP", "accelerate": "Accelerate under torchrun"
 
 
 def peer(library: str, root: Path, folder: Path) -> float:
-    """The hand-written script by its own starter, one thread per rank."""
+    """Time the hand-written script with its own starter, one thread per rank."""
     first = folder / "first"
     script = [str(HERE / "peers" / "script.py"), "--root", str(root), "--first", str(first), "--library", library]
     began = time.time()
@@ -62,7 +63,7 @@ def peer(library: str, root: Path, folder: Path) -> float:
 
 
 def dataset(folder: Path) -> Path:
-    """Real pictures where they are, else digits."""
+    """Return real pictures if they are available, else digits."""
     shared = HERE.parent.parent / "shared" / "data" / "bccd"
     if shared.is_dir():
         return shared
@@ -75,13 +76,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         root = dataset(folder)
         libraries = [name for name in STARTERS if find_spec(NEEDS[name])]
         rounds = [
-            (ours(root, folder), {name: peer(name, root, folder) for name in libraries}) for _ in range(given.runs + 1)
+            (ours(root, folder), {name: peer(name, root, folder) for name in libraries})
+            for _ in range(arguments.runs + 1)
         ][1:]
     rows = []
     for name in libraries:
@@ -99,8 +101,8 @@ def main() -> None:
                 "better": "lower",
             }
         )
-    if given.json:
-        given.json.write_text(json.dumps(rows))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows))
 
 
 if __name__ == "__main__":

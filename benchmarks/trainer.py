@@ -1,8 +1,9 @@
-"""Milliseconds per update: the Trainer against a hand-written loop of each stack, and against other libraries' loops.
+"""Measure milliseconds per update: the Trainer against a hand-written loop of each stack, and against other libraries'
+loops.
 
-Every case trains YOLOv5n at 320 px, global batch 8 on 2 ranks, SGD with nesterov, three groups, clipping, EMA, with the same
-layout of memory, the same model and the same batches. Both loops live in the same two processes, which mtrain's own plan of the
-backend starts, and take turns.
+Every case trains YOLOv5n at 320 px, global batch 8 on 2 ranks, SGD with nesterov, three groups, clipping, EMA, with the
+same memory layout, the same model and the same batches. Both loops run in the same two processes, which mtrain's own
+plan of the backend starts, and take turns.
 """
 
 import argparse
@@ -23,18 +24,19 @@ sys.path.insert(0, str(ROOT))
 
 @dataclass(frozen=True)
 class Case:
-    """A backend, its options, and whom it is compared with."""
+    """A backend with its options, and the peer with which it is compared."""
 
     name: str
     backend: str
     peer: str
-    """module:class in ``benchmarks.peers``."""
+    """module:class of the peer in ``benchmarks.peers``."""
     needs: tuple[str, ...] = ()
-    """Modules without which there is no such peer."""
+    """Modules that the peer requires."""
     target: float | None = 1.02
     options: dict[str, Any] = field(default_factory=dict)
     channels_last: bool = False
-    """Of both; Horovod and DeepSpeed take it from the hand-written loop, so that neither has it there."""
+    """Whether both loops use the channels-last layout. Horovod and DeepSpeed undo it in the hand-written loop, so it is
+    off for both there."""
 
 
 ZERO1, ZERO3 = {"stage": 1}, {"stage": 3}
@@ -71,23 +73,23 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("/dev/null"))
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--updates", type=int, default=4, help="per block")
-    parser.add_argument("--rank", action="store_true", help="this is a rank")
-    given = parser.parse_args()
-    if given.rank:
-        return run(CASES[given.cases[0]], given)
+    parser.add_argument("--rank", action="store_true", help="run as a rank")
+    arguments = parser.parse_args()
+    if arguments.rank:
+        return run(CASES[arguments.cases[0]], arguments)
     rows = []
-    for name in given.cases or CASES:
+    for name in arguments.cases or CASES:
         missing = [module for module in CASES[name].needs if find_spec(module) is None]
         if missing:
             print(f"{CASES[name].name}: skipped, {' and '.join(missing)} not installed", flush=True)
             continue
-        rows += started(name, given)
-    given.json.write_text(json.dumps(rows))
+        rows += started(name, arguments)
+    arguments.json.write_text(json.dumps(rows))
     return 0
 
 
-def started(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Two ranks by mtrain's own plan; the rows that rank 0 wrote."""
+def started(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start two ranks by mtrain's own plan; return the rows that rank 0 wrote."""
     from benchmarks.turns import RANKS
     from mtrain.core.interfaces import Host
     from mtrain.spec import plugins
@@ -101,7 +103,7 @@ def started(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "rows.json"
         script = [__file__, name, "--rank", "--json", str(target)]
-        script += ["--blocks", str(given.blocks), "--updates", str(given.updates)]
+        script += ["--blocks", str(arguments.blocks), "--updates", str(arguments.updates)]
         [command] = launcher(options).plan(script, [Host(address="127.0.0.1", slots=RANKS)], RANKS)
         env = {**cleaned(caller()), **command.env, "PYTHONPATH": str(ROOT)}
         subprocess.run([str(word) for word in command.argv], env=env, cwd=folder, check=True)
@@ -109,8 +111,8 @@ def started(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
         return rows
 
 
-def run(case: Case, given: argparse.Namespace) -> int:
-    """One rank: both loops in turns."""
+def run(case: Case, arguments: argparse.Namespace) -> int:
+    """Run one rank, in which both loops take turns."""
     from benchmarks import job, turns
     from mtrain.spec import plugins
 
@@ -120,12 +122,12 @@ def run(case: Case, given: argparse.Namespace) -> int:
         module, _, name = case.peer.partition(":")
         ours = turns.Ours(backend, channels_last=case.channels_last)
         peer = getattr(import_module(f"benchmarks.peers.{module}"), name)(backend, channels_last=case.channels_last)
-        times = turns.take(ours, peer, turns.Turns(blocks=given.blocks, updates=given.updates))
+        times = turns.take(ours, peer, turns.Turns(blocks=arguments.blocks, updates=arguments.updates))
         gap = turns.difference(ours, peer)  # collective: every rank
         if backend.collective.rank == 0:
-            turns.report(case.name, times, given.json, gap=gap, bound=case.target)
+            turns.report(case.name, times, arguments.json, gap=gap, bound=case.target)
     sys.stdout.flush()
-    os._exit(0)  # libraries that were not asked to end leave threads behind
+    os._exit(0)  # libraries that were not shut down leave threads running
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Two loops that take turns in the same processes: blocks of a few updates, the ratio of each pair of blocks, the median."""
+"""Let two loops take turns in the same processes: blocks of a few updates, the ratio of each pair of blocks, the
+median."""
 
 import json
 import time
@@ -13,31 +14,31 @@ import numpy as np
 RANKS, BATCH, RATE = 2, 8, 0.01
 MOMENTUM, CLIP, EMA, EMA_RAMP = 0.937, 10.0, 0.9999, 2000
 GROUPS = ((r"\.bias$", 0.0), (r"\.bn\.weight$", 0.0), ("", 5e-4))
-"""(regex of parameter names, weight decay), the first match wins."""
+"""(regex of parameter names, weight decay) of each group; the first match applies."""
 
 
 class Loop(Protocol):
-    """A training loop that can go on where it was."""
+    """A training loop that continues where it stopped."""
 
     def updates(self, count: int) -> None:
-        """Train."""
+        """Train for ``count`` updates."""
 
     def weights(self) -> Mapping[str, Any]:
-        """Parameters by name as numpy arrays; collective."""
+        """Return parameters by name as numpy arrays; all ranks must call this."""
 
 
 @dataclass(frozen=True)
 class Turns:
-    """How long both are measured."""
+    """Length of the measurement of both loops."""
 
     blocks: int = 12
     updates: int = 4
-    """Per block."""
+    """Updates per block."""
     warmup: int = 3
 
 
 class Ours:
-    """The Trainer with a record of every update."""
+    """The Trainer, recording every update."""
 
     def __init__(self, backend: Any, *, channels_last: bool) -> None:
         from benchmarks import job
@@ -81,7 +82,7 @@ class Ours:
 
 
 class Endless:
-    """A loader that goes on where it was."""
+    """A loader that continues where it stopped."""
 
     updates_per_epoch = 10**9
 
@@ -92,11 +93,11 @@ class Endless:
         return iter(self._source.__next__, None)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 def take(ours: Loop, peer: Loop, turns: Turns) -> dict[str, list[float]]:
-    """Milliseconds per update of each block."""
+    """Return the milliseconds per update of each block."""
     for loop in (ours, peer):
         loop.updates(turns.warmup)
     times: dict[str, list[float]] = {"ours": [], "peer": []}
@@ -110,7 +111,7 @@ def take(ours: Loop, peer: Loop, turns: Turns) -> dict[str, list[float]]:
 
 
 def difference(ours: Loop, peer: Loop) -> float:
-    """The largest one of any parameter; collective."""
+    """Return the largest difference of any parameter; all ranks must call this."""
     mine, theirs = ours.weights(), peer.weights()
     return max(float(np.abs(np.asarray(x) - mine[name]).max()) for name, x in theirs.items())
 

@@ -1,1 +1,2 @@
-"""What mtrain is compared with: loops as a good programmer writes them, on each stack and on the libraries beside mtrain."""
+"""The peers of the benchmarks: loops as a good programmer writes them, on each stack and on other training
+libraries."""

@@ -1,7 +1,8 @@
-"""The loader as a programmer writes it without thinking of loaders: OpenCV, a torch Dataset and a torch DataLoader.
+"""A straightforward loader for comparison: OpenCV, a torch Dataset and a torch DataLoader.
 
-Mosaic of four at S from picture files, random zoom and shift, hsv by tables, left-right flip, uint8 tensors in NCHW
-and rows of boxes collated as detection code does. Same steps and ranges as ours, same number of pictures per sample.
+It draws mosaics of four at S from picture files, with random zoom and shift, hsv by tables, left-right flip, uint8
+tensors in NCHW and rows of boxes collated as detection code does: the same steps, ranges and number of pictures per
+sample as mtrain's loader.
 """
 
 import random
@@ -90,19 +91,19 @@ class MosaicDataset(torch.utils.data.Dataset):
 
 
 def collate(items: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stack the pictures; number the rows."""
+    """Stack the pictures, and write each picture's number into its rows."""
     for i, (_, rows) in enumerate(items):
         rows[:, 0] = i
     return torch.stack([image for image, _ in items]), torch.cat([rows for _, rows in items])
 
 
 def alone(_: int) -> None:
-    """One thread per worker, as detection code sets it."""
+    """Use one thread per worker, as detection code does."""
     cv2.setNumThreads(0)
 
 
 def data_loader(samples: Sequence[Sample], side: int, spec: AugmentSpec, *, batch: int, count: int) -> Any:
-    """``count`` pictures a pass, one worker that stays."""
+    """Return a loader of ``count`` pictures per pass, with one persistent worker."""
     dataset = MosaicDataset(samples, side, spec)
     order = [i % len(samples) for i in range(count)]
     return torch.utils.data.DataLoader(

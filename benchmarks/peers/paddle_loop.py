@@ -1,4 +1,5 @@
-"""A hand-written loop on Paddle: ``fleet.distributed_model``, ``Momentum`` with ``ClipGradByGlobalNorm``, an average."""
+"""A hand-written loop on Paddle: ``fleet.distributed_model``, ``Momentum`` with ``ClipGradByGlobalNorm``, an
+average."""
 
 import math
 import re
@@ -14,7 +15,7 @@ from benchmarks.turns import BATCH, CLIP, EMA, EMA_RAMP, GROUPS, MOMENTUM, RANKS
 
 
 class FleetLoop:
-    """Trains YOLOv5n with SGD in three groups, on the batches that mtrain gets."""
+    """Trains YOLOv5n with SGD in three groups, on the same batches as mtrain."""
 
     def __init__(self, backend: Any, *, channels_last: bool) -> None:
         self.inner = job.build(BATCH)
@@ -36,7 +37,7 @@ class FleetLoop:
         )
         self.optimizer = fleet.distributed_optimizer(optimizer)
         self.batches = job.micro_batches(BATCH // RANKS, seed=backend.collective.rank)
-        self.taken = 0
+        self.update_count = 0
         self.records: list[dict[str, float]] = []
         self.model.train()
 
@@ -51,9 +52,9 @@ class FleetLoop:
             self.records.append({name: float(x) for name, x in losses.items()})
 
     def follow(self) -> None:
-        """EMA, one entry at a time, as is usual."""
-        self.taken += 1
-        decay = EMA * (1 - math.exp(-self.taken / EMA_RAMP))
+        """Update the EMA, one entry at a time, as is usual."""
+        self.update_count += 1
+        decay = EMA * (1 - math.exp(-self.update_count / EMA_RAMP))
         live = self.inner.state_dict()
         with paddle.no_grad():
             for name, value in self.ema.items():

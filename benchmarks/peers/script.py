@@ -1,8 +1,11 @@
-"""What a good programmer writes without mtrain: one file, DDP, a torch DataLoader. Trains YOLOv5n on a COCO file.
+"""A training script as a good programmer writes it without mtrain: one file, DDP, a torch DataLoader. Trains YOLOv5n on
+a COCO file.
 
-``--library``: torch alone (started by torchrun), Accelerate (``accelerate launch``) or Lightning Fabric (``fabric run``).
+``--library``: torch alone (started by torchrun), Accelerate (``accelerate launch``) or Lightning Fabric (``fabric
+run``).
 
-The network and its loss are mtrain's, so that only the training code differs. It writes the time of its first update to ``--first``.
+The network and its loss are mtrain's, so that only the training code differs. The script writes the time of its first
+update to ``--first``.
 """
 
 import argparse
@@ -24,7 +27,7 @@ from mtrain.core.interfaces import Task
 
 
 class Pictures(Dataset):
-    """Letterboxed pictures with flips: less than mtrain does, to the peer's advantage."""
+    """Letterboxed pictures with flips: less work than mtrain's augmentation, to the peer's advantage."""
 
     def __init__(self, root: Path, side: int):
         content = json.loads((root / "annotations" / "instances_train.json").read_text())
@@ -42,12 +45,12 @@ class Pictures(Dataset):
         image = cv2.cvtColor(cv2.imread(str(self.root / self.images[i]["file_name"])), cv2.COLOR_BGR2RGB)
         height, width = image.shape[:2]
         ratio = self.side / max(height, width)
-        small = cv2.resize(image, (round(width * ratio), round(height * ratio)))
+        scaled = cv2.resize(image, (round(width * ratio), round(height * ratio)))
         canvas = np.full((self.side, self.side, 3), 114, np.uint8)
-        top, left = (self.side - small.shape[0]) // 2, (self.side - small.shape[1]) // 2
-        canvas[top : top + small.shape[0], left : left + small.shape[1]] = small
+        offset_y, offset_x = (self.side - scaled.shape[0]) // 2, (self.side - scaled.shape[1]) // 2
+        canvas[offset_y : offset_y + scaled.shape[0], offset_x : offset_x + scaled.shape[1]] = scaled
         rows = np.array(self.boxes.get(self.images[i]["id"], []), np.float32).reshape(-1, 5)
-        centres = (rows[:, 1:3] + rows[:, 3:] / 2) * ratio + np.array([left, top])
+        centres = (rows[:, 1:3] + rows[:, 3:] / 2) * ratio + np.array([offset_x, offset_y])
         targets = np.concatenate([rows[:, :1], centres / self.side, rows[:, 3:] * ratio / self.side], axis=1)
         return torch.from_numpy(canvas), torch.from_numpy(targets.astype(np.float32))
 
@@ -64,42 +67,42 @@ def main():
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--first", type=Path, required=True)
     parser.add_argument("--library", choices=LIBRARIES, default="torch")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.manual_seed(0)
     binding.bind(nn, ops)
     from mtrain.models.yolov5.model import YOLOv5n
 
-    data = Pictures(given.root, given.side)
+    data = Pictures(arguments.root, arguments.side)
     task = Task(
         kind="detection",
         class_names=[str(i) for i in range(len(data.classes))],
-        image_size=given.side,
-        global_batch=given.batch,
+        image_size=arguments.side,
+        global_batch=arguments.batch,
     )
-    LIBRARIES[given.library](given, data, YOLOv5n().build(task).train())
+    LIBRARIES[arguments.library](arguments, data, YOLOv5n().build(task).train())
 
 
-def with_torch(given, data, model):
-    """torchrun, ``DistributedSampler``, DDP."""
+def with_torch(arguments, data, model):
+    """Train with torchrun, ``DistributedSampler`` and DDP."""
     dist.init_process_group("gloo")
     sampler = DistributedSampler(data, seed=0)
     model = DistributedDataParallel(model)
     optimizer = sgd(model)
-    for batch in loader_of(given, data, sampler=sampler, size=dist.get_world_size()):
+    for batch in loader_of(arguments, data, sampler=sampler, size=dist.get_world_size()):
         loss = model(batch)["total"]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
         optimizer.step()
         optimizer.zero_grad()
-        finish(given, loss)
+        finish(arguments, loss)
 
 
-def with_accelerate(given, data, model):
-    """The loop of Accelerate's documentation."""
+def with_accelerate(arguments, data, model):
+    """Train with the loop of Accelerate's documentation."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    loader = loader_of(given, data, shuffle=True, size=accelerator.num_processes)
+    loader = loader_of(arguments, data, shuffle=True, size=accelerator.num_processes)
     model, optimizer, loader = accelerator.prepare(model, sgd(model), loader)
     for batch in loader:
         loss = model(batch)["total"]
@@ -107,23 +110,23 @@ def with_accelerate(given, data, model):
         accelerator.clip_grad_norm_(model.parameters(), 10.0)
         optimizer.step()
         optimizer.zero_grad()
-        finish(given, loss)
+        finish(arguments, loss)
 
 
-def with_fabric(given, data, model):
-    """The loop of Fabric's documentation."""
+def with_fabric(arguments, data, model):
+    """Train with the loop of Fabric's documentation."""
     from lightning_fabric import Fabric
 
-    fabric = Fabric()  # `fabric run` has said on what
+    fabric = Fabric()  # `fabric run` has set accelerator, strategy and devices
     model, optimizer = fabric.setup(model, sgd(model))
-    loader = fabric.setup_dataloaders(loader_of(given, data, shuffle=True, size=fabric.world_size))
+    loader = fabric.setup_dataloaders(loader_of(arguments, data, shuffle=True, size=fabric.world_size))
     for batch in loader:
         loss = model(batch)["total"]
         fabric.backward(loss)
         fabric.clip_gradients(model, optimizer, max_norm=10.0)
         optimizer.step()
         optimizer.zero_grad()
-        finish(given, loss)
+        finish(arguments, loss)
 
 
 LIBRARIES = {"torch": with_torch, "accelerate": with_accelerate, "fabric": with_fabric}
@@ -133,15 +136,15 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.937, nesterov=True, weight_decay=5e-4)
 
 
-def loader_of(given, data, *, size, **options):
-    return DataLoader(data, given.batch // size, num_workers=1, collate_fn=collate, drop_last=True, **options)
+def loader_of(arguments, data, *, size, **options):
+    return DataLoader(data, arguments.batch // size, num_workers=1, collate_fn=collate, drop_last=True, **options)
 
 
-def finish(given, loss):
-    """After the first update."""
+def finish(arguments, loss):
+    """Write the time after the first update and exit."""
     float(loss.detach())
     if dist.get_rank() == 0:
-        given.first.write_text(str(time.time()))
+        arguments.first.write_text(str(time.time()))
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)

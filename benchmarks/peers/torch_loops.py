@@ -1,6 +1,6 @@
 """Hand-written loops on torch: DDP, Horovod, DeepSpeed, and the same loop on Accelerate and Lightning Fabric.
 
-Each trains YOLOv5n with SGD in three groups, clipping and an average of the weights, on the batches that mtrain gets.
+Each trains YOLOv5n with SGD in three groups, clipping and an average of the weights, on the same batches as mtrain.
 """
 
 import copy
@@ -19,7 +19,7 @@ from benchmarks.turns import BATCH, CLIP, EMA, EMA_RAMP, GROUPS, MOMENTUM, RANKS
 
 
 def network(*, channels_last: bool) -> nn.Module:
-    """The model with mtrain's start values."""
+    """Build the model with mtrain's start values."""
     inner: nn.Module = job.build(BATCH)
     state = inner.state_dict()
     values = job.start_values({name: tuple(x.shape) for name, x in state.items()}, BATCH)
@@ -30,7 +30,7 @@ def network(*, channels_last: bool) -> nn.Module:
 
 
 def sgd(inner: nn.Module) -> torch.optim.SGD:
-    """torch's own optimizer in three groups."""
+    """Create torch's own optimizer with three groups."""
     groups: list[list[Any]] = [[], [], []]
     for name, parameter in inner.named_parameters():
         groups[next(i for i, (m, _) in enumerate(GROUPS) if re.search(m, name))].append(parameter)
@@ -42,12 +42,12 @@ class Average:
     """EMA over a ``state_dict``, one entry at a time, as is usual."""
 
     def __init__(self, live: nn.Module) -> None:
-        self._live, self._copy, self._taken = live, copy.deepcopy(live).eval(), 0
+        self._live, self._copy, self._update_count = live, copy.deepcopy(live).eval(), 0
         for parameter in self._copy.parameters():
             parameter.requires_grad_(requires_grad=False)
 
     def follow(self) -> None:
-        """After an update."""
+        """Update the average after an update of the weights."""
         decay = next_decay(self)
         live = self._live.state_dict()
         with torch.no_grad():
@@ -57,16 +57,16 @@ class Average:
 
 
 class ShardAverage:
-    """EMA of ZeRO-3's shards: each rank averages what it holds, and the buffers."""
+    """EMA of ZeRO-3's shards: each rank averages its own shards, and the buffers."""
 
     def __init__(self, live: nn.Module) -> None:
-        self._taken = 0
+        self._update_count = 0
         shards = [p.ds_tensor for p in live.parameters()]
         self._live = [*shards, *(b for b in live.buffers() if b.dtype.is_floating_point)]
         self._copy = [x.detach().clone() for x in self._live]
 
     def follow(self) -> None:
-        """After an update."""
+        """Update the average after an update of the weights."""
         decay = next_decay(self)
         with torch.no_grad():
             for value, live in zip(self._copy, self._live, strict=True):
@@ -74,13 +74,13 @@ class ShardAverage:
 
 
 def next_decay(average: Any) -> float:
-    """Of the update that was just taken."""
-    average._taken += 1
-    return EMA * (1 - math.exp(-average._taken / EMA_RAMP))
+    """Count an update, and return its decay."""
+    average._update_count += 1
+    return EMA * (1 - math.exp(-average._update_count / EMA_RAMP))
 
 
 class TorchLoop:
-    """What all loops share: batches, a record of every update, and the turn itself."""
+    """The parts that all loops share: batches, a record of every update, and the call of one update."""
 
     def __init__(self, backend: Any, *, channels_last: bool) -> None:
         self.inner = network(channels_last=channels_last)
@@ -91,11 +91,11 @@ class TorchLoop:
         self.wrap()
 
     def wrap(self) -> None:
-        """Make ``model``, ``optimizer`` and ``average``."""
+        """Create ``model``, ``optimizer`` and ``average``."""
         raise AssertionError("each loop has its own")
 
     def turn(self, batch: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Any]:
-        """One update: losses and the norm of the gradient."""
+        """Run one update; return losses and the norm of the gradient."""
         raise AssertionError("each loop has its own")
 
     def updates(self, count: int) -> None:
@@ -106,7 +106,7 @@ class TorchLoop:
             self.records.append({name: float(x.detach()) for name, x in losses.items()} | {"norm": float(norm)})
 
     def whole(self) -> Any:
-        """While inside, parameters are whole on every rank."""
+        """Return a context inside which parameters are whole on every rank."""
         return nullcontext()
 
     def weights(self) -> Mapping[str, Any]:
@@ -156,7 +156,7 @@ class HorovodLoop(TorchLoop):
 
 
 def zero_config(stage: int) -> dict[str, Any]:
-    """What a DeepSpeed user writes."""
+    """Return the configuration that a DeepSpeed user writes."""
     return {
         "train_micro_batch_size_per_gpu": BATCH // RANKS,
         "gradient_accumulation_steps": 1,
@@ -168,7 +168,7 @@ def zero_config(stage: int) -> dict[str, Any]:
 
 
 class DeepSpeedLoop(TorchLoop):
-    """``deepspeed.initialize`` with its own defaults, but for what keeps torch's optimizer."""
+    """``deepspeed.initialize`` with its own defaults, except those that would replace torch's optimizer."""
 
     stage = 1
 
@@ -194,7 +194,7 @@ class DeepSpeedLoop(TorchLoop):
 
 
 class DeepSpeed3Loop(DeepSpeedLoop):
-    """The same, weights split too."""
+    """The DeepSpeed loop with the weights split too (ZeRO-3)."""
 
     stage = 3
 
@@ -229,7 +229,7 @@ class AccelerateZeroLoop(AccelerateLoop):
     def options(self) -> dict[str, Any]:
         from accelerate import DeepSpeedPlugin, InitProcessGroupKwargs
 
-        # Told to stay on the CPU, it would leave DeepSpeed out without a word, and use DDP.
+        # With cpu=True Accelerate would silently leave DeepSpeed out and use DDP.
         return {
             "deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=zero_config(1)),
             "kwargs_handlers": [InitProcessGroupKwargs(backend="gloo")],

@@ -11,7 +11,7 @@ HUES = 180
 YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 """Matrix from RGB to NTSC's YIQ space (luma and two chroma axes)."""
 STRIPE_BYTES = 96 * 1024
-"""Size of the stripe of rows that is converted at once, so that it stays in the cache."""
+"""Size of the stripe of rows that is converted at once, in bytes."""
 
 
 def random_gains(rng: np.random.Generator, spec: AugmentSpec) -> tuple[float, float, float]:
