@@ -51,5 +51,5 @@ def framework(request: pytest.FixtureRequest) -> Framework:
 @pytest.fixture(scope="session", autouse=True)
 def one_framework_per_process() -> Iterator[None]:
     yield
-    held = [name for name in FRAMEWORKS if name in sys.modules]
-    assert len(held) < 2, f"this process imported {' and '.join(held)}"
+    weights = [name for name in FRAMEWORKS if name in sys.modules]
+    assert len(weights) < 2, f"this process imported {' and '.join(weights)}"

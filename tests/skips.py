@@ -19,8 +19,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    asked = os.environ.get("CI", "").lower() not in ("", "0", "false")
-    if config.getoption("--no-skips") or asked:
+    requests = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    if config.getoption("--no-skips") or requests:
         config.pluginmanager.register(SkipGate(allowed()), "mtrain-skips")
 
 

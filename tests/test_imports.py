@@ -74,7 +74,7 @@ def area(file: Path) -> str:
 
 def imports(file: Path, *, runtime_only: bool = False) -> set[str]:
     """Modules that a file names in import statements anywhere in it (``from a import b`` counts as ``a.b`` too)."""
-    found: set[str] = set()
+    results: set[str] = set()
     tree = ast.parse(file.read_text(encoding="utf-8"))
     skipped = {
         id(inner)
@@ -86,12 +86,12 @@ def imports(file: Path, *, runtime_only: bool = False) -> set[str]:
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            results.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
-            found.add(str(node.module))
-            found.update(f"{node.module}.{alias.name}" for alias in node.names if node.module)
-    return found
+            results.add(str(node.module))
+            results.update(f"{node.module}.{alias.name}" for alias in node.names if node.module)
+    return results
 
 
 def areas_imported(file: Path) -> set[str]:

@@ -34,9 +34,9 @@ def test_an_unlisted_skip_fails_the_run_where_ci_is_set(tmp_path: Path, body: st
     (tmp_path / "test_some.py").write_text(body)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "CI": ci}
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "tests.skips", "-p", "no:cacheprovider", "test_some.py"]
-    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert ("test_some.py::test_not_listed: no such data here" in done.stdout) == (code == 1)
+    process = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert process.returncode == code, process.stdout + process.stderr
+    assert ("test_some.py::test_not_listed: no such data here" in process.stdout) == (code == 1)
 
 
 def test_every_reason_on_the_list_is_one_that_a_test_gives() -> None:

@@ -69,20 +69,20 @@ def yolov5n(backend: Any, updates: int = 50, **fields: Any) -> Any:
 
 def pictures(backend: Any, update: int) -> list[dict[str, np.ndarray]]:
     """Two micro batches of this rank: four pictures of noise with eight boxes."""
-    found = []
+    results = []
     for part in range(2):
         rng = np.random.default_rng([update, part, backend.collective.rank])
         places, sizes = rng.uniform(0.2, 0.8, (8, 2)), rng.uniform(0.1, 0.4, (8, 2))
         rows = (rng.integers(0, 4, (8, 1)), rng.integers(0, 3, (8, 1)), places, sizes)
         images = rng.integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
-        found.append({"images": images, "targets": np.concatenate(rows, axis=1).astype(np.float32)})
-    return found
+        results.append({"images": images, "targets": np.concatenate(rows, axis=1).astype(np.float32)})
+    return results
 
 
 def exchanged(backend: Any) -> Any:
     """Six updates; and three, the state through another stage and back, three more."""
     chosen = recipe()
-    found = {}
+    results = {}
     own = backend.engine._sharding
     for through in (None, 0, 1, 3):
         model, optimizer = backend.prepare(Whole, chosen)
@@ -100,8 +100,8 @@ def exchanged(backend: Any) -> Any:
                     optimizer.backward(model(next(loader))["total"])
             optimizer.step(Rates(rates=(0.1, 0.05)))
         name = "straight" if through is None else f"through stage {through}"
-        found[name] = told(backend.state(model, optimizer), [])
-    return found
+        results[name] = told(backend.state(model, optimizer), [])
+    return results
 
 
 if __name__ == "__main__":

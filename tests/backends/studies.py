@@ -106,10 +106,10 @@ def told(state: State, norms: list[float]) -> dict[str, Any]:
 
 
 def digest(arrays: dict[str, np.ndarray]) -> str:
-    found = hashlib.sha256()
+    actual = hashlib.sha256()
     for name, array in sorted(arrays.items()):
-        found.update(name.encode() + array.tobytes())
-    return found.hexdigest()
+        actual.update(name.encode() + array.tobytes())
+    return actual.hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------------------ studies

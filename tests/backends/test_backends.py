@@ -15,7 +15,7 @@ from tests.framework import Framework
 
 
 def test_backends_say_what_they_are_without_loading_a_framework() -> None:
-    done = python("""
+    process = python("""
         import sys
         from mtrain.backends.ddp import DDP
         from mtrain.backends.fleet import Fleet
@@ -28,7 +28,7 @@ def test_backends_say_what_they_are_without_loading_a_framework() -> None:
             assert (backend.framework, backend.rendezvous) == (framework, "none")
         assert not {"torch", "paddle"} & set(sys.modules)
     """)
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_a_framework_that_is_not_known_is_refused() -> None:
@@ -39,7 +39,7 @@ def test_a_framework_that_is_not_known_is_refused() -> None:
 @pytest.mark.parametrize(("name", "extra"), [("torch", "ddp"), ("paddle", "fleet-cpu")])
 @pytest.mark.parametrize("way", ["backend.nn", "backend.__enter__()"])
 def test_a_framework_that_is_not_installed_is_named_with_the_remedy(name: str, extra: str, way: str) -> None:
-    done = python(f"""
+    process = python(f"""
         import sys
         from mtrain.backends.solo import Solo
         from mtrain.errors import LaunchError
@@ -50,11 +50,11 @@ def test_a_framework_that_is_not_installed_is_named_with_the_remedy(name: str, e
         except LaunchError as error:
             print(error)
     """)
-    assert f"{name} is not installed here; install it with: pip install -e '" in done.stdout, done.stderr
+    assert f"{name} is not installed here; install it with: pip install -e '" in process.stdout, process.stderr
 
 
 def test_cuda_where_there_is_none_is_refused(framework: Framework) -> None:
-    done = python(
+    process = python(
         f"""
         from mtrain.backends.solo import Solo
         from mtrain.errors import LaunchError
@@ -66,15 +66,15 @@ def test_cuda_where_there_is_none_is_refused(framework: Framework) -> None:
     """,
         CUDA_VISIBLE_DEVICES="",
     )
-    assert f"{framework.name} sees no CUDA device; use 'cpu' or 'auto'" in done.stdout, done.stderr
+    assert f"{framework.name} sees no CUDA device; use 'cpu' or 'auto'" in process.stdout, process.stderr
 
 
 def test_batches_on_the_host_share_memory_and_come_in_order(backend: Any, framework: Framework) -> None:
     arrays = [{"x": np.full(3, i, np.float32), "index": np.array([i])} for i in range(4)]
-    found = list(backend.batches(arrays))
-    assert [batch["index"].tolist()[0] for batch in found] == [0, 1, 2, 3]
-    assert found[1]["x"].data_ptr() == arrays[1]["x"].ctypes.data
-    assert framework.ops.dtype(found[1]["x"]) == "float32"
+    actual = list(backend.batches(arrays))
+    assert [batch["index"].tolist()[0] for batch in actual] == [0, 1, 2, 3]
+    assert actual[1]["x"].data_ptr() == arrays[1]["x"].ctypes.data
+    assert framework.ops.dtype(actual[1]["x"]) == "float32"
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int64", "float32", "float64", "bool"])
@@ -82,9 +82,9 @@ def test_batches_on_the_host_share_memory_and_come_in_order(backend: Any, framew
 def test_arrays_keep_type_and_shape(backend: Any, framework: Framework, dtype: str, shape: tuple[int, ...]) -> None:
     array = np.ones(shape, dtype)
     (batch,) = backend.batches([{"x": array}])
-    found = framework.ops.to_numpy(batch["x"])
-    assert (found.dtype, found.shape) == (array.dtype, shape)
-    assert np.array_equal(found, array)
+    actual = framework.ops.to_numpy(batch["x"])
+    assert (actual.dtype, actual.shape) == (array.dtype, shape)
+    assert np.array_equal(actual, array)
 
 
 def test_read_only_and_reversed_arrays_become_tensors_too(backend: Any) -> None:
@@ -103,16 +103,16 @@ def test_a_batch_outlives_the_arrays_that_it_was_made_of(backend: Any) -> None:
 
 
 def test_no_batch_is_asked_for_before_it_is_needed_on_the_host(backend: Any) -> None:
-    asked = []
+    requests = []
 
     def loader() -> Any:
         for i in range(3):
-            asked.append(i)
+            requests.append(i)
             yield {"x": np.array([i])}
 
     batches = backend.batches(loader())
     next(batches)
-    assert asked == [0]
+    assert requests == [0]
 
 
 def test_inference_takes_no_gradient_and_returns_arrays(backend: Any, framework: Framework) -> None:
@@ -146,7 +146,7 @@ class TestBatchNormOverOneRank:
         x = generator.normal(size=(5, 3, 4, 4)) * 3 + 100
         target = framework.tensor(generator.normal(size=x.shape))
         start = {"0.weight": generator.uniform(size=3), "0.bias": generator.uniform(size=3)}
-        found = []
+        results = []
         for synced in (False, True):
             model = nn.Sequential(nn.BatchNorm2d(3, momentum=0.3, unbiased_variance=unbiased))
             model = framework.to(model, "float64")
@@ -156,15 +156,15 @@ class TestBatchNormOverOneRank:
                 syncbn.synchronize(model, alone)
                 assert isinstance(model[0], syncbn.SyncBatchNorm2d)
                 assert list(framework.state(model)) == names
-            given = framework.tensor(x) if frozen_input else framework.variable(x)
-            wanted = list(framework.parameters(model).values()) + ([] if frozen_input else [given])
-            y = model(given)
-            grads = framework.gradients(ops.sum(y * target), wanted)
+            original = framework.tensor(x) if frozen_input else framework.variable(x)
+            expected = list(framework.parameters(model).values()) + ([] if frozen_input else [original])
+            y = model(original)
+            grads = framework.gradients(ops.sum(y * target), expected)
             state = [np.array(ops.to_numpy(tensor)) for tensor in framework.state(model).values()]
             model.eval()
-            found.append([ops.to_numpy(y), *grads, *state, ops.to_numpy(model(given))])
-        assert len(found[0]) == 9 + (not frozen_input)
-        for plain, ours in zip(*found, strict=True):
+            results.append([ops.to_numpy(y), *grads, *state, ops.to_numpy(model(original))])
+        assert len(results[0]) == 9 + (not frozen_input)
+        for plain, ours in zip(*results, strict=True):
             assert np.allclose(plain, ours, rtol=1e-11, atol=1e-12)
 
     def test_a_frozen_one_ignores_the_mode(self, framework: Framework, tools: Any) -> None:

@@ -29,8 +29,8 @@ def test_compiling_is_refused_before_the_model_is_built(backend: Any) -> None:
 def test_the_norm_is_exact_for_many_numbers(dtype: str) -> None:
     numbers = np.random.default_rng(0).normal(size=4_000_000).astype(dtype)
     expected = math.sqrt(float(np.square(numbers, dtype=np.float64).sum()))
-    found = kernels.norm([paddle.to_tensor(part) for part in np.split(numbers, 4)])
-    assert found == pytest.approx(expected, rel=1e-6 if dtype == "float32" else 1e-13)
+    actual = kernels.norm([paddle.to_tensor(part) for part in np.split(numbers, 4)])
+    assert actual == pytest.approx(expected, rel=1e-6 if dtype == "float32" else 1e-13)
 
 
 def test_the_norm_of_nothing_is_0_and_of_what_is_not_finite_is_not() -> None:

@@ -27,24 +27,24 @@ LATE_S = 33
 def as_ranks(size: int, work: Callable[[Channel, int], Any], *, timeout_s: float = 20.0) -> list[Any]:
     """``work(channel, rank)`` on as many threads, each one rank; what it returns or raises, by rank."""
     address = ("127.0.0.1", held_port())
-    found: list[Any] = [None] * size
+    actual: list[Any] = [None] * size
 
     def one(rank: int) -> None:
         try:
             channel = Channel(rank, size, address=address, timeout_s=timeout_s)
             try:
-                found[rank] = work(channel, rank)
+                actual[rank] = work(channel, rank)
             finally:
                 channel.close()
         except Exception as error:
-            found[rank] = error
+            actual[rank] = error
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return actual
 
 
 class TestChannel:
@@ -85,9 +85,9 @@ class TestChannel:
 
     def test_sends_strangers_away(self):
         address = ("127.0.0.1", held_port())
-        found: list[Any] = []
+        results: list[Any] = []
         zero = threading.Thread(
-            target=lambda: found.append(Channel(0, 2, address=address, timeout_s=20).all_gather("zero"))
+            target=lambda: results.append(Channel(0, 2, address=address, timeout_s=20).all_gather("zero"))
         )
         zero.start()
         for word in (b"GET / HTTP/1.0\r\n\r\n", b"\x00\x00\x00\x04spam", b"\x7f\xff\xff\xff"):
@@ -97,14 +97,14 @@ class TestChannel:
                 stranger.sendall(word)
         assert Channel(1, 2, address=address, timeout_s=20).all_gather("one") == ["zero", "one"]
         zero.join()
-        assert found == [["zero", "one"]]
+        assert results == [["zero", "one"]]
 
     def test_a_rank_that_does_not_know_the_secret_is_sent_away_and_told_nothing(self):
         address = ("127.0.0.1", held_port())
-        found: list[Any] = []
+        results: list[Any] = []
 
         def first() -> None:
-            found.append(Channel(0, 2, address=address, timeout_s=20, secret="ours").all_gather("zero"))
+            results.append(Channel(0, 2, address=address, timeout_s=20, secret="ours").all_gather("zero"))
 
         zero = threading.Thread(target=first)
         zero.start()
@@ -112,7 +112,7 @@ class TestChannel:
             Channel(1, 2, address=address, timeout_s=0.5, secret="theirs")
         assert Channel(1, 2, address=address, timeout_s=20, secret="ours").all_gather("one") == ["zero", "one"]
         zero.join()
-        assert found == [["zero", "one"]]
+        assert results == [["zero", "one"]]
 
     def test_an_impostor_in_the_place_of_rank_0_is_not_believed(self):
         heard: list[bytes] = []
@@ -158,18 +158,18 @@ class TestChannel:
 
 
 def test_a_rank_finds_its_place_in_what_the_launcher_says():
-    said = {
+    values = {
         "PADDLE_TRAINER_ID": "3",
         "PADDLE_LOCAL_RANK": "1",
         "PADDLE_TRAINERS_NUM": "4",
         "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:7000,10.0.0.1:7001,10.0.0.2:7000,10.0.0.2:7001",
     }
-    assert rank_environment.of_this_rank(said) == rank_environment.Place(
+    assert rank_environment.of_this_rank(values) == rank_environment.Place(
         rank=3, local_rank=1, size=4, first=("10.0.0.1", 7000)
     )
-    told = rank_environment.of_this_rank(said | {"MTRAIN_JOB_SECRET": "w0rd"})
-    assert told.secret == "w0rd"
-    assert "w0rd" not in repr(told)
+    message = rank_environment.of_this_rank(values | {"MTRAIN_JOB_SECRET": "w0rd"})
+    assert message.secret == "w0rd"
+    assert "w0rd" not in repr(message)
 
 
 def test_a_process_that_no_launcher_started_is_told_how_to(monkeypatch):
@@ -240,9 +240,9 @@ def two_ranks(folder: Path, *arguments: str) -> list[str]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     argv = [sys.executable, *starter, sys.executable, str(folder / "job.py"), *arguments]
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
+    process = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
     log = (folder / "log" / "workerlog.0").read_text()
-    assert done.returncode == 0, log + (folder / "log" / "workerlog.1").read_text()
+    assert process.returncode == 0, log + (folder / "log" / "workerlog.1").read_text()
     return [line for line in log.splitlines() if line.startswith("norm ")]
 
 

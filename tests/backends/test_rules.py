@@ -84,9 +84,9 @@ def test_updates_and_averages_are_those_of_the_formulas(
         norm = math.sqrt(sum(float(np.square(g, dtype=np.float64).sum()) for g in grads.values()))
         scale = min(1.0, CLIP_NORM / (norm + 1e-6))
         reference.step(weights, {name: g * scale for name, g in grads.items()}, rates)
-        found = update(backend, model, optimizer, rates)
-        norms.append(found)
-        assert found == pytest.approx(norm, rel=1e-6 if precision == "fp32" else 1e-12)
+        actual = update(backend, model, optimizer, rates)
+        norms.append(actual)
+        assert actual == pytest.approx(norm, rel=1e-6 if precision == "fp32" else 1e-12)
         state = backend.state(model, optimizer)
         weights |= {name: x for name, x in state.weights.items() if name not in grads}
         keep, take = ema_shares(chosen, k)
@@ -300,9 +300,9 @@ def test_a_job_goes_on_from_its_state_bit_for_bit(backend: Any, rule: str) -> No
 def test_a_state_is_a_copy_in_c_order(backend: Any) -> None:
     model, optimizer = backend.prepare(build, recipe(channels_last=True, ema_decay=0.9))
     state = backend.state(model, optimizer)
-    kept = state.weights["conv1.weight"].copy()
+    saved = state.weights["conv1.weight"].copy()
     update(backend, model, optimizer, RATES)
-    assert np.array_equal(state.weights["conv1.weight"], kept)
+    assert np.array_equal(state.weights["conv1.weight"], saved)
     arrays = [*state.weights.values(), *state.ema.values(), *state.moments.values()]
     assert all(array.flags.c_contiguous and array.flags.owndata for array in arrays)
 

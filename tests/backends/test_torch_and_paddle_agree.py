@@ -16,18 +16,18 @@ TOLERANCE = 1e-9
 @pytest.mark.skipif(find_spec("paddle") is None, reason="paddle is not installed")
 @pytest.mark.parametrize("rule", ["sgd", "adam", "adamw"])
 def test_50_updates_in_float64_are_equal(tmp_path: Path, rule: str) -> None:
-    found = {}
+    results = {}
     for framework in ("torch", "paddle"):
         out = tmp_path / f"{framework}.npz"
-        done = python(f"""
+        process = python(f"""
             from pathlib import Path
             from tests.contract.learn import main
             main("{framework}", "{rule}", Path("{out}"))
         """)
-        assert done.returncode == 0, done.stderr
-        found[framework] = dict(np.load(out))
-    gaps = differences(found["torch"], found["paddle"])
+        assert process.returncode == 0, process.stderr
+        results[framework] = dict(np.load(out))
+    gaps = differences(results["torch"], results["paddle"])
     worst = max(gaps, key=lambda name: gaps[name])
     print(f"{rule}: largest relative difference {gaps[worst]:.1e}, in {worst}")
-    assert len(found["torch"]["norms"]) == UPDATES
+    assert len(results["torch"]["norms"]) == UPDATES
     assert gaps[worst] <= TOLERANCE

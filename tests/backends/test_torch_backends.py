@@ -19,7 +19,7 @@ from tests.backends.processes import ROOT, python
 
 
 def test_a_job_of_one_rank_starts_without_the_compiler() -> None:
-    done = python("""
+    process = python("""
         import sys
         from mtrain.backends.solo import Solo
         from mtrain.core.binding import bind
@@ -32,7 +32,7 @@ def test_a_job_of_one_rank_starts_without_the_compiler() -> None:
             update(backend, model, optimizer, Rates(rates=(0.1, 0.1)))
         assert "torch._dynamo" not in sys.modules
     """)
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_unknown_options_are_refused() -> None:
@@ -41,7 +41,7 @@ def test_unknown_options_are_refused() -> None:
 
 
 def test_ddp_without_a_starter_says_how_to_start_it() -> None:
-    done = python("""
+    process = python("""
         from mtrain.backends.ddp import DDP
         from mtrain.errors import LaunchError
         try:
@@ -50,8 +50,8 @@ def test_ddp_without_a_starter_says_how_to_start_it() -> None:
         except LaunchError as error:
             print(error)
     """)
-    assert "not started by torchrun" in done.stdout, done.stderr
-    assert "RANK" in done.stdout
+    assert "not started by torchrun" in process.stdout, process.stderr
+    assert "RANK" in process.stdout
 
 
 @pytest.mark.parametrize("kind", ["raises", "dies"])
@@ -72,9 +72,9 @@ def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str)
     )
     starter = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(starter, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert ("on purpose" in done.stderr) is (kind == "raises")
+    process = subprocess.run(starter, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 1
+    assert ("on purpose" in process.stderr) is (kind == "raises")
 
 
 def test_synchronised_batchnorm_has_the_gradient_of_what_it_computes() -> None:

@@ -70,12 +70,12 @@ def test_a_training_step_of_batchnorm_is_that_of_float64(layout: str, shape: tup
     x, dy = pictures(*shape)
     module = layer()
     expected = exact(module, x, dy)
-    found = learnt(module, LAYOUTS[layout](x), LAYOUTS[layout](dy))
-    errors = {name: relative(found[name], expected[name]) for name in expected if name != "num_batches_tracked"}
+    actual = learnt(module, LAYOUTS[layout](x), LAYOUTS[layout](dy))
+    errors = {name: relative(actual[name], expected[name]) for name in expected if name != "num_batches_tracked"}
     # torch adds the weight's gradient up in float32 in contiguous tensors.
     bounds = {"weight": 5e-6, "running_mean": 1e-6}
     assert {name: error for name, error in errors.items() if error > bounds.get(name, EXACT)} == {}
-    assert int(found["num_batches_tracked"]) == 1
+    assert int(actual["num_batches_tracked"]) == 1
 
 
 def test_a_mean_far_from_zero_costs_channels_last_no_more_than_it_costs_a_contiguous_input() -> None:
@@ -90,20 +90,20 @@ def test_a_mean_far_from_zero_costs_channels_last_no_more_than_it_costs_a_contig
 def test_half_precision_input_keeps_its_type_and_float32_statistics(dtype: torch.dtype) -> None:
     x, dy = (channels_last(each).to(dtype) for each in pictures(4, CHANNELS, 80, 80))
     expected = exact(layer(), x, dy)
-    found = learnt(layer(), x, dy)
-    assert found["output"].dtype == found["input"].dtype == dtype
-    assert found["running_var"].dtype == found["weight"].dtype == torch.float32
-    assert relative(found["running_var"], expected["running_var"]) < EXACT
-    assert relative(found["bias"], expected["bias"]) < EXACT
-    assert relative(found["output"], expected["output"]) < torch.finfo(dtype).eps
+    actual = learnt(layer(), x, dy)
+    assert actual["output"].dtype == actual["input"].dtype == dtype
+    assert actual["running_var"].dtype == actual["weight"].dtype == torch.float32
+    assert relative(actual["running_var"], expected["running_var"]) < EXACT
+    assert relative(actual["bias"], expected["bias"]) < EXACT
+    assert relative(actual["output"], expected["output"]) < torch.finfo(dtype).eps
 
 
 def test_float64_is_exact_to_rounding() -> None:
     x, dy = (each.double() for each in pictures(4, CHANNELS, 160, 160))
     module = layer().double()
     expected = exact(module, x, dy)
-    found = learnt(module, channels_last(x), channels_last(dy))
-    assert all(relative(found[name], expected[name]) < 1e-14 for name in ("output", "input", "weight", "bias"))
+    actual = learnt(module, channels_last(x), channels_last(dy))
+    assert all(relative(actual[name], expected[name]) < 1e-14 for name in ("output", "input", "weight", "bias"))
 
 
 @pytest.mark.parametrize("unbiased", [True, False])
@@ -129,10 +129,10 @@ def test_batchnorm_over_ranks_is_as_exact_as_that_of_one(layout: str) -> None:
     net = nn.Sequential(layer())
     expected = exact(net, x, dy)
     syncbn.synchronize(net, _TwoHalves(halves[1], LAYOUTS[layout](dy[2:])))
-    found = learnt(net, halves[0], LAYOUTS[layout](dy[:2]))
-    assert relative(found["output"], expected["output"][:2]) < EXACT
-    assert relative(found["input"], expected["input"][:2]) < EXACT
-    assert relative(found["0.running_var"], expected["0.running_var"]) < EXACT
+    actual = learnt(net, halves[0], LAYOUTS[layout](dy[:2]))
+    assert relative(actual["output"], expected["output"][:2]) < EXACT
+    assert relative(actual["input"], expected["input"][:2]) < EXACT
+    assert relative(actual["0.running_var"], expected["0.running_var"]) < EXACT
 
 
 class _TwoHalves(LocalCollective):

@@ -65,8 +65,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def run(backend: str, size: int, studies: tuple[str, ...], options: str) -> Path:
         out = tmp_path_factory.mktemp(f"{backend}-{size}")
         ranks = ("-m", "tests.backends.deepspeed_ranks")
-        done = start(size, *ranks, ",".join(studies), backend, str(out), options)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+        process = start(size, *ranks, ",".join(studies), backend, str(out), options)
+        assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-6000:]
         return out
 
     def read(study: str, backend: str = "deepspeed", size: int = 2, file: str = "", **options: Any) -> list[Any]:
@@ -144,9 +144,9 @@ def test_parts_are_rounded_as_the_whole_is(rule: str, shape: tuple[int, ...], la
         lay_channels_last(model)
     whole = model[0].detach()
     expected = rules.make(rule, [whole], options)
-    held = start.clone().view(-1)
+    weights = start.clone().view(-1)
     spans = spans_of(length, [0, int(cut * length), length])
-    parts = [Part(shape, spans, held[first:end]) for first, end in spans]
+    parts = [Part(shape, spans, weights[first:end]) for first, end in spans]
     shards = [ShardRule(rule, [part], rank, options, channels_last=last) for rank, part in enumerate(parts)]
     for _ in range(3):
         grad = torch.randn(shape, generator=generator)
@@ -158,7 +158,7 @@ def test_parts_are_rounded_as_the_whole_is(rule: str, shape: tuple[int, ...], la
         )
         for (first, end), shard in zip(spans, shards, strict=True):
             shard.apply([0], [grad.view(-1)[first:end].clone()], rate=0.1, momentum=None)
-    assert torch.equal(held.view(shape), whole)
+    assert torch.equal(weights.view(shape), whole)
     for name, (moment,) in expected.moments.items():
         assert torch.equal(torch.cat([shard.moments[name][0] for shard in shards]).view(shape), moment)
 
@@ -219,11 +219,11 @@ def test_nothing_to_offload_is_refused() -> None:
 def test_further_keys_are_laid_over_what_mtrain_writes() -> None:
     extra = {"wall_clock_breakdown": True, "zero_optimization": {"overlap_comm": True}}
     sharding = Sharding(stage=2, offload=False, bucket_mb=1.0, reduction="update", extra=extra)
-    written = settings(recipe(clip_norm=1.0), sharding, size=2, pin_memory=False)
-    assert written["wall_clock_breakdown"]
-    assert written["zero_optimization"]["overlap_comm"]
-    assert written["zero_optimization"]["stage"] == 2
-    assert written["gradient_clipping"] == 0.0
+    content = settings(recipe(clip_norm=1.0), sharding, size=2, pin_memory=False)
+    assert content["wall_clock_breakdown"]
+    assert content["zero_optimization"]["overlap_comm"]
+    assert content["zero_optimization"]["stage"] == 2
+    assert content["gradient_clipping"] == 0.0
 
 
 # ----------------------------------------------------------------------------------------------------- errors and endings
@@ -239,29 +239,29 @@ ENTER = """
 
 
 def test_it_says_what_it_is_without_loading_a_framework() -> None:
-    done = python("""
+    process = python("""
         import sys
         from mtrain.backends.deepspeed import DeepSpeed
         assert (DeepSpeed(DeepSpeed.Options()).framework, DeepSpeed.rendezvous) == ("torch", "torch")
         assert "torch" not in sys.modules and "deepspeed" not in sys.modules
     """)
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_without_deepspeed_there_is_one_error_with_the_command_that_installs_it() -> None:
     hide = "import importlib.util as u; found = u.find_spec\n"
     hide += "u.find_spec = lambda name, *a: None if name == 'deepspeed' else found(name, *a)\n"
-    done = python(hide + textwrap.dedent(ENTER))
-    told = done.stdout.strip()
-    assert told.startswith(
+    process = python(hide + textwrap.dedent(ENTER))
+    message = process.stdout.strip()
+    assert message.startswith(
         "PluginError 2 backend deepspeed: DeepSpeed is not installed here; install it with: pip install -e '"
-    ), done.stderr
-    assert told.endswith("[deepspeed]'")
+    ), process.stderr
+    assert message.endswith("[deepspeed]'")
 
 
 @needs_deepspeed
 def test_gradients_in_float64_are_reduced_in_stage_0() -> None:
-    done = python("""
+    process = python("""
         import warnings
         import torch
         from mtrain.backends._deepspeed import library
@@ -274,12 +274,12 @@ def test_gradients_in_float64_are_reduced_in_stage_0() -> None:
         _, found = split_half_float_double_sparse([torch.zeros(2, dtype=torch.float64), torch.zeros(3)])
         assert sorted(tensor.numel() for _, bucket in found for tensor in bucket) == [2, 3]
     """)
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 @needs_deepspeed
 def test_values_that_deepspeed_cannot_read_are_refused_in_one_sentence() -> None:
-    done = python("""
+    process = python("""
         import warnings
         warnings.simplefilter("ignore")
         from mtrain.backends._deepspeed import library
@@ -294,18 +294,18 @@ def test_values_that_deepspeed_cannot_read_are_refused_in_one_sentence() -> None
             except SpecError as error:
                 print(error)
     """)
-    assert done.stdout.splitlines() == [
+    assert process.stdout.splitlines() == [
         "backend.options.config: DeepSpeed refuses a value: overlap_comm: Input should be a valid boolean, unable to interpret "
         "input; give a value that DeepSpeed's documentation of its JSON lists",
         "backend.options.config: DeepSpeed refuses a value: unsupported operand type(s) for |: 'str' and 'bool'; "
         "give a value that DeepSpeed's documentation of its JSON lists",
-    ], done.stderr
+    ], process.stderr
 
 
 @needs_deepspeed
 def test_without_a_starter_it_says_how_to_start_it() -> None:
-    done = python("import warnings; warnings.simplefilter('ignore')\n" + textwrap.dedent(ENTER))
-    assert done.stdout.startswith("LaunchError 1 backend deepspeed was not started by torchrun"), done.stderr
+    process = python("import warnings; warnings.simplefilter('ignore')\n" + textwrap.dedent(ENTER))
+    assert process.stdout.startswith("LaunchError 1 backend deepspeed was not started by torchrun"), process.stderr
 
 
 @needs_deepspeed
@@ -328,10 +328,10 @@ def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str)
             barrier(backend.collective)
     """)
     )
-    done = start(2, str(script))
-    assert done.returncode == 1
-    assert ("on purpose" in done.stderr) is (kind == "raises")
-    assert "Exception ignored" not in done.stderr
+    process = start(2, str(script))
+    assert process.returncode == 1
+    assert ("on purpose" in process.stderr) is (kind == "raises")
+    assert "Exception ignored" not in process.stderr
 
 
 @needs_deepspeed
@@ -345,5 +345,5 @@ def test_ranks_end_without_a_word(tmp_path: Path) -> None:
             train(backend, updates=2)
     """)
     )
-    done = start(3, str(script))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    process = start(3, str(script))
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")

@@ -62,8 +62,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def run(backend: str, size: int, studies: tuple[str, ...], options: str) -> Path:
         out = tmp_path_factory.mktemp(f"{backend}-{size}")
-        done = start(backend, size, str(RANKS), ",".join(studies), backend, str(out), options)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+        process = start(backend, size, str(RANKS), ",".join(studies), backend, str(out), options)
+        assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-6000:]
         return out
 
     def read(study: str, backend: str = "horovod", size: int = 2, **options: Any) -> list[Any]:
@@ -117,7 +117,7 @@ def test_how_gradients_are_sent_together_changes_nothing_on_two_ranks(found: Any
 @needs_horovod
 def test_gradients_are_cut_into_groups_so_that_some_travel_while_the_backward_pass_runs() -> None:
     """In the order of backward passes; one type each; only an array that is too long by itself makes a group too long."""
-    done = python("""
+    process = python("""
         import torch
         from mtrain.backends._horovod.exchange import groups
         lengths = [10] * 12 + [100] + [10] * 11
@@ -127,12 +127,12 @@ def test_gradients_are_cut_into_groups_so_that_some_travel_while_the_backward_pa
             assert [id(p) for group in found for p in group] == [id(p) for p in reversed(parameters)]
             print([[p.numel() for p in group] for group in found])
     """)
-    assert done.stdout.splitlines() == [
+    assert process.stdout.splitlines() == [
         "[[5], [10, 10, 10, 10], [10, 10, 10, 10], [10, 10, 10], [100], [10, 10, 10, 10], [10, 10, 10, 10], [10, 10, 10, 10]]",
         "[[5], [10, 10], [10, 10], [10, 10], [10, 10], [10, 10], [10], [100], [10, 10], [10, 10], [10, 10], [10, 10], "
         "[10, 10], [10, 10]]",
         "[[5], " + "[10], " * 11 + "[100], " + ", ".join(["[10]"] * 12) + "]",
-    ], done.stderr
+    ], process.stderr
 
 
 @needs_horovod
@@ -204,9 +204,9 @@ def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str)
                 open({str(tmp_path / "noticed")!r}, "w").write(type(error).__name__)
                 raise
         """
-    done = start("horovod", 2, rank_script(tmp_path, body))
-    assert done.returncode == 1
-    assert ("on purpose" in done.stderr) is ("purpose" in kind)
+    process = start("horovod", 2, rank_script(tmp_path, body))
+    assert process.returncode == 1
+    assert ("on purpose" in process.stderr) is ("purpose" in kind)
     assert (tmp_path / "noticed").read_text() == "HorovodInternalError"
 
 
@@ -218,10 +218,10 @@ def test_a_collective_that_waits_too_long_for_a_rank_ends_the_job(tmp_path: Path
                 time.sleep(600)
             barrier(backend.collective)
         """
-    done = start("horovod", 2, rank_script(tmp_path, body, "timeout_s=4"))
-    assert done.returncode == 1
-    assert "HorovodInternalError" in done.stderr
-    assert "stalled for longer than 4 seconds" in done.stderr + done.stdout
+    process = start("horovod", 2, rank_script(tmp_path, body, "timeout_s=4"))
+    assert process.returncode == 1
+    assert "HorovodInternalError" in process.stderr
+    assert "stalled for longer than 4 seconds" in process.stderr + process.stdout
 
 
 @needs_horovod
@@ -234,15 +234,15 @@ def test_ranks_end_without_aborting_however_often(tmp_path: Path) -> None:
         """
     script = rank_script(tmp_path, body)
     for _ in range(3):
-        done = start("horovod", 3, script)
-        assert (done.returncode, done.stderr) == (0, "")
+        process = start("horovod", 3, script)
+        assert (process.returncode, process.stderr) == (0, "")
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in environment().items() if not name.startswith(("HOROVOD_", "OMPI_", "PMI_"))}
+    saved = {name: value for name, value in environment().items() if not name.startswith(("HOROVOD_", "OMPI_", "PMI_"))}
     argv = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(argv, cwd=ROOT, env={**kept, **env}, capture_output=True, text=True, timeout=120)
+    return subprocess.run(argv, cwd=ROOT, env={**saved, **env}, capture_output=True, text=True, timeout=120)
 
 
 ENTER = """
@@ -257,13 +257,13 @@ ENTER = """
 
 
 def test_it_says_what_it_is_without_loading_a_framework() -> None:
-    done = python("""
+    process = python("""
         import sys
         from mtrain.backends.horovod import Horovod
         assert (Horovod(Horovod.Options()).framework, Horovod.rendezvous) == ("torch", "horovod")
         assert "torch" not in sys.modules and "horovod" not in sys.modules
     """)
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.parametrize(
@@ -292,11 +292,11 @@ def test_a_horovod_that_cannot_be_used_is_one_error_with_the_command_that_builds
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     hide = "import sys; sys.modules['horovod'] = None\n" if not files else ""
-    done = python(hide + textwrap.dedent(ENTER), PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert done.returncode == 0, done.stderr
-    assert "PluginError 2 backend horovod: Horovod" in done.stdout
-    assert what in done.stdout
-    assert f"`{sys.executable} -m mtrain doctor --build-horovod`" in done.stdout
+    process = python(hide + textwrap.dedent(ENTER), PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert process.returncode == 0, process.stderr
+    assert "PluginError 2 backend horovod: Horovod" in process.stdout
+    assert what in process.stdout
+    assert f"`{sys.executable} -m mtrain doctor --build-horovod`" in process.stdout
 
 
 @pytest.mark.parametrize("python", [None, sys.executable], ids=["here", "in another interpreter"])
@@ -314,18 +314,18 @@ def test_a_missing_library_is_told_before_anything_starts_with_the_command_that_
     """)
     )
     backend = {"name": "hvd", "python": python}
-    given = {"backend": backend, "plugins": str(policy), "data": {"format": "digits"}, "model": {"name": "yolov5n"}}
+    values = {"backend": backend, "plugins": str(policy), "data": {"format": "digits"}, "model": {"name": "yolov5n"}}
     with pytest.raises(UsageError, match="no_such_library") as error:
-        interpreter.check(Spec.model_validate(given))
+        interpreter.check(Spec.model_validate(values))
     assert str(error.value).endswith(f"; build it: `scripts/build {sys.executable}`")
 
 
 @needs_horovod
 def test_without_a_starter_it_says_how_to_start_it() -> None:
     """Started by torchrun, say, every rank would take itself for a job of one."""
-    done = python(ENTER)
-    assert "LaunchError 1 backend horovod was not started by horovodrun: none of HOROVOD_RANK" in done.stdout, (
-        done.stderr
+    process = python(ENTER)
+    assert "LaunchError 1 backend horovod was not started by horovodrun: none of HOROVOD_RANK" in process.stdout, (
+        process.stderr
     )
 
 
@@ -338,9 +338,9 @@ def test_adasum_over_gloo_is_refused_before_training(tmp_path: Path) -> None:
         except MtrainError as error:
             print(error)
         """
-    done = start("horovod", 2, rank_script(tmp_path, body, "reduction='adasum'"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("adasum given, but Horovod runs over gloo") == 2
+    process = start("horovod", 2, rank_script(tmp_path, body, "reduction='adasum'"))
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("adasum given, but Horovod runs over gloo") == 2
 
 
 def test_unknown_options_are_refused() -> None:

@@ -36,11 +36,11 @@ def recipe(**fields: Any) -> Recipe:
 
 def layouts(model: nn.Module, batch: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
     """Input of each convolution and output of each layer, by name; of those in which layouts can be told apart."""
-    seen: list[tuple[str, Tensor]] = []
+    calls: list[tuple[str, Tensor]] = []
 
     def look(name: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            seen.append((f"output of {name}", output))
+            calls.append((f"output of {name}", output))
 
         return hook
 
@@ -48,16 +48,16 @@ def layouts(model: nn.Module, batch: Mapping[str, Tensor]) -> list[tuple[str, Te
         if isinstance(module, nn.Conv2d | nn.BatchNorm2d):
             module.register_forward_hook(look(name))
     model(batch)
-    return [(name, x) for name, x in seen if x.shape[1] > 1 and x.shape[2] * x.shape[3] > 1]
+    return [(name, x) for name, x in calls if x.shape[1] > 1 and x.shape[2] * x.shape[3] > 1]
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_every_layer_has_the_layout_that_the_spec_asks_for(framework: Framework, channels_last: bool) -> None:
     with framework.solo() as backend:
         model, optimizer = backend.prepare(Small, recipe(channels_last=channels_last))
-        seen = layouts(model, {"images": torch.randint(0, 255, (2, 32, 32, 3), dtype=torch.uint8)})
-        assert len(seen) == 3
-        assert [name for name, x in seen if not x.is_contiguous(memory_format=LAYOUTS[channels_last])] == []
+        records = layouts(model, {"images": torch.randint(0, 255, (2, 32, 32, 3), dtype=torch.uint8)})
+        assert len(records) == 3
+        assert [name for name, x in records if not x.is_contiguous(memory_format=LAYOUTS[channels_last])] == []
         with optimizer.micro_batch(last=True):
             optimizer.backward(model({"images": torch.ones(2, 32, 32, 3)})["total"])
         grads = [p.grad for p in model.parameters() if p.dim() == 4 and p.grad is not None and p.shape[2] > 1]
@@ -68,6 +68,6 @@ def test_every_layer_has_the_layout_that_the_spec_asks_for(framework: Framework,
 def test_every_layer_of_yolov5_has_the_layout_that_the_spec_asks_for(framework: Framework, channels_last: bool) -> None:
     with framework.solo() as backend:
         model, _ = backend.prepare(lambda: yolov5_small.ready_network(framework), recipe(channels_last=channels_last))
-        seen = layouts(model, yolov5_small.batch_of(framework))
-        assert len(seen) > 100
-        assert [name for name, x in seen if not x.is_contiguous(memory_format=LAYOUTS[channels_last])] == []
+        records = layouts(model, yolov5_small.batch_of(framework))
+        assert len(records) > 100
+        assert [name for name, x in records if not x.is_contiguous(memory_format=LAYOUTS[channels_last])] == []

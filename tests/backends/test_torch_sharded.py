@@ -61,5 +61,5 @@ def test_parts_step_as_whole_arrays_do(tmp_path: Path, rule: str, channels_last:
         subprocess.Popen([*argv, str(rank), rule, str(channels_last)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    told = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
+    messages = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(messages)

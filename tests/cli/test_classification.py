@@ -32,11 +32,11 @@ def overrides(*values: str) -> list[str]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``runs/small``, six epochs on one rank, and ``digits/``, five pictures of the evaluation split."""
     folder = tmp_path_factory.mktemp("classified")
-    done = mtrain(
+    process = mtrain(
         "-c", "vit_digits", "--backend", "solo", "--name", "small", "--epochs", "6", *overrides(*QUICK), cwd=folder
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder / "stdout.txt").write_text(done.stdout)
+    assert process.returncode == 0, process.stdout + process.stderr
+    (folder / "stdout.txt").write_text(process.stdout)
     val = DigitsClasses().read(None, None, None, None, split="val")
     for index in range(5):
         save_picture(val.pictures[index], folder / "digits" / f"{index}.png")
@@ -62,45 +62,45 @@ def test_a_few_epochs_already_tell_digits_apart(trained):
 
 
 def test_the_console_speaks_of_accuracy_classes_and_mistakes(trained):
-    told = (trained / "stdout.txt").read_text()
+    message = (trained / "stdout.txt").read_text()
     for text in ("evaluation: accuracy 0.", "best evaluation: accuracy 0.", "accuracy by class: 0 ", "mistakes: "):
-        assert text in told
-    assert " AP" not in told
+        assert text in message
+    assert " AP" not in message
 
 
 def test_evaluate_repeats_the_figures_of_the_best_checkpoint(trained):
-    done = mtrain("evaluate", "--run", "runs/small", cwd=trained)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "accuracy by class: 0 " in done.stdout
+    process = mtrain("evaluate", "--run", "runs/small", cwd=trained)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "accuracy by class: 0 " in process.stdout
     figures, best = summary_of(trained / "runs/small-evaluate")["figures"], summary_of(trained / "runs/small")["best"]
     assert {name: best[name] for name in figures} == figures
 
 
 def test_a_plain_file_of_weights_is_scored_too_its_positions_included(trained):
     weights = sorted((trained / "runs/small/checkpoints").glob("*/ema.safetensors"))[-1]
-    given = ["-c", "vit_digits", "--backend", "solo", "--weights", str(weights), "--name", "plain"]
-    done = mtrain("evaluate", *given, *overrides(*QUICK), cwd=trained)
-    assert done.returncode == 0, done.stdout + done.stderr
+    arguments = ["-c", "vit_digits", "--backend", "solo", "--weights", str(weights), "--name", "plain"]
+    process = mtrain("evaluate", *arguments, *overrides(*QUICK), cwd=trained)
+    assert process.returncode == 0, process.stdout + process.stderr
     last = summary_of(trained / "runs/small")["last"]
     assert summary_of(trained / "runs/plain-evaluate")["figures"]["accuracy"] == last["accuracy"]
 
 
 def test_predict_names_the_digits_of_picture_files(trained):
-    done = mtrain("predict", "--run", "runs/small", "--confidence", "0", "--out", "out", "digits", cwd=trained)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 pictures: 5 predictions with a score >= 0" in done.stdout
+    process = mtrain("predict", "--run", "runs/small", "--confidence", "0", "--out", "out", "digits", cwd=trained)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "5 pictures: 5 predictions with a score >= 0" in process.stdout
     rows = json.loads((trained / "out/predictions.json").read_text())
     assert [row["file_name"] for row in rows] == [f"{digit}.png" for digit in range(5)]
     assert all(row["class"] == str(row["label"]) and 0.1 <= row["score"] <= 1 for row in rows)
-    given = DigitsClasses().read(None, None, None, None, split="val").labels[:5]
-    assert sum(row["label"] == label for row, label in zip(rows, given, strict=True)) >= 3
+    original = DigitsClasses().read(None, None, None, None, split="val").labels[:5]
+    assert sum(row["label"] == label for row, label in zip(rows, original, strict=True)) >= 3
     assert len(list((trained / "out").glob("*.jpg"))) == 5
 
 
 def test_plan_prints_the_job_as_for_any_other(trained):
-    done = mtrain("plan", "-c", "vit_digits", cwd=trained)
-    assert done.returncode == 0, done.stderr
-    assert "64 = 2 ranks x 32 (micro batch) x 1 (accumulate)" in done.stdout
+    process = mtrain("plan", "-c", "vit_digits", cwd=trained)
+    assert process.returncode == 0, process.stderr
+    assert "64 = 2 ranks x 32 (micro batch) x 1 (accumulate)" in process.stdout
 
 
 @pytest.mark.parametrize(
@@ -115,18 +115,18 @@ def test_plan_prints_the_job_as_for_any_other(trained):
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_with_a_remedy(trained, values, told):
-    done = mtrain("-c", "vit_digits", "-b", "solo", "--name", "refused", *overrides(*QUICK, *values), cwd=trained)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
+    process = mtrain("-c", "vit_digits", "-b", "solo", "--name", "refused", *overrides(*QUICK, *values), cwd=trained)
+    assert process.returncode == 2, process.stdout + process.stderr
+    assert told in process.stderr
+    assert "Traceback" not in process.stderr
     assert not (trained / "runs" / "refused").exists()
 
 
 def test_a_detector_is_refused_for_a_classification_data_set(trained):
     values = ["data.format=digits_classes", "data.image_size=64"]
-    done = mtrain("-c", "digits", "-b", "solo", "--name", "refused", *overrides(*values), cwd=trained)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "digits_classes is a data set for classification, but model.name: yolov5n is for detection" in done.stderr
+    process = mtrain("-c", "digits", "-b", "solo", "--name", "refused", *overrides(*values), cwd=trained)
+    assert process.returncode == 2, process.stdout + process.stderr
+    assert "digits_classes is a data set for classification, but model.name: yolov5n is for detection" in process.stderr
 
 
 STACKS = {
@@ -144,8 +144,8 @@ def test_every_stack_trains_alike(trained):
     values += ["schedule.warmup=null", "checkpoint.every_epochs=null"]
     losses, accuracies = {}, {}
     for name, stack in STACKS.items():
-        done = mtrain("-c", "vit_digits", *stack, "--name", name, *overrides(*values), cwd=trained)
-        assert done.returncode == 0, done.stdout + done.stderr
+        process = mtrain("-c", "vit_digits", *stack, "--name", name, *overrides(*values), cwd=trained)
+        assert process.returncode == 0, process.stdout + process.stderr
         losses[name] = losses_of(trained / "runs" / name)
         accuracies[name] = summary_of(trained / "runs" / name)["last"]["accuracy"]
     assert len(losses["solo-torch"]) == 12
@@ -165,8 +165,8 @@ def learnt(folder: Path, name: str, *more: str) -> dict:
     """What a job of two ranks has at its end: digests, and every figure of its evaluation."""
     stack = [*ALIKE[name], "--nproc-per-node", "2", "--name", f"exact-{name}"]
     values = [*QUICK, *EXACT, "checkpoint.every_updates=5", "checkpoint.keep_last=9"]
-    done = mtrain("-c", "vit_digits", *stack, *overrides(*values), *more, cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = mtrain("-c", "vit_digits", *stack, *overrides(*values), *more, cwd=folder)
+    assert process.returncode == 0, process.stdout + process.stderr
     summary = summary_of(folder / f"runs/exact-{name}")
     return {key: summary[key] for key in ("updates", "last", "weights_sha256", "ema_sha256")}
 

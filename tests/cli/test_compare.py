@@ -23,14 +23,14 @@ def compare(folder: Path, backends: str, *more: str, status: int) -> tuple[dict,
     """(compare.json, what was printed)."""
     command = [sys.executable, "-m", "mtrain", "compare", *SPEC, *more, "--backends", backends, "--out", str(folder)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=folder.parent, env=environ, capture_output=True, text=True, timeout=500, check=False
     )
-    assert done.returncode == status, done.stdout + done.stderr
+    assert process.returncode == status, process.stdout + process.stderr
     page = (folder / "compare.html").read_text()
     assert page.startswith("<!doctype html>")
     assert "http" not in page
-    return json.loads((folder / "compare.json").read_text()), done.stdout
+    return json.loads((folder / "compare.json").read_text()), process.stdout
 
 
 def rows_of(found: dict) -> dict[str, dict]:
@@ -39,7 +39,7 @@ def rows_of(found: dict) -> dict[str, dict]:
 
 @pytest.mark.slow
 def test_wrong_backends_are_found_and_described(tmp_path):
-    found, printed = compare(
+    actual, printed = compare(
         tmp_path / "out",
         "solo,clipping,summing,sluggish,elsewhere",
         "--updates",
@@ -50,19 +50,19 @@ def test_wrong_backends_are_found_and_described(tmp_path):
         "0",
         status=1,
     )
-    rows = rows_of(found)
-    assert found["reference"] == "solo"
+    rows = rows_of(actual)
+    assert actual["reference"] == "solo"
     assert [row["verdict"] for row in rows.values()] == ["reference", "differs", "differs", "differs", "not installed"]
-    told = {label: row["against_reference"] for label, row in rows.items() if "against_reference" in row}
-    assert {label: (one["first_update"], one["first_in"][0]) for label, one in told.items()} == {
+    values = {label: row["against_reference"] for label, row in rows.items() if "against_reference" in row}
+    assert {label: (one["first_update"], one["first_in"][0]) for label, one in values.items()} == {
         "clipping": (0, "moments"), "summing": (0, "gradient norm"), "sluggish": (1, "moments"),
     }  # fmt: skip
-    assert "it clips at 0.25, the spec says no limit" in told["clipping"]["causes"][0]
+    assert "it clips at 0.25, the spec says no limit" in values["clipping"]["causes"][0]
     assert (
         "2 times as large at the same loss, the micro batches per update (2): gradients are summed"
-        in told["summing"]["causes"][0]
+        in values["summing"]["causes"][0]
     )
-    assert "its momentum is 0.5, 0.9 was asked for" in told["sluggish"]["causes"][0]
+    assert "its momentum is 0.5, 0.9 was asked for" in values["sluggish"]["causes"][0]
     assert "a_library_that_nobody_has" in rows["elsewhere"]["reason"]
     assert "clipping, summing and sluggish do not train like solo" in printed
     assert not list((tmp_path / "out").rglob("*.safetensors")), "checkpoints take room and were read"
@@ -70,11 +70,11 @@ def test_wrong_backends_are_found_and_described(tmp_path):
 
 @pytest.mark.slow
 def test_right_backends_agree_bit_for_bit_and_repeat_themselves(tmp_path):
-    found, printed = compare(
+    actual, printed = compare(
         tmp_path / "out", "ddp,horovod,deepspeed:stage=3,solo", "--updates", "6", "--profile", "float32", status=0
     )
-    rows = rows_of(found)
-    assert found["same_bits"] == [["ddp", "horovod", "deepspeed:stage=3"], ["solo"]]
+    rows = rows_of(actual)
+    assert actual["same_bits"] == [["ddp", "horovod", "deepspeed:stage=3"], ["solo"]]
     assert rows["solo"]["verdict"] == "within float32"
     assert rows["solo"]["ranks"] == 1
     assert all(row["repeats"] for row in rows.values())
@@ -88,20 +88,20 @@ def test_right_backends_agree_bit_for_bit_and_repeat_themselves(tmp_path):
 
 def test_ranks_that_never_exchange_gradients_are_caught(tmp_path):
     """The whole of `mtrain compare` that runs every time; the others are slow."""
-    found, printed = compare(tmp_path / "out", "ddp,silent", "--updates", "2", "--rounds", "0", status=1)
-    assert [row["verdict"] for row in rows_of(found).values()] == ["reference", "ranks differ"]
+    actual, printed = compare(tmp_path / "out", "ddp,silent", "--updates", "2", "--rounds", "0", status=1)
+    assert [row["verdict"] for row in rows_of(actual).values()] == ["reference", "ranks differ"]
     assert "silent does not train like ddp" in printed
-    (cause, *_) = rows_of(found)["silent"]["against_reference"]["causes"]
+    (cause, *_) = rows_of(actual)["silent"]["against_reference"]["causes"]
     assert "its ranks do not hold the same weights after update 0" in cause
 
 
 @pytest.mark.slow
 def test_a_backend_that_cannot_do_it_is_told_and_the_others_are_compared(tmp_path):
-    found, printed = compare(
+    actual, printed = compare(
         tmp_path / "out", "solo,solo:framework=paddle,summing", "--updates", "2", "--ranks", "1", "--rounds", "0",
         "-o", "train.precision=bf16", status=1,
     )  # fmt: skip
-    rows = rows_of(found)
+    rows = rows_of(actual)
     assert rows["solo:framework=paddle"]["verdict"] == "refused"
     assert "bf16" in rows["solo:framework=paddle"]["reason"]
     assert rows["summing"]["verdict"] == "differs"
@@ -129,8 +129,10 @@ def test_a_rank_that_others_wait_for_is_seen_in_the_share_of_communication(backe
     if backend == "late_deepspeed":
         command += ["-o", "backend.options.stage=3"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
     end = json.loads((tmp_path / "runs" / "late" / "metrics.jsonl").read_text().splitlines()[-1])
     waiting, late = (rank["communication_share"] for rank in end["measured"])
     assert waiting > 0.3, "six forward passes of sleep are more than the rest of an update"

@@ -67,10 +67,10 @@ def variant_of(file: Path, old: str, new: str) -> Path:
 def fails(capsys, *arguments: object) -> str:
     """The one line of an import that is refused."""
     assert main(["config", "import", *map(str, arguments)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    lines = said.err.splitlines()
-    assert len(lines) == 1, said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    lines = output.err.splitlines()
+    assert len(lines) == 1, output.err
     assert lines[0].startswith("error: ")
     return lines[0]
 
@@ -88,8 +88,8 @@ def test_the_files_here_say_what_the_published_ones_resolve_to(size):
     head = document.get(("PPYOLOEHead",))
     for key, value in head.items():
         stated = {k: v for k, v in value.items() if k != "name"} if isinstance(value, dict) else value
-        found = {k: facts["_head"][key][k] for k in stated} if isinstance(value, dict) else facts["_head"][key]
-        assert found == stated, key
+        actual = {k: facts["_head"][key][k] for k in stated} if isinstance(value, dict) else facts["_head"][key]
+        assert actual == stated, key
 
 
 SHIPPED_DIFFERS = {
@@ -107,9 +107,9 @@ SHIPPED_DIFFERS = {
 @pytest.mark.parametrize("size", PPYOLOE_SIZES)
 def test_an_official_file_becomes_the_shipped_config(size):
     imported, shipped = spec_of(ppyoloe(size)), config.load(f"ppyoloe_{size}", environ={})
-    found = differences(imported.values, shipped.values)
-    assert set(found) == set(SHIPPED_DIFFERS)
-    assert found["data.root"] == ("dataset/coco", "data/coco")
+    actual = differences(imported.values, shipped.values)
+    assert set(actual) == set(SHIPPED_DIFFERS)
+    assert actual["data.root"] == ("dataset/coco", "data/coco")
     assert imported.spec.model.name == f"ppyoloe_{size}"
 
 
@@ -120,13 +120,13 @@ def test_an_official_file_becomes_the_shipped_config(size):
 )
 def test_every_key_is_told_once(files):
     imported = convert(files)
-    told = sorted(f"{entry.place} {entry.key}" for entry in (*imported.carried, *imported.dropped))
-    given = sorted(
+    message = sorted(f"{entry.place} {entry.key}" for entry in (*imported.carried, *imported.dropped))
+    original = sorted(
         f"{document.place(leaf)} {'.'.join(map(str, leaf))}"
         for document in map(read, files)
         for leaf in document.leaves()
     )
-    assert told == given
+    assert message == original
 
 
 def test_what_an_official_file_cannot_carry_over_is_this():
@@ -153,28 +153,31 @@ def test_cards_say_what_the_batch_per_card_comes_to():
 def test_comments_say_where_values_are_from(capsys, monkeypatch):
     monkeypatch.chdir(PADDLE)
     assert main(["config", "import", "ppyoloe/ppyoloe_crn_s_300e_coco.yml", "-o", "train.seed=3"]) == 0
-    said = capsys.readouterr()
-    assert "rate: 0.01  # ppyoloe/_base_/optimizer_300e.yml:8 LearningRate.base_lr" in said.out
-    assert "clip_norm: null  # PaddleDetection's default" in said.out
-    assert "seed: 3  # -o train.seed=3" in said.out
-    assert "  runtime.yml:6 print_flops: false - no counterpart" in said.err.splitlines()
-    assert "  train.clip_norm: null - PaddleDetection's default" in said.err.splitlines()
-    assert "print_flops" not in said.out
+    output = capsys.readouterr()
+    assert "rate: 0.01  # ppyoloe/_base_/optimizer_300e.yml:8 LearningRate.base_lr" in output.out
+    assert "clip_norm: null  # PaddleDetection's default" in output.out
+    assert "seed: 3  # -o train.seed=3" in output.out
+    assert "  runtime.yml:6 print_flops: false - no counterpart" in output.err.splitlines()
+    assert "  train.clip_norm: null - PaddleDetection's default" in output.err.splitlines()
+    assert "print_flops" not in output.out
 
 
 @pytest.mark.parametrize(("kind", "momentum"), [("SGD", 0.0), ("Momentum", 0.9)])
 def test_plain_sgd_has_no_momentum(kind, momentum):
     optimizer = "{type: SGD}" if kind == "SGD" else "{type: Momentum, momentum: 0.9}"
     text = f"_BASE_: ['{ppyoloe('m')}']\nOptimizerBuilder:\n  optimizer: {optimizer}\n"
-    found = load(convert([write("plain.yml", text)]).text).spec.optimizer
-    assert (found.rule, found.momentum) == ("sgd", momentum)
+    actual = load(convert([write("plain.yml", text)]).text).spec.optimizer
+    assert (actual.rule, actual.momentum) == ("sgd", momentum)
 
 
 def test_adam_decays_by_the_regularizer_and_no_batchnorm_and_only_adamw_has_a_decay_of_its_own():
     text = f"_BASE_: ['{ppyoloe('m')}']\nOptimizerBuilder:\n  optimizer: {{type: Adam}}\n  regularizer: {{type: L2, factor: 0.0003}}\n"
-    found = load(convert([write("adam.yml", text)]).text).spec.optimizer
-    assert (found.rule, found.weight_decay) == ("adam", 0.0003)
-    assert [(group.match, group.weight_decay) for group in found.groups] == [(r"\.bn\.(weight|bias)$", 0.0), ("", None)]
+    actual = load(convert([write("adam.yml", text)]).text).spec.optimizer
+    assert (actual.rule, actual.weight_decay) == ("adam", 0.0003)
+    assert [(group.match, group.weight_decay) for group in actual.groups] == [
+        (r"\.bn\.(weight|bias)$", 0.0),
+        ("", None),
+    ]
 
 
 def test_other_optimizers_schedules_and_averages(tmp_path):
@@ -364,9 +367,9 @@ def test_an_imported_data_yaml_finds_the_pictures(capsys):
 def test_the_spec_goes_to_the_file_and_an_old_one_is_kept(capsys, tmp_path):
     arguments = ["config", "import", str(YOLOV5 / "hyp.scratch-low.yaml"), "--to", "mine.yml"]
     assert main(arguments) == 0
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.endswith("written: mine.yml\n")
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.endswith("written: mine.yml\n")
     assert main(["config", "validate", "mine.yml"]) == 0
     capsys.readouterr()
     assert "--to mine.yml: exists" in fails(capsys, *arguments[2:])

@@ -23,8 +23,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read(kind: str, root: Path) -> list[Annotations]:
-    found: list[Annotations] = open_data(DataSpec(format=kind, root=str(root), names=NAMES)).both()
-    return found
+    actual: list[Annotations] = open_data(DataSpec(format=kind, root=str(root), names=NAMES)).both()
+    return actual
 
 
 def assert_same(found: list[Annotations], expected: list[Annotations], *, places_px: float) -> None:
@@ -54,8 +54,8 @@ def test_there_and_back_again_is_the_same_data_set(here: Path, first: str, secon
 
 
 def test_pictures_are_linked_or_copied_and_a_full_folder_is_refused(here: Path, capsys) -> None:
-    given = ["--to", "yolo", "--format", "coco", "--root", str(SMALL)]
-    assert main(["data", "convert", "copies", *given, "--pictures", "copy"]) == 0
+    arguments = ["--to", "yolo", "--format", "coco", "--root", str(SMALL)]
+    assert main(["data", "convert", "copies", *arguments, "--pictures", "copy"]) == 0
     assert "4 train, 3 val pictures with" in capsys.readouterr().out
     picture = next((here / "copies" / "images" / "train").iterdir())
     assert os.stat(picture).st_nlink == 1
@@ -88,16 +88,16 @@ def test_what_a_format_cannot_hold_is_said(here: Path, capsys) -> None:
         {"id": 2, "image_id": 2, "category_id": 3, "bbox": [1, 2, 10, 20], "area": 200, "iscrowd": 0},
     ]
     coco_set(here / "set", rows, ["x/a.jpg", "y/a.jpg"])
-    given = ["--format", "coco", "--root", "set"]
-    assert main(["data", "convert", "v", "--to", "voc", *given]) == 0
-    said = capsys.readouterr().out
-    assert "note: 2 crowd boxes are marked difficult" in said
-    assert "note: 2 areas that are not width x height are lost" in said
+    arguments = ["--format", "coco", "--root", "set"]
+    assert main(["data", "convert", "v", "--to", "voc", *arguments]) == 0
+    stdout = capsys.readouterr().out
+    assert "note: 2 crowd boxes are marked difficult" in stdout
+    assert "note: 2 areas that are not width x height are lost" in stdout
     voc = open_data(DataSpec(format="voc", root="v", options={"use_difficult": False})).train
     assert voc.class_names == ("a", "b & <c>")
     assert sorted(picture.path.name for picture in voc.pictures) == ["a-2.jpg", "a.jpg"]  # one folder holds both
     (crowd,) = (picture for picture in voc.pictures if picture.crowd.any())
     assert crowd.boxes_xywh.tolist() == [[1.5, 2.25, 10.125, 20]]
-    assert main(["data", "convert", "c", "--to", "coco", *given]) == 0
-    kept = json.loads((here / "c" / "annotations" / "instances_train.json").read_text())
-    assert [(a["area"], a["iscrowd"], a["category_id"]) for a in kept["annotations"]] == [(7.0, 1, 9), (200, 0, 3)]
+    assert main(["data", "convert", "c", "--to", "coco", *arguments]) == 0
+    saved = json.loads((here / "c" / "annotations" / "instances_train.json").read_text())
+    assert [(a["area"], a["iscrowd"], a["category_id"]) for a in saved["annotations"]] == [(7.0, 1, 9), (200, 0, 3)]

@@ -27,10 +27,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(list(words)) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert "Traceback" not in told
-    return told
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("error: ")
+    assert "Traceback" not in stderr
+    return stderr
 
 
 def devices(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -41,9 +41,9 @@ def devices(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize("words", [("plan",), ("train", "--dry-run"), ("train",)], ids=" ".join)
 @pytest.mark.parametrize("flag", ["--devices", "--selected_gpu"])
 def test_numbers_name_gpus_and_are_refused_where_there_are_none(capsys, tmp_path, words, flag):
-    told = refused(capsys, words[0], *DIGITS, *words[1:], flag, "0,1")
-    assert "cluster.devices: [0, 1] given, but no GPU was found on this host" in told
-    assert "--devices cpu" in told
+    message = refused(capsys, words[0], *DIGITS, *words[1:], flag, "0,1")
+    assert "cluster.devices: [0, 1] given, but no GPU was found on this host" in message
+    assert "--devices cpu" in message
     assert not list(tmp_path.iterdir()), "nothing was started and nothing was made"
 
 

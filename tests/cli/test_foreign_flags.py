@@ -107,8 +107,8 @@ ANSWERED = {
 @pytest.mark.parametrize("line", ANSWERED)
 def test_what_has_no_counterpart_is_answered_in_a_sentence_with_exit_code_2(line, capsys, here):  # noqa: F811
     assert main(["-c", "yolov5n", *shlex.split(line)]) == 2
-    told = capsys.readouterr().err
-    assert ANSWERED[line] in told.splitlines()[-1]
+    stderr = capsys.readouterr().err
+    assert ANSWERED[line] in stderr.splitlines()[-1]
     assert not list(here.iterdir())
 
 
@@ -119,7 +119,7 @@ def test_resume_has_the_short_name_that_paddledetection_gives_it(spelling):
 
 def test_layers_that_the_model_does_not_have_are_refused_before_any_rank_starts(here, capsys):  # noqa: F811
     sizes = ["data.options={train: 4, val: 2, size: 64}", "data.image_size=64", "train.batch_size=2"]
-    given = ["-c", "digits", "-b", "solo", "-o", "model.name=yolov5n", "data.root=d", *sizes]
+    arguments = ["-c", "digits", "-b", "solo", "-o", "model.name=yolov5n", "data.root=d", *sizes]
     for line, told in (
         (
             "--freeze 77 78",
@@ -127,7 +127,7 @@ def test_layers_that_the_model_does_not_have_are_refused_before_any_rank_starts(
         ),
         ("--freeze 25", "leaves no parameter to train; freeze fewer"),
     ):
-        assert main([*given, *shlex.split(line)]) == 2
+        assert main([*arguments, *shlex.split(line)]) == 2
         assert told in capsys.readouterr().err
     assert not (here / "runs").exists()
 
@@ -160,9 +160,9 @@ def test_the_help_of_a_command_lists_its_own_flags_only():
 def test_two_values_behind_one_o_are_two_overrides_for_every_command(capsys, here):  # noqa: F811
     for command in (["config", "show"], ["plan"], ["data", "check"], ["evaluate"]):
         assert main([*command, "-o", "train.batch=1", "train.seeds=2"]) == 2
-        told = capsys.readouterr().err
-        assert "-o train.batch=1: unknown key" in told, command
-        assert "-o train.seeds=2: unknown key" in told, command
+        stderr = capsys.readouterr().err
+        assert "-o train.batch=1: unknown key" in stderr, command
+        assert "-o train.seeds=2: unknown key" in stderr, command
     assert main(["data", "check", "digits", "-c", "digits"]) == 2
     assert "digits and -c digits are both given" in capsys.readouterr().err
 
@@ -206,13 +206,13 @@ def test_a_message_never_suggests_what_was_written(here, capsys):  # noqa: F811
     (here / "plugins.toml").write_text("[launchers.slurm]\nenabled = true\n")
     (here / "a.yml").write_text("train: {plugins: x.toml}\n")
     assert main(["config", "validate", "a.yml"]) == 2
-    told = capsys.readouterr().err
-    assert "did you mean 'enabled'" not in told
+    stderr = capsys.readouterr().err
+    assert "did you mean 'enabled'" not in stderr
     assert (
         'launchers.slurm.enabled: unknown key; a list in [launchers] says which plugins may be used: enabled = ["slurm"]'
-        in told
+        in stderr
     )
-    assert "train.plugins: unknown key; 'plugins' belongs to no section: it is a key at the top" in told
+    assert "train.plugins: unknown key; 'plugins' belongs to no section: it is a key at the top" in stderr
 
 
 # ------------------------------------------------------------------------------------------------------------- aliases

@@ -44,19 +44,19 @@ def spec(*args: str):
 
 # ---------------------------------------------------------------------------------------------------------------- flags
 def test_every_flag_reaches_its_place_in_the_spec():
-    found = spec(
+    actual = spec(
         "--backend", "solo", "--ips", "10.0.0.1,10.0.0.2", "--node-rank", "1", "--master-addr", "10.0.0.1",
         "--master-port", "4000", "--nproc-per-node", "2", "--gpus", "0,1", "--start-port", "6170", "--log-dir", "logs",
         "--max-restarts", "3", "--nnodes", "2", "--amp", "--sync-bn", "--seed", "7", "--epochs", "9",
         "--batch-size", "32", "--name", "5",
     )  # fmt: skip
-    assert found.backend.name == "solo"
-    cluster = found.cluster
+    assert actual.backend.name == "solo"
+    cluster = actual.cluster
     assert (cluster.ips, cluster.node_rank, cluster.master_addr) == (["10.0.0.1", "10.0.0.2"], 1, "10.0.0.1")
     assert (cluster.master_port, cluster.nproc_per_node, cluster.devices) == (4000, 2, [0, 1])
     assert (cluster.start_port, cluster.log_dir, cluster.max_restarts) == (6170, "logs", 3)
-    assert (found.train.precision, found.train.sync_batchnorm, found.train.seed) == ("bf16", True, 7)
-    assert (found.train.epochs, found.train.batch_size, found.report.name) == (9, 32, "5")
+    assert (actual.train.precision, actual.train.sync_batchnorm, actual.train.seed) == ("bf16", True, 7)
+    assert (actual.train.epochs, actual.train.batch_size, actual.report.name) == (9, 32, "5")
 
 
 @pytest.mark.parametrize("flag", ["--devices", "--gpus", "--selected_gpu", "--selected-gpu", "--device"])
@@ -160,19 +160,19 @@ def test_a_misspelt_flag_is_refused_with_the_nearest_and_never_becomes_an_argume
     [([], ["train"]), (["-c", "x"], ["train", "-c", "x"]), (["plan", "-c", "x"], ["plan", "-c", "x"])],
 )
 def test_without_a_command_train_is_meant(typed, run, monkeypatch):
-    seen = []
+    calls = []
 
     def command(name):
         @click.command(name, context_settings={"ignore_unknown_options": True})
         @click.argument("rest", nargs=-1)
         def stand_in(rest):
-            seen.extend([name, *rest])
+            calls.extend([name, *rest])
 
         return stand_in
 
     monkeypatch.setattr(Front, "get_command", lambda self, ctx, name: command(name))
     assert main(typed) == 0
-    assert seen == run
+    assert calls == run
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,10 @@ def test_schema_and_reference_name_every_section(capsys):
 
 def test_the_reference_in_docs_is_what_the_command_prints(capsys):
     assert main(["config", "schema", "--markdown"]) == 0
-    kept = Path(__file__).parents[2] / "docs" / "spec.md"
-    assert kept.read_text(encoding="utf-8") == capsys.readouterr().out, "mtrain config schema --markdown > docs/spec.md"
+    saved = Path(__file__).parents[2] / "docs" / "spec.md"
+    assert saved.read_text(encoding="utf-8") == capsys.readouterr().out, (
+        "mtrain config schema --markdown > docs/spec.md"
+    )
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -322,8 +324,8 @@ def test_a_real_bash_completes_what_follows_an_equals_sign(bash):
 
 def test_help_lists_every_command_and_imports_nothing_that_takes_long():
     code = "import sys; from mtrain.cli import main; main(['--help']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    shown, _, loaded = done.stdout.rstrip().rpartition("\n")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    shown, _, loaded = process.stdout.rstrip().rpartition("\n")
     assert all(f"  {name} " in shown for name in COMMANDS)
     slow = ("asyncio", "cv2", "matplotlib", "numpy", "pydantic", "rich", "sklearn", "stevedore", "torch", "yaml")
     assert [name for name in slow if name in loaded.split()] == []

@@ -38,9 +38,9 @@ def train(*values: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_readmes_form_trains_on_own_data_without_an_evaluation_split(here: Path) -> None:
     shutil.rmtree(here / "cells" / "val")
-    done = train("evaluate.enabled=false", "data.augment.multi_scale=0.5")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "nothing is evaluated (evaluate.enabled is false): the last checkpoint counts as best" in done.stdout
+    results = train("evaluate.enabled=false", "data.augment.multi_scale=0.5")
+    assert results.returncode == 0, results.stdout + results.stderr
+    assert "nothing is evaluated (evaluate.enabled is false): the last checkpoint counts as best" in results.stdout
     summary = json.loads((here / "runs" / "r" / "summary.json").read_text())
     assert (summary["updates"], summary["best"]) == (2, {})
     assert summary["best_checkpoint"] == summary["newest_checkpoint"] is not None
@@ -50,13 +50,13 @@ def test_an_evaluation_split_without_boxes_is_told_and_never_the_best(here: Path
     for file in (here / "cells" / "val").glob("*.xml"):
         text = file.read_text()
         file.write_text(text[: text.index("<object>")] + "</annotation>")
-    done = train("evaluate.max_detections=120")
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = "no boxes in the evaluation split: there is nothing to score"
-    assert f"data.val: {told}, and the last checkpoint counts as best" in done.stdout
-    assert f"update 2: not scored: {told}" in done.stdout
-    assert "AP" not in done.stdout.replace("but AP counts", "")
-    assert "best so far" not in done.stdout
+    results = train("evaluate.max_detections=120")
+    assert results.returncode == 0, results.stdout + results.stderr
+    message = "no boxes in the evaluation split: there is nothing to score"
+    assert f"data.val: {message}, and the last checkpoint counts as best" in results.stdout
+    assert f"update 2: not scored: {message}" in results.stdout
+    assert "AP" not in results.stdout.replace("but AP counts", "")
+    assert "best so far" not in results.stdout
 
 
 def test_data_check_reads_a_folder_per_split(here: Path, capsys) -> None:
@@ -81,9 +81,9 @@ def test_data_check_reads_a_folder_per_split(here: Path, capsys) -> None:
 )
 def test_what_cannot_be_read_is_one_clear_error(here: Path, capsys, overrides: list[str], message: str) -> None:
     assert main(["data", "check", "my.yml", *(word for value in overrides for word in ("-o", value))]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert "Traceback" not in said
+    stderr = capsys.readouterr().err
+    assert message in stderr
+    assert "Traceback" not in stderr
 
 
 def test_an_empty_list_of_pictures_is_named(here: Path, capsys) -> None:

@@ -193,9 +193,9 @@ def test_nothing_to_resume_from_is_refused_before_anything_starts(capsys):
 
 def test_training_is_refused_on_a_machine_that_is_none_of_the_hosts(capsys, tmp_path):
     assert main(["-c", "yolov5n", "--ips", "203.0.113.7,203.0.113.8", "--nproc-per-node", "1"]) == 2
-    told = capsys.readouterr().err
-    assert "this machine is not among them; its addresses are" in told
-    assert "127.0.0.1 (lo)" in told
+    stderr = capsys.readouterr().err
+    assert "this machine is not among them; its addresses are" in stderr
+    assert "127.0.0.1 (lo)" in stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -213,14 +213,14 @@ SSH = ("--backend", "ddp", "--launcher", "ssh", "-o", "train.batch_size=12")
 
 def test_ssh_brings_an_agent_to_each_host_and_nothing_of_the_spec_into_a_command_line(capsys):
     flags = ("--ips", "10.0.0.1,10.0.0.2", "--ssh-port", "2222", "--ssh-identity-file", "my key", "--name", "$(reboot)")
-    found = plan_json(capsys, *SSH, *flags)
-    assert (found["carrier"], found["launcher"]) == ("ssh", "torchrun")
-    argv = found["brought"][1]
+    actual = plan_json(capsys, *SSH, *flags)
+    assert (actual["carrier"], actual["launcher"]) == ("ssh", "torchrun")
+    argv = actual["brought"][1]
     assert (argv[0], argv[-2]) == ("ssh", "10.0.0.2")
     assert argv[-1] == f"exec {sys.executable} -m mtrain.cluster.agent"
     assert [argv[argv.index(flag) + 1] for flag in ("-p", "-i")] == ["2222", "my key"]
     assert "BatchMode=yes" in argv
-    assert not any("reboot" in word for argv in found["brought"] for word in argv)
+    assert not any("reboot" in word for argv in actual["brought"] for word in argv)
     text = plan(capsys, *SSH, *flags)
     assert "ddp, started by torchrun on each host, brought there by ssh" in text
 
@@ -234,9 +234,9 @@ def test_what_is_no_host_never_reaches_ssh(capsys, host):
 @pytest.mark.parametrize("how", ["--ips=10.0.0.1:2,10.0.0.2:4", "-H10.0.0.1:2,10.0.0.2:4", "--hostfile=hosts"])
 def test_hosts_may_have_other_numbers_of_ranks(capsys, tmp_path, how):
     (tmp_path / "hosts").write_text("10.0.0.1 slots=2  # the old one\n\n10.0.0.2 slots=4\n")
-    found = plan_json(capsys, *SSH, how)
-    assert found["numbers"]["ranks"] == "6 (2 hosts: 2 + 4)"
-    ranks = [word for command in found["commands"] for word in command["argv"] if word.startswith("--nproc")]
+    actual = plan_json(capsys, *SSH, how)
+    assert actual["numbers"]["ranks"] == "6 (2 hosts: 2 + 4)"
+    ranks = [word for command in actual["commands"] for word in command["argv"] if word.startswith("--nproc")]
     assert ranks == ["--nproc-per-node=2", "--nproc-per-node=4"]
 
 
@@ -256,15 +256,15 @@ def test_hosts_that_make_no_job_are_refused(capsys, flags, message):
 
 
 def test_manual_prints_the_line_for_each_host_and_starts_nothing(tmp_path):
-    given = [*("-c", "digits", "--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2"), "--launcher=manual"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mtrain", *given, "--name", "it's mine"], capture_output=True, text=True, check=True
+    arguments = [*("-c", "digits", "--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2"), "--launcher=manual"]
+    process = subprocess.run(
+        [sys.executable, "-m", "mtrain", *arguments, "--name", "it's mine"], capture_output=True, text=True, check=True
     )
-    lines = done.stdout.splitlines()
+    lines = process.stdout.splitlines()
     assert lines[0::2] == ["# 10.0.0.1", "# 10.0.0.2"]
     for node, line in enumerate(lines[1::2]):
         assert shlex.split(line) == [
-            *(sys.executable, "-m", "mtrain", *given[:-1], "--name", "it's mine"),
+            *(sys.executable, "-m", "mtrain", *arguments[:-1], "--name", "it's mine"),
             *("--launcher", "auto", "--node-rank", str(node)),
         ]
     assert list(tmp_path.iterdir()) == []
@@ -272,25 +272,25 @@ def test_manual_prints_the_line_for_each_host_and_starts_nothing(tmp_path):
 
 @pytest.mark.parametrize("words", [("plan",), ("train", "--dry-run"), ("train", "--dry_run")])
 def test_a_plan_of_manual_shows_the_line_that_trains(words):
-    given = ["-c", "digits", "--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2"]
-    argv = [sys.executable, "-m", "mtrain", words[0], *given, *words[1:], "--launcher", "manual"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    start = [sys.executable, "-m", "mtrain", "train", *given, "--launcher", "auto", "--node-rank"]
-    assert [line.strip() for line in done.stdout.splitlines() if "--node-rank " in line] == [
+    arguments = ["-c", "digits", "--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2"]
+    argv = [sys.executable, "-m", "mtrain", words[0], *arguments, *words[1:], "--launcher", "manual"]
+    process = subprocess.run(argv, capture_output=True, text=True, check=True)
+    start = [sys.executable, "-m", "mtrain", "train", *arguments, "--launcher", "auto", "--node-rank"]
+    assert [line.strip() for line in process.stdout.splitlines() if "--node-rank " in line] == [
         shlex.join([*start, str(node)]) for node in range(2)
     ]
 
 
 def test_a_launcher_that_cannot_be_imported_is_in_the_way_of_no_other(tmp_path, capsys):
     (tmp_path / "gone.toml").write_text('[launchers.aaa]\nmodule = "no.such.module:Starter"\n')
-    given = ["plan", "-c", "digits", "--backend", "ddp", "-o", f"plugins={tmp_path / 'gone.toml'}"]
-    assert main([*given, "--json"]) == 0
+    arguments = ["plan", "-c", "digits", "--backend", "ddp", "-o", f"plugins={tmp_path / 'gone.toml'}"]
+    assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["launcher"] == "torchrun"
     (tmp_path / "gone.toml").write_text(
         '[launchers]\ndisabled = ["torchrun", "deepspeed"]\n[launchers.aaa]\nmodule = "no.such.module:Starter"\n'
     )
-    assert main(given) == 2
-    told = capsys.readouterr().err
-    assert "needs a launcher that provides 'torch'" in told
-    assert "no.such.module" in told
-    assert main([*given, "--launcher", "aaa"]) == 2
+    assert main(arguments) == 2
+    stderr = capsys.readouterr().err
+    assert "needs a launcher that provides 'torch'" in stderr
+    assert "no.such.module" in stderr
+    assert main([*arguments, "--launcher", "aaa"]) == 2

@@ -33,16 +33,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "evaluate.every_epochs=null"
     )  # and --eval, as PaddleDetection's users type it, evaluates all the same
     flags = ("--backend", "solo", "--name", "small", "--epochs", "2", "--eval")
-    done = mtrain("-c", "digits", *flags, "-o", *values, cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder / "stdout.txt").write_text(done.stdout)
+    process = mtrain("-c", "digits", *flags, "-o", *values, cwd=folder)
+    assert process.returncode == 0, process.stdout + process.stderr
+    (folder / "stdout.txt").write_text(process.stdout)
     return folder
 
 
 def test_the_console_the_records_and_the_summary_name_the_device(trained):
-    run, told = trained / "runs/small", (trained / "stdout.txt").read_text().splitlines()
-    assert "device cpu" in next(line for line in told if line.startswith("start: "))
-    assert " on 1 rank, cpu" in next(line for line in told if line.startswith("done: "))
+    run, message = trained / "runs/small", (trained / "stdout.txt").read_text().splitlines()
+    assert "device cpu" in next(line for line in message if line.startswith("start: "))
+    assert " on 1 rank, cpu" in next(line for line in message if line.startswith("done: "))
     start = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert (start["kind"], start["device"]) == ("start", "cpu")
     assert json.loads((run / "summary.json").read_text())["device"] == "cpu"
@@ -65,8 +65,8 @@ def test_a_run_folder_holds_everything_that_was_promised(trained):
 
 
 def test_evaluate_repeats_the_figures_of_the_best_checkpoint(trained):
-    done = mtrain("evaluate", "--run", "runs/small", cwd=trained)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = mtrain("evaluate", "--run", "runs/small", cwd=trained)
+    assert process.returncode == 0, process.stdout + process.stderr
     best = json.loads((trained / "runs/small/summary.json").read_text())["best"]
     figures = json.loads((trained / "runs/small-evaluate/summary.json").read_text())["figures"]
     assert {name: figures[name] for name in ("AP", "AP50", "AR100")} == {
@@ -75,8 +75,10 @@ def test_evaluate_repeats_the_figures_of_the_best_checkpoint(trained):
 
 
 def test_predict_writes_coco_json_and_pictures(trained):
-    done = mtrain("predict", "--run", "runs/small", "--confidence", "0.0", "--out", "out", "digits/images", cwd=trained)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = mtrain(
+        "predict", "--run", "runs/small", "--confidence", "0.0", "--out", "out", "digits/images", cwd=trained
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
     rows = json.loads((trained / "out/predictions.json").read_text())
     assert rows
     assert {"image_id", "category_id", "bbox", "score", "file_name", "class"} <= set(rows[0])
@@ -92,9 +94,11 @@ def test_predict_takes_the_averaged_weights_as_a_plain_file(trained):
     weights = next((trained / "runs/small/checkpoints").glob("*/ema.safetensors"))
     names = f"data.names=[{','.join(repr(str(digit)) for digit in range(10))}]"
     for number, spec in enumerate((["-c", "runs/small/spec.yml"], ["--run", "runs/small"])):
-        given = [*spec, "--weights", str(weights), "-o", names]
-        done = mtrain("predict", *given, "--confidence", "0.0", "--out", f"plain{number}", "digits/images", cwd=trained)
-        assert done.returncode == 0, done.stdout + done.stderr
+        arguments = [*spec, "--weights", str(weights), "-o", names]
+        process = mtrain(
+            "predict", *arguments, "--confidence", "0.0", "--out", f"plain{number}", "digits/images", cwd=trained
+        )
+        assert process.returncode == 0, process.stdout + process.stderr
     first, second = ((trained / f"plain{number}/predictions.json").read_bytes() for number in (0, 1))
     assert json.loads(first)
     assert first == second
@@ -105,18 +109,18 @@ def test_predict_runs_on_the_framework_of_the_spec_and_needs_no_other(trained, m
     (trained / "trap/torch").mkdir(parents=True)
     (trained / "trap/torch/__init__.py").write_text("raise ImportError('torch is not to be imported')")
     monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(trained / "trap"))
-    given = ["--run", "runs/small", "--confidence", "0.0", "--no-draw", "digits/images", "digits/images", "--out"]
+    arguments = ["--run", "runs/small", "--confidence", "0.0", "--no-draw", "digits/images", "digits/images", "--out"]
     before = set(Path(tempfile.gettempdir()).glob("mtrain-predict-*"))
-    failed = mtrain("predict", *given, "failed", cwd=trained)
+    failed = mtrain("predict", *arguments, "failed", cwd=trained)
     assert failed.returncode != 0
     assert "failed/.run/logs/rank-0.log" in failed.stderr, "the log that is named is in the folder of the results"
     assert set(Path(tempfile.gettempdir()).glob("mtrain-predict-*")) == before
     paddle = ["-o", "backend.options={framework: paddle}"]
-    done = mtrain("predict", *given, "by-paddle", *paddle, cwd=trained)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = mtrain("predict", *arguments, "by-paddle", *paddle, cwd=trained)
+    assert process.returncode == 0, process.stdout + process.stderr
     rows = json.loads((trained / "by-paddle/predictions.json").read_text())
     assert {row["file_name"].rpartition("/")[0] for row in rows} == {"digits/images"}, "of several sources: as given"
-    assert mtrain("predict", *given, "failed", *paddle, cwd=trained).returncode == 0
+    assert mtrain("predict", *arguments, "failed", *paddle, cwd=trained).returncode == 0
     assert not (trained / "failed/.run").exists(), "a prediction that succeeds leaves nothing but its results"
 
 
@@ -164,27 +168,27 @@ def damaged(trained: Path, folder: str) -> list[str]:
 
 def test_predict_skips_pictures_that_cannot_be_read_and_names_them(trained):
     bad = damaged(trained, "mixed")
-    given = ["predict", "--run", "runs/small", "--confidence", "0", "--out", "mixed-out"]
-    done = mtrain(*given, "mixed", cwd=trained)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "warning: skipped 3 pictures that cannot be read" in done.stderr
-    assert [line.split(": ")[0].strip() for line in done.stderr.splitlines() if line.startswith("  ")] == bad
-    assert "2 pictures (3 of 5 skipped): " in done.stdout
+    arguments = ["predict", "--run", "runs/small", "--confidence", "0", "--out", "mixed-out"]
+    process = mtrain(*arguments, "mixed", cwd=trained)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "warning: skipped 3 pictures that cannot be read" in process.stderr
+    assert [line.split(": ")[0].strip() for line in process.stderr.splitlines() if line.startswith("  ")] == bad
+    assert "2 pictures (3 of 5 skipped): " in process.stdout
     skipped = json.loads((trained / "mixed-out/skipped.json").read_text())
     assert [row["file_name"] for row in skipped] == bad
     assert all(row["reason"] for row in skipped)
     rows = json.loads((trained / "mixed-out/predictions.json").read_text())
     assert len({row["file_name"] for row in rows} - set(bad)) == 2
     assert len(list((trained / "mixed-out").glob("*.jpg"))) == 2
-    assert mtrain(*given, "digits/images", cwd=trained).returncode == 0
+    assert mtrain(*arguments, "digits/images", cwd=trained).returncode == 0
     assert not (trained / "mixed-out/skipped.json").exists(), "it told of an earlier prediction"
 
 
 def test_predict_stops_where_nothing_can_be_read_and_with_strict_at_the_first_picture(trained):
     bad = damaged(trained, "bad")
-    given = ["predict", "--run", "runs/small", "--no-draw", "--out", "bad-out"]
-    strict = mtrain(*given, "--strict", "bad", cwd=trained)
-    nothing = mtrain(*given, *(f"bad/{name}" for name in bad), cwd=trained)
+    arguments = ["predict", "--run", "runs/small", "--no-draw", "--out", "bad-out"]
+    strict = mtrain(*arguments, "--strict", "bad", cwd=trained)
+    nothing = mtrain(*arguments, *(f"bad/{name}" for name in bad), cwd=trained)
     for done, told in ((strict, "2 of 5 pictures cannot be read"), (nothing, "none of 3 pictures can be read")):
         assert done.returncode == 2, done.stdout + done.stderr
         assert told in done.stderr
@@ -194,19 +198,19 @@ def test_predict_stops_where_nothing_can_be_read_and_with_strict_at_the_first_pi
 
 
 def test_evaluation_without_a_run_says_what_to_evaluate(tmp_path):
-    done = mtrain("evaluate", "-c", "digits", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "nothing to evaluate: no run digits" in done.stderr
-    assert "--run FOLDER" in done.stderr
-    assert "--resume" not in done.stderr
+    process = mtrain("evaluate", "-c", "digits", cwd=tmp_path)
+    assert process.returncode == 2
+    assert "nothing to evaluate: no run digits" in process.stderr
+    assert "--run FOLDER" in process.stderr
+    assert "--resume" not in process.stderr
 
 
 def test_sources_without_pictures_are_all_named_and_nothing_starts(trained):
-    done = mtrain("predict", "--run", "runs/small", "nowhere", "runs/small/checkpoints", cwd=trained)
-    assert done.returncode == 2
-    assert "nowhere" in done.stderr
-    assert "runs/small/checkpoints" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = mtrain("predict", "--run", "runs/small", "nowhere", "runs/small/checkpoints", cwd=trained)
+    assert process.returncode == 2
+    assert "nowhere" in process.stderr
+    assert "runs/small/checkpoints" in process.stderr
+    assert "Traceback" not in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -220,11 +224,11 @@ def test_sources_without_pictures_are_all_named_and_nothing_starts(trained):
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_a_remedy(trained, values, told):
-    given = ["data.format=coco", "data.root=digits", "data.image_size=64", "train.batch_size=8", *values]
-    done = mtrain("train", "-c", "digits", "--backend", "solo", "--name", "refused", "-o", *given, cwd=trained)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
+    arguments = ["data.format=coco", "data.root=digits", "data.image_size=64", "train.batch_size=8", *values]
+    process = mtrain("train", "-c", "digits", "--backend", "solo", "--name", "refused", "-o", *arguments, cwd=trained)
+    assert process.returncode == 2, process.stdout + process.stderr
+    assert told in process.stderr
+    assert "Traceback" not in process.stderr
     assert not (trained / "runs" / "refused").exists()
 
 
@@ -234,8 +238,8 @@ def test_missing_and_unreadable_pictures_are_all_named_before_anything_starts(tr
     first.unlink()
     second.write_bytes(second.read_bytes()[:100])
     values = ["data.format=coco", "data.root=broken", "data.image_size=64", "train.batch_size=8"]
-    done = mtrain("train", "-c", "digits", "--backend", "solo", "--name", "never", "-o", *values, cwd=trained)
-    assert done.returncode == 2
-    assert first.name in done.stderr
-    assert second.name in done.stderr
+    process = mtrain("train", "-c", "digits", "--backend", "solo", "--name", "never", "-o", *values, cwd=trained)
+    assert process.returncode == 2
+    assert first.name in process.stderr
+    assert second.name in process.stderr
     assert not (trained / "runs" / "never").exists()

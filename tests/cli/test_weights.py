@@ -31,10 +31,10 @@ def test_import_and_export_give_the_published_file_again(files, tmp_path, capsys
         main(["weights", "import", str(files / "ppyoloe_s.pdparams"), "--model", "ppyoloe_s", "--to", str(neutral)])
         == 0
     )
-    told = capsys.readouterr()
-    assert "ppyoloe_s with 80 classes: 423 of 501 arrays taken" in told.out
-    assert "78 counters that such files do not hold are 0" in told.out
-    assert told.err == ""
+    output = capsys.readouterr()
+    assert "ppyoloe_s with 80 classes: 423 of 501 arrays taken" in output.out
+    assert "78 counters that such files do not hold are 0" in output.out
+    assert output.err == ""
     assert main(["weights", "export", str(neutral), "--model", "ppyoloe_s", "--to", str(back)]) == 0
     golden.equal(read(back).arrays, golden.ppyoloe("s"))
     assert list(read(back).arrays) == list(golden.ppyoloe("s"))
@@ -80,10 +80,10 @@ def test_the_form_for_inference_has_the_published_names_and_shapes(files, tmp_pa
     arguments = [str(tmp_path / "whole.pdparams"), "--model", "ppyoloe_s", "--deploy"]
     assert main(["weights", "export", *arguments, "--to", str(tmp_path / "d.pdparams")]) == 0
     assert "for inference: 391 arrays" in capsys.readouterr().out  # 335, and the counters that are left
-    found = read(tmp_path / "d.pdparams").arrays
+    actual = read(tmp_path / "d.pdparams").arrays
     expected = np.load(golden.DATA / "golden_ppyoloe" / "deploy" / "s_nc80_128x128.npz")
     shapes = map(json.loads, expected["shapes"].tolist())
-    assert {n: list(a.shape) for n, a in found.items()} == dict(zip(expected["names"].tolist(), shapes, strict=True))
+    assert {n: list(a.shape) for n, a in actual.items()} == dict(zip(expected["names"].tolist(), shapes, strict=True))
     block = "backbone.stages.0.blocks.0.conv2"
 
     def folded(branch):
@@ -95,8 +95,8 @@ def test_the_form_for_inference_has_the_published_names_and_shapes(files, tmp_pa
 
     (kernel, bias), (point, shift) = folded(f"{block}.conv1"), folded(f"{block}.conv2")
     kernel[:, :, 1, 1] += point[:, :, 0, 0]
-    np.testing.assert_allclose(found[f"{block}.conv.weight"], kernel, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found[f"{block}.conv.bias"], bias + shift, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual[f"{block}.conv.weight"], kernel, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual[f"{block}.conv.bias"], bias + shift, rtol=1e-4, atol=1e-5)
 
 
 def test_the_form_for_inference_needs_a_model_that_has_one_and_all_its_arrays(files, tmp_path, capsys):
@@ -106,9 +106,9 @@ def test_the_form_for_inference_needs_a_model_that_has_one_and_all_its_arrays(fi
     some = {n: a for n, a in golden.ppyoloe("s").items() if not n.endswith("conv2.conv2.bn.bias")}
     write(tmp_path / "some.pdparams", some)
     assert main([*arguments, str(tmp_path / "some.pdparams"), "--model", "ppyoloe_s"]) == 2
-    told = capsys.readouterr().err
-    assert "--deploy: needs every array of ppyoloe_s; " in told
-    assert "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert "--deploy: needs every array of ppyoloe_s; " in stderr
+    assert "Traceback" not in stderr
     assert not (tmp_path / "d.safetensors").exists()
 
 
@@ -119,12 +119,12 @@ def test_a_model_whose_batchnorms_were_folded_is_refused_and_it_is_said_what_to_
     write(tmp_path / "fused.pt", state | biases)
     arguments = ["weights", "import", str(tmp_path / "fused.pt"), "--model", "yolov5n"]
     assert main([*arguments, "--to", str(tmp_path / "w.safetensors")]) == 2
-    told = capsys.readouterr().err
-    assert "its BatchNorm layers were folded into the convolutions" in told
-    assert "give the file that training saved (YOLOv5: weights/best.pt or last.pt)" in told
+    stderr = capsys.readouterr().err
+    assert "its BatchNorm layers were folded into the convolutions" in stderr
+    assert "give the file that training saved (YOLOv5: weights/best.pt or last.pt)" in stderr
     assert main(["-c", "digits", "-o", "model.name=yolov5n", f"model.weights={tmp_path / 'fused.pt'}"]) == 2
-    assert "model.weights: " in (told := capsys.readouterr().err)
-    assert "folded into the convolutions" in told
+    assert "model.weights: " in (stderr := capsys.readouterr().err)
+    assert "folded into the convolutions" in stderr
 
 
 def test_no_framework_is_imported(files, tmp_path):
@@ -157,23 +157,23 @@ def digits(tmp_path_factory):
 
 def test_a_job_starts_from_a_published_file_says_once_what_was_left_out_and_needs_it_no_more(files, digits):
     weights = files / "yolov5n.pt"
-    done = mtrain("train", *JOB, f"model.weights={weights}", "--name", "tuned", "--epochs", "1", cwd=digits)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = mtrain("train", *JOB, f"model.weights={weights}", "--name", "tuned", "--epochs", "1", cwd=digits)
+    assert process.returncode == 0, process.stdout + process.stderr
     summary = f"model.weights: {weights} (torch, a state dict): 342 of 349 arrays taken"
     left = "model.weights: the number of classes differs, so the head keeps its start values (6 arrays): model.24.m.0.weight"
     log = (digits / "runs/tuned/logs/rank-0.log").read_text()
     for told in (summary, left, "taken from this job's data, not from the file (1 array): model.24.anchors"):
-        assert done.stdout.count(told) == 1
+        assert process.stdout.count(told) == 1
         assert log.count(told) == 1
     records = [json.loads(line) for line in (digits / "runs/tuned/metrics.jsonl").read_text().splitlines()]
     assert [record["kind"] for record in records[:4]] == ["start", "note", "warning", "warning"]
     exported = mtrain("weights", "export", "runs/tuned", "--to", "tuned.pt", cwd=digits)
     assert exported.returncode == 0, exported.stderr
-    found = read(digits / "tuned.pt").arrays
-    assert found.keys() == golden.yolov5("n").keys()
-    assert found["model.24.m.0.bias"].shape == (45,)
+    actual = read(digits / "tuned.pt").arrays
+    assert actual.keys() == golden.yolov5("n").keys()
+    assert actual["model.24.m.0.bias"].shape == (45,)
     np.testing.assert_array_equal(
-        found["model.0.bn.num_batches_tracked"], golden.yolov5("n")["model.0.bn.num_batches_tracked"] + 1
+        actual["model.0.bn.num_batches_tracked"], golden.yolov5("n")["model.0.bn.num_batches_tracked"] + 1
     )
     own = mtrain("evaluate", "--run", "runs/tuned", "-o", "model.weights=gone.pt", cwd=digits)
     assert own.returncode == 0, own.stdout + own.stderr
@@ -188,8 +188,8 @@ def test_a_job_starts_from_a_published_file_says_once_what_was_left_out_and_need
 @pytest.mark.slow
 def test_the_form_for_inference_is_scored_with_the_option_that_says_so(digits):
     job = ("-b", "solo", "-c", "ppyoloe_s_bccd", "--nproc-per-node", "1", "-o", "data.root=digits", *SIZES)
-    done = mtrain("train", *job, "--name", "deployed", "--epochs", "1", cwd=digits)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = mtrain("train", *job, "--name", "deployed", "--epochs", "1", cwd=digits)
+    assert process.returncode == 0, process.stdout + process.stderr
     exported = mtrain("weights", "export", "runs/deployed", "--deploy", "--to", "d.safetensors", cwd=digits)
     assert exported.returncode == 0, exported.stderr
     scored = mtrain("evaluate", *job, "model.options.deploy=true", "--weights", "d.safetensors", cwd=digits)
@@ -210,19 +210,19 @@ def test_the_form_for_inference_is_scored_with_the_option_that_says_so(digits):
 )
 def test_a_file_that_does_not_fit_is_refused_before_anything_starts(files, digits, command, values, told):
     model = "model.name=yolov5n"
-    done = mtrain(command, *JOB, model, values.format(files=files), "--name", "refused", cwd=digits)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert told.format(files=files) in done.stderr
-    assert done.stderr.count("\n") == 1
+    process = mtrain(command, *JOB, model, values.format(files=files), "--name", "refused", cwd=digits)
+    assert process.returncode == 2, process.stdout + process.stderr
+    assert told.format(files=files) in process.stderr
+    assert process.stderr.count("\n") == 1
     assert not (digits / "runs" / "refused").exists()
 
 
 def test_predict_refuses_weights_of_other_classes(files, digits):
     names = f"data.names=[{','.join(repr(str(digit)) for digit in range(10))}]"
-    done = mtrain("predict", *VALUES, names, "--weights", str(files / "yolov5n.pt"), "digits/images", cwd=digits)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "the number of classes differs" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = mtrain("predict", *VALUES, names, "--weights", str(files / "yolov5n.pt"), "digits/images", cwd=digits)
+    assert process.returncode == 2, process.stdout + process.stderr
+    assert "the number of classes differs" in process.stderr
+    assert "Traceback" not in process.stderr
 
 
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, capsys):

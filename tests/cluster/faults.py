@@ -37,8 +37,8 @@ def _kill_ssh(lab: Lab, job: Job) -> None:
 
 def ssh_to(lab: Lab, node: str, address: str) -> Process:
     """The ssh client on ``node`` that holds a session with ``address``."""
-    (found,) = [p for p in lab.processes(node) if p.words[0].endswith("ssh") and any(address in w for w in p.words)]
-    return found
+    (actual,) = [p for p in lab.processes(node) if p.words[0].endswith("ssh") and any(address in w for w in p.words)]
+    return actual
 
 
 KILL = Fault("kill -9 one rank", _kill_rank, SEEN_S, r"rank 2 .*SIGKILL")

@@ -160,13 +160,13 @@ class Job:
 
     def summary(self) -> dict[str, Any]:
         """Of a job that has ended well."""
-        found: dict[str, Any] = json.loads(self.read("summary.json"))
-        return found
+        actual: dict[str, Any] = json.loads(self.read("summary.json"))
+        return actual
 
     def starter(self, node: str) -> Process:
         """The process of ``mtrain train`` on a host, for signals."""
-        (found,) = [p for p in self.lab.processes(node) if p.module == "mtrain" and self.name in p.words]
-        return found
+        (actual,) = [p for p in self.lab.processes(node) if p.module == "mtrain" and self.name in p.words]
+        return actual
 
 
 @dataclass

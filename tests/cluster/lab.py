@@ -56,10 +56,10 @@ class Lab:
         Raises:
             Unavailable: this machine cannot.
         """
-        done = self._call("up", str(count), check=False)
-        if done.returncode == SKIP:
-            raise Unavailable(done.stderr.strip())
-        assert done.returncode == 0, done.stderr
+        results = self._call("up", str(count), check=False)
+        if results.returncode == SKIP:
+            raise Unavailable(results.stderr.strip())
+        assert results.returncode == 0, results.stderr
         self._nodes = [f"node{number + 1}" for number in range(count)]
 
     def down(self) -> None:
@@ -128,9 +128,9 @@ class Lab:
 
     def rank_on(self, node: str) -> Process:
         """The rank of a host that has one; its loader processes are left out."""
-        found = [process for process in self.processes(node) if process.module == "mtrain.rank.worker"]
-        pids = {process.pid for process in found}
-        (rank,) = [process for process in found if process.parent not in pids]
+        actual = [process for process in self.processes(node) if process.module == "mtrain.rank.worker"]
+        pids = {process.pid for process in actual}
+        (rank,) = [process for process in actual if process.parent not in pids]
         return rank
 
     def kill(self, process: Process, signal: str) -> None:
@@ -143,11 +143,11 @@ class Lab:
         code = f"import socket, time; s = socket.create_server(('0.0.0.0', {port})); time.sleep(600)"
         process = self.start(node, [sys.executable, "-c", code])
         wait_for(lambda: f":{port} " in self.run(node, ["ss", "-ltn"]), what="that the port is taken")
-        (found,) = [each for each in self.processes(node) if "socket.create_server" in " ".join(each.words)]
+        (actual,) = [each for each in self.processes(node) if "socket.create_server" in " ".join(each.words)]
         try:
             yield
         finally:
-            self.kill(found, "KILL")
+            self.kill(actual, "KILL")
             process.communicate()
 
     def left(self, *, within_s: float) -> list[Process]:

@@ -33,10 +33,10 @@ def environ(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", [*STARTED, *GIVEN])
 def test_an_allocation_is_recognised_with_its_size_and_the_place_in_it(name):
-    found = recognised(environ(name))
-    assert found is not None
+    actual = recognised(environ(name))
+    assert actual is not None
     expected = {**STARTED, **GIVEN}[name]
-    assert (found.scheduler, found.processes, found.hosts, found.place) == expected
+    assert (actual.scheduler, actual.processes, actual.hosts, actual.place) == expected
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -75,9 +75,9 @@ def test_a_job_of_one_host_is_refused_in_an_allocation_of_several(command, name,
     for variable, value in environ(name).items():
         monkeypatch.setenv(variable, value)
     assert main([command, "-c", "digits", "--backend", "solo"]) == 2
-    told = capsys.readouterr().err
-    assert "no host is named with --ips" in told
-    assert "add --nnodes 1" in told
+    stderr = capsys.readouterr().err
+    assert "no host is named with --ips" in stderr
+    assert "add --nnodes 1" in stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -99,12 +99,12 @@ def test_all_are_asked_at_once_and_each_failure_stands_in_the_place_of_its_peer(
     for thread in answering:
         thread.start()
     ends[2][1].close()
-    found = ask_all([leader for leader, _ in ends], "port", timeout_s=10, each=[{"port": n} for n in range(3)])
+    actual = ask_all([leader for leader, _ in ends], "port", timeout_s=10, each=[{"port": n} for n in range(3)])
     for thread in answering:
         thread.join()
-    assert found[0]["port"] == 7
-    assert [answer["error"] for answer in found[1:]] == ["taken", "the connection was closed"]
-    assert [answer.get("code") for answer in found[1:]] == [1, None]
+    assert actual[0]["port"] == 7
+    assert [answer["error"] for answer in actual[1:]] == ["taken", "the connection was closed"]
+    assert [answer.get("code") for answer in actual[1:]] == [1, None]
 
 
 def test_every_beat_of_a_peer_ends_its_silence(pair):
@@ -179,8 +179,8 @@ def test_the_last_words_reach_a_peer_that_is_still_talking():
         closing = threading.Thread(target=leader.close, kwargs={"flush_s": 60.0})
         closing.start()
         with peer, peer.makefile("rb") as stream:
-            said = stream.readline()
-            assert len(said) > 1_000_000, "its end was lost"
+            message = stream.readline()
+            assert len(message) > 1_000_000, "its end was lost"
             peer.shutdown(socket.SHUT_RDWR)
         talking.join()
         closing.join()
@@ -278,18 +278,18 @@ NOISE = {
 def test_an_agent_is_heard_whatever_its_login_shell_prints_first(name):
     brought = ["sh", "-c", f'{NOISE[name]}; exec "$@"', "sh", sys.executable, "-m", "mtrain.cluster.agent"]
     line = open_line("node2", 1, brought=brought, python=sys.executable, environ=os.environ, local=False)
-    said = hear(line, timeout_s=120.0)
+    message = hear(line, timeout_s=120.0)
     line.channel.send({"do": "bye"})
     line.end(wait_s=10.0)
-    assert isinstance(said, dict), said
-    assert said["event"] == "hello"
+    assert isinstance(message, dict), message
+    assert message["event"] == "hello"
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "ends"])
 def test_what_a_login_shell_prints_is_shown_where_no_agent_comes(waits):
     script = f"printf 'Choose a shell \\033[5m(1 or 2): '; {'sleep 600' if waits else 'exit 3'}"
     line = open_line("node2", 1, brought=["sh", "-c", script], python="x", environ=os.environ, local=False)
-    found = hear(line, timeout_s=1.0 if waits else 60.0)
+    actual = hear(line, timeout_s=1.0 if waits else 60.0)
     line.end(wait_s=0.2)
-    assert "Choose a shell" in found.line()
-    assert found.line().isprintable()
+    assert "Choose a shell" in actual.line()
+    assert actual.line().isprintable()

@@ -104,14 +104,14 @@ def test_the_command_can_be_given_on_a_host_that_is_none_of_them(jobs: Jobs):
 def test_run_folders_need_not_be_shared(jobs: Jobs, lab: Lab, private: Path, start: str):
     job: Job = getattr(jobs, start)("private", runs=private)
     done(job)
-    found = {
+    actual = {
         node: lab.run(node, ["find", str(job.folder), "-printf", "%P %m\n"]) for node in ("node1", "node2", "node3")
     }
-    assert "checkpoints/step-00000010/MANIFEST.json" in found["node1"]
+    assert "checkpoints/step-00000010/MANIFEST.json" in actual["node1"]
     for rank, node in enumerate(("node1", "node2", "node3")):
-        assert f"logs/rank-{rank}.log 600" in found[node]
-        assert "spec.json" in found[node]
-    assert "checkpoints/step" not in found["node2"]
+        assert f"logs/rank-{rank}.log 600" in actual[node]
+        assert "spec.json" in actual[node]
+    assert "checkpoints/step" not in actual["node2"]
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ def refused(job: Job, pattern: str, *, code: int | tuple[int, ...] = 2, within_s
     for output in job.outputs:
         output.finish(timeout_s=within_s)
     codes = (code,) if isinstance(code, int) else code
-    said = "\n".join(f"-- {output.node} ended with {output.code}\n{output.text}" for output in job.outputs)
-    assert {output.code for output in job.outputs} <= set(codes), said
+    message = "\n".join(f"-- {output.node} ended with {output.code}\n{output.text}" for output in job.outputs)
+    assert {output.code for output in job.outputs} <= set(codes), message
     text = job.leader.text
     assert re.search(pattern, text, re.DOTALL), text
     assert "Traceback" not in text

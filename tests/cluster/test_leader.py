@@ -39,11 +39,11 @@ def here(tmp_path):
 
 
 def test_what_is_in_the_way_is_told_once_and_nothing_is_started(here):
-    done = mtrain(here, "train", "--backend", "ddp", *HOSTS)
-    said = done.stdout + done.stderr
-    assert done.returncode == 2, said
-    assert said.count("No such file or directory") == 2, said  # on each of two hosts
-    assert "the job was not started: 2 things to mend, marked bad above" in said
+    process = mtrain(here, "train", "--backend", "ddp", *HOSTS)
+    message = process.stdout + process.stderr
+    assert process.returncode == 2, message
+    assert message.count("No such file or directory") == 2, message  # on each of two hosts
+    assert "the job was not started: 2 things to mend, marked bad above" in message
     assert not (here / "runs").exists()
 
 
@@ -62,17 +62,19 @@ BY_HAND = ["--ips", "127.0.0.1,127.0.0.2", "--failure-timeout-s", "4", "--nproc-
     ids=["none of none", "one port for two"],
 )
 def test_what_hosts_cannot_be_started_by_hand_with_is_refused(here, typed, said):
-    done = mtrain(here, "train", "--backend", "ddp", *typed)
-    assert done.returncode == 2
-    assert said in done.stderr.splitlines()[-1]
+    process = mtrain(here, "train", "--backend", "ddp", *typed)
+    assert process.returncode == 2
+    assert said in process.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("wanted", [[], ["-c", "mtrain.yml", "--run", "runs/mine"]], ids=["newest", "named"])
 def test_a_host_that_serves_another_needs_no_checkpoint_of_its_own(here, wanted):
     port = str(held_port())
-    done = mtrain(here, "evaluate", "--backend", "ddp", *BY_HAND, "--node-rank", "1", "--control-port", port, *wanted)
-    assert done.returncode == 1, done.stderr
-    assert f"the first host, 127.0.0.1, has not answered at port {port}" in done.stderr
+    process = mtrain(
+        here, "evaluate", "--backend", "ddp", *BY_HAND, "--node-rank", "1", "--control-port", port, *wanted
+    )
+    assert process.returncode == 1, process.stderr
+    assert f"the first host, 127.0.0.1, has not answered at port {port}" in process.stderr
 
 
 def test_a_checkpoint_that_the_host_of_rank_0_has_not_is_told_before_anything_is_started(tmp_path):
@@ -85,15 +87,15 @@ def test_a_resumed_run_is_called_by_its_name(here):
     run.mkdir(parents=True)
     (run / "spec.yml").write_text(SPEC)
     for given in (run, run / "checkpoints" / "step-00000002"):
-        done = mtrain(here, "train", "--backend", "ddp", *HOSTS, "--resume", str(given))
-        assert "mine: yolov5n on ddp" in done.stdout + done.stderr
-        assert done.returncode == 2
+        process = mtrain(here, "train", "--backend", "ddp", *HOSTS, "--resume", str(given))
+        assert "mine: yolov5n on ddp" in process.stdout + process.stderr
+        assert process.returncode == 2
 
 
 @pytest.mark.slow
 def test_doctor_leaves_nothing_of_what_went_well(here):
     (here / "mtrain.yml").unlink()
-    done = mtrain(here, "doctor", "-b", "ddp", *HOSTS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "all-reduce" in done.stdout
+    process = mtrain(here, "doctor", "-b", "ddp", *HOSTS)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "all-reduce" in process.stdout
     assert list((here / ".cache" / "mtrain" / "doctor").iterdir()) == []

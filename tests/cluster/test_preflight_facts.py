@@ -42,11 +42,11 @@ def listener():
 # ---------------------------------------------------------------------------------------------------------------- facts
 def test_facts_can_be_sent_as_json(tmp_path):
     (tmp_path / "a\udcff.jpg").write_text("name that is no UTF-8")
-    found = collect(wanted(data={"root": str(tmp_path)}))
-    assert json.loads(json.dumps(found, allow_nan=False).encode()) == found
-    assert [interface for interface, address in found["addresses"] if address == HERE] == ["lo"]
-    assert found["names"][HERE] == [HERE]
-    assert found["host"] == socket.gethostname()
+    actual = collect(wanted(data={"root": str(tmp_path)}))
+    assert json.loads(json.dumps(actual, allow_nan=False).encode()) == actual
+    assert [interface for interface, address in actual["addresses"] if address == HERE] == ["lo"]
+    assert actual["names"][HERE] == [HERE]
+    assert actual["host"] == socket.gethostname()
 
 
 def test_an_interpreter_says_which_modules_it_lacks_and_from_which_source_it_has_mtrain():
@@ -82,8 +82,8 @@ def test_an_interpreter_that_is_none_is_named(python, said):
 
 
 def test_a_taken_port_is_told_with_the_process_that_has_it(listener):
-    found = collect(wanted(ports=[[listener, "cluster.master_port"]]))["ports"]
-    assert f"process {os.getpid()} (" in found[str(listener)]
+    actual = collect(wanted(ports=[[listener, "cluster.master_port"]]))["ports"]
+    assert f"process {os.getpid()} (" in actual[str(listener)]
 
 
 def test_a_port_that_another_address_of_this_machine_has_is_taken_too():
@@ -103,10 +103,10 @@ def test_a_port_is_free_again_when_nothing_listens():
 
 
 def test_disk_is_that_of_the_folder_in_which_the_run_would_be_made(tmp_path):
-    found = collect(wanted(run_dir=str(tmp_path / "not" / "yet")))["disk"]
-    assert found["path"] == str(tmp_path)
-    assert found["writable"]
-    assert 0 < found["free"] <= found["total"]
+    actual = collect(wanted(run_dir=str(tmp_path / "not" / "yet")))["disk"]
+    assert actual["path"] == str(tmp_path)
+    assert actual["writable"]
+    assert 0 < actual["free"] <= actual["total"]
     assert not (tmp_path / "not").exists(), "looking makes nothing"
 
 
@@ -128,13 +128,13 @@ def test_an_address_is_its_own_answer_and_waits_for_nobody():
 
 def test_a_file_that_ranks_read_is_told_by_size_and_content(tmp_path):
     (tmp_path / "w.pt").write_bytes(b"one")
-    found = collect(wanted(cwd=str(tmp_path), files={"model.weights": "w.pt", "plugins": "none.toml"}))["files"]
-    assert found["model.weights"]["bytes"] == 3
-    assert found["plugins"]["error"] == "No such file or directory"
+    actual = collect(wanted(cwd=str(tmp_path), files={"model.weights": "w.pt", "plugins": "none.toml"}))["files"]
+    assert actual["model.weights"]["bytes"] == 3
+    assert actual["plugins"]["error"] == "No such file or directory"
     (tmp_path / "w.pt").write_bytes(b"two")
     assert (
         collect(wanted(cwd=str(tmp_path), files={"w": "w.pt"}))["files"]["w"]["digest"]
-        != found["model.weights"]["digest"]
+        != actual["model.weights"]["digest"]
     )
 
 
@@ -204,8 +204,8 @@ def test_a_folder_that_takes_too_long_is_given_up(tmp_path):
 
 
 def test_a_data_folder_that_is_not_there_is_told(tmp_path):
-    found = collect(wanted(data={"root": str(tmp_path / "none")}))["data"]
-    assert found == {"root": str(tmp_path / "none"), "error": "No such file or directory"}
+    actual = collect(wanted(data={"root": str(tmp_path / "none")}))["data"]
+    assert actual == {"root": str(tmp_path / "none"), "error": "No such file or directory"}
 
 
 # ---------------------------------------------------------------------------------------------------------------- reach
@@ -215,8 +215,8 @@ def test_a_listener_is_reached_and_known_by_its_word():
     other_port, other_word = listeners.open(HERE)
     assert word != other_word
     places = [(port, word), (other_port, word), (port, word)]
-    found = reach([{"address": HERE, "port": port, "word": word} for port, word in places], source=HERE)
-    assert found == ["", "another machine or program answers there", ""]
+    actual = reach([{"address": HERE, "port": port, "word": word} for port, word in places], source=HERE)
+    assert actual == ["", "another machine or program answers there", ""]
     listeners.close()
     assert reach([{"address": HERE, "port": port, "word": word}]) == ["Connection refused"]
     listeners.close()

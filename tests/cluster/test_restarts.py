@@ -127,8 +127,8 @@ def until(condition, timeout_s: float = 120.0) -> None:
 
 @pytest.fixture
 def job(tmp_path):
-    found = Job(tmp_path)
-    yield found
+    actual = Job(tmp_path)
+    yield actual
     until(lambda: living(tmp_path) == [])
 
 
@@ -339,10 +339,12 @@ def test_ranks_see_the_plans_variables_the_forwarded_ones_and_no_stale_ones(job,
     monkeypatch.setenv("NCCL_DEBUG", "the host's own, which the leader's replaces")
     forwarded = {"NCCL_DEBUG": "INFO", "MASTER_PORT": "the leader's, which the plan's replaces"}
     job.run(make_plan(tmp_path, "show_environment", "succeed", "succeed"), forwarded=forwarded)
-    seen = dict(line.split("=", 1) for line in (tmp_path / "environment.txt").read_text().splitlines() if "=" in line)
-    assert "WORLD_SIZE" not in seen
-    assert (seen["MASTER_PORT"], seen["KEPT"], seen["NCCL_DEBUG"]) == ("7", "here", "INFO")
-    assert seen["GLOO_SOCKET_IFNAME"] == seen["NCCL_SOCKET_IFNAME"] == "lo"
+    records = dict(
+        line.split("=", 1) for line in (tmp_path / "environment.txt").read_text().splitlines() if "=" in line
+    )
+    assert "WORLD_SIZE" not in records
+    assert (records["MASTER_PORT"], records["KEPT"], records["NCCL_DEBUG"]) == ("7", "here", "INFO")
+    assert records["GLOO_SOCKET_IFNAME"] == records["NCCL_SOCKET_IFNAME"] == "lo"
 
 
 def test_a_folder_in_which_another_job_runs_is_refused(job, tmp_path):
@@ -395,13 +397,13 @@ def outcome_of(tmp_path, *, failed_at: float, lost_at: float, why: Disconnection
 
 
 def test_a_host_that_is_lost_after_its_rank_has_failed_is_not_the_cause(tmp_path):
-    told = outcome_of(tmp_path, failed_at=10.0, lost_at=11.0).judge()
-    assert told.headline == "rank 1 on 127.0.0.2 failed first: ValueError: why"
+    message = outcome_of(tmp_path, failed_at=10.0, lost_at=11.0).judge()
+    assert message.headline == "rank 1 on 127.0.0.2 failed first: ValueError: why"
 
 
 def test_a_host_that_is_lost_before_its_rank_fails_is_the_cause(tmp_path):
-    told = outcome_of(tmp_path, failed_at=11.0, lost_at=10.0).judge()
-    assert told.headline == "host 127.0.0.2 is lost: the connection was closed"
+    message = outcome_of(tmp_path, failed_at=11.0, lost_at=10.0).judge()
+    assert message.headline == "host 127.0.0.2 is lost: the connection was closed"
 
 
 def test_a_silent_host_is_named_with_its_silence_and_may_still_run_ranks(tmp_path):

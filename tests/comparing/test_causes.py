@@ -22,44 +22,44 @@ FACTS = Facts(recipe=RECIPE, ranks=2)
 def told(planted: Planted, reference: Planted = Planted(), facts: Facts = FACTS) -> tuple[str, int, list[str]]:  # noqa: B008
     """(what is said, update and quantities in which the two part)."""
     a, b = run(reference), run(planted)
-    found = difference(a, b)
-    said = causes(a, b, found, facts)
-    assert said, "nothing was said"
-    assert violations(found, PROFILES["bitwise"])
-    return " / ".join(said), found.first, list(found.what)
+    actual = difference(a, b)
+    message = causes(a, b, actual, facts)
+    assert message, "nothing was said"
+    assert violations(actual, PROFILES["bitwise"])
+    return " / ".join(message), actual.first, list(actual.what)
 
 
 def test_the_same_job_twice_has_no_cause():
     a, b = run(), run()
-    found = difference(a, b)
-    assert found.first is None
-    assert causes(a, b, found, FACTS) == []
-    assert violations(found, PROFILES["bitwise"]) == []
+    actual = difference(a, b)
+    assert actual.first is None
+    assert causes(a, b, actual, FACTS) == []
+    assert violations(actual, PROFILES["bitwise"]) == []
 
 
 def test_a_clip_that_nobody_asked_for():
     """The norms are about 2.4 (u + 1): the first beyond 5 is update 2's."""
-    said, update, what = told(Planted(recipe=replace(RECIPE, clip_norm=5.0)))
-    assert "it clips at 5.0, the spec says 10" in said
+    message, update, what = told(Planted(recipe=replace(RECIPE, clip_norm=5.0)))
+    assert "it clips at 5.0, the spec says 10" in message
     assert (update, what[0]) == (2, "moments")
 
 
 def test_a_clip_that_is_left_out():
-    said, update, _ = told(Planted(recipe=replace(RECIPE, clip_norm=float("inf"))))
-    assert "it does not clip" in said
-    assert "the spec says 10" in said
+    message, update, _ = told(Planted(recipe=replace(RECIPE, clip_norm=float("inf"))))
+    assert "it does not clip" in message
+    assert "the spec says 10" in message
     assert update == 4
 
 
 def test_a_clip_under_adamw():
     facts = Facts(recipe=ADAMW, ranks=2)
-    said, _, _ = told(Planted(recipe=replace(ADAMW, clip_norm=5.0)), Planted(recipe=ADAMW), facts)
-    assert "it clips at 5.0" in said
+    message, _, _ = told(Planted(recipe=replace(ADAMW, clip_norm=5.0)), Planted(recipe=ADAMW), facts)
+    assert "it clips at 5.0" in message
 
 
 def test_gradients_that_are_summed_over_ranks():
-    said, update, what = told(Planted(gradient_factor=2.0))
-    assert "2 times as large at the same loss, the number of ranks (2): gradients are summed, not averaged" in said
+    message, update, what = told(Planted(gradient_factor=2.0))
+    assert "2 times as large at the same loss, the number of ranks (2): gradients are summed, not averaged" in message
     assert (update, what[0]) == (0, "norm")
 
 
@@ -72,14 +72,14 @@ def test_gradients_that_are_not_divided_by_the_micro_batches():
 
 
 def test_a_gradient_that_is_scaled_behind_its_norm():
-    said, _, what = told(Planted(applied_factor=2.0))
-    assert "the gradient that is applied is not: it is 2 times as large, the number of ranks (2)" in said
+    message, _, what = told(Planted(applied_factor=2.0))
+    assert "the gradient that is applied is not: it is 2 times as large, the number of ranks (2)" in message
     assert what[0] == "moments"
 
 
 def test_another_momentum():
-    said, update, what = told(Planted(recipe=with_options(momentum=0.5)))
-    assert "as with a momentum of 0.5 instead of 0.9, or another learning rate" in said
+    message, update, what = told(Planted(recipe=with_options(momentum=0.5)))
+    assert "as with a momentum of 0.5 instead of 0.9, or another learning rate" in message
     assert (update, what[0]) == (0, "weights"), "nesterov looks ahead in the first update already"
 
 
@@ -87,39 +87,39 @@ def test_another_momentum_without_nesterov():
     plain = with_options(nesterov=0.0)
     facts = Facts(recipe=plain, ranks=2)
     wrong = replace(plain, groups=with_options(nesterov=0.0, momentum=0.5).groups)
-    said, update, what = told(Planted(recipe=wrong), Planted(recipe=plain), facts)
-    assert "its momentum is 0.5, 0.9 was asked for" in said
+    message, update, what = told(Planted(recipe=wrong), Planted(recipe=plain), facts)
+    assert "its momentum is 0.5, 0.9 was asked for" in message
     assert (update, what[0]) == (1, "moments")
 
 
 def test_nesterov_left_out_and_added():
     assert "nesterov is off" in told(Planted(recipe=with_options(nesterov=0.0)))[0]
     plain = with_options(nesterov=0.0)
-    said, _, _ = told(Planted(), Planted(recipe=plain), Facts(recipe=plain, ranks=2))
-    assert "nesterov is on" in said
+    message, _, _ = told(Planted(), Planted(recipe=plain), Facts(recipe=plain, ranks=2))
+    assert "nesterov is on" in message
 
 
 def test_another_weight_decay():
-    said, update, what = told(Planted(recipe=with_options(weight_decay=0.01)))
-    assert "group 0 has a weight decay that differs by +0.01" in said
+    message, update, what = told(Planted(recipe=with_options(weight_decay=0.01)))
+    assert "group 0 has a weight decay that differs by +0.01" in message
     assert (update, what[0]) == (0, "moments")
 
 
 def test_another_learning_rate():
-    said, _, what = told(Planted(rate_factor=2.0))
-    assert "its step is 2 times as long, the number of ranks (2): look at the learning rate" in said
+    message, _, what = told(Planted(rate_factor=2.0))
+    assert "its step is 2 times as long, the number of ranks (2): look at the learning rate" in message
     assert what[0] == "weights"
 
 
 def test_another_average():
-    said, _, what = told(Planted(recipe=replace(RECIPE, ema_decay=0.5)))
-    assert "it keeps 0.0906 of itself per update, 0.179 was asked for" in said
+    message, _, what = told(Planted(recipe=replace(RECIPE, ema_decay=0.5)))
+    assert "it keeps 0.0906 of itself per update, 0.179 was asked for" in message
     assert what == ["ema"]
 
 
 def test_other_buffers():
-    said, _, what = told(Planted(buffer_momentum=0.2))
-    assert "running statistics of BatchNorm" in said
+    message, _, what = told(Planted(buffer_momentum=0.2))
+    assert "running statistics of BatchNorm" in message
     assert what[0] == "buffers"
 
 
@@ -133,8 +133,8 @@ def test_other_samples_start_weights_and_loss():
 
 
 def test_rounding_of_the_gradient():
-    said, _, what = told(Planted(noise=1e-7))
-    assert "gradients are added up in another order" in said
+    message, _, what = told(Planted(noise=1e-7))
+    assert "gradients are added up in another order" in message
     assert what[0] == "norm"
 
 
@@ -167,5 +167,5 @@ def test_the_groups_of_this_file_are_those_of_its_recipe():
     (Planted(start=1e-7), "loose", False),
 ])  # fmt: skip
 def test_profiles_allow_rounding_and_no_fault(planted, profile, agrees):
-    found = difference(run(), run(planted))
-    assert (violations(found, PROFILES[profile]) == []) == agrees, violations(found, PROFILES[profile])
+    actual = difference(run(), run(planted))
+    assert (violations(actual, PROFILES[profile]) == []) == agrees, violations(actual, PROFILES[profile])

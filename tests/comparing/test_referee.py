@@ -93,8 +93,8 @@ def test_a_float64_that_differs_is_told_to_be_no_rounding() -> None:
 
 
 def test_bounds_follow_the_nudge() -> None:
-    found = difference(EXACTLY, off_by(1e-4))
-    referee = Referee(exact={"one": EXACTLY}, label="one", nudge=found)
+    actual = difference(EXACTLY, off_by(1e-4))
+    referee = Referee(exact={"one": EXACTLY}, label="one", nudge=actual)
     profile = measured(PROFILES["float32"], referee)
     fixed = PROFILES["float32"].throughout
     assert profile.throughout[WEIGHTS] == fixed[WEIGHTS], "a small nudge narrows no bound on later updates"

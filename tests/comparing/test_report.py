@@ -29,32 +29,34 @@ SPEED = {"kind": "update", "losses": {}, "rates": [0.1], "wait_share": 0.25}
 def history(
     seconds: list[float], *, sent: int = 0, began: float = 100.0, shares: tuple[float, ...] = (), **more: float
 ) -> History:
-    found = History()
+    actual = History()
     for update, took in enumerate(seconds):
         record = {**SPEED, "update": update, "seconds": took, "time": began + sum(seconds[: update + 1]), **more}
-        found.add({**record, **({"sent_bytes": sent * update} if sent else {})})
+        actual.add({**record, **({"sent_bytes": sent * update} if sent else {})})
     ranks = [{"memory_bytes": 3.0}, {"memory_bytes": 5.0}]
     if shares:
         ranks = [{**rank, "communication_share": share} for rank, share in zip(ranks, shares, strict=True)]
-    found.add({"kind": "end", "measured": ranks})
-    return found
+    actual.add({"kind": "end", "measured": ranks})
+    return actual
 
 
 def comparison(planted: dict[str, Planted], *, profile: str = "float32", rows: tuple[Row, ...] = ()) -> Comparison:
     jobs = {name: run(what) for name, what in planted.items()}
     speed = speed_of([history([0.1] * 12)], started=[99.0], batch=8, timed=True)
-    done = [
+    results = [
         Row(label=name, outcome="done", ranks=2, trace=trace, speed=speed, repeats=True) for name, trace in jobs.items()
     ]
     first = next(iter(jobs.values()))
     against = {}
     for name, trace in list(jobs.items())[1:]:
-        found = difference(first, trace)
-        said = causes(first, trace, found, Facts(recipe=RECIPE, ranks=2))
-        against[name] = Against(difference=found, farthest={}, beyond=violations(found, PROFILES[profile]), causes=said)
+        actual = difference(first, trace)
+        message = causes(first, trace, actual, Facts(recipe=RECIPE, ranks=2))
+        against[name] = Against(
+            difference=actual, farthest={}, beyond=violations(actual, PROFILES[profile]), causes=message
+        )
     return Comparison(
         title="net on backends", source="a.yml", facts={"updates": "12 updates"}, profile=PROFILES[profile], updates=12,
-        rows=[*done, *rows], against=against,
+        rows=[*results, *rows], against=against,
     )  # fmt: skip
 
 
@@ -78,9 +80,9 @@ def test_backends_that_agree_are_said_to():
     result = comparison(ALIKE)
     assert result.agree
     assert wording.headline(result) == "All 3 backends agree within the profile float32"
-    told = [sentence.text for sentence in wording.summary(result)]
-    assert told[0].startswith("one and two are the same, bit for bit, in all 12 updates")
-    assert told[1].startswith("three agrees with one within float32: the loss is the same and the gradient norm")
+    messages = [sentence.text for sentence in wording.summary(result)]
+    assert messages[0].startswith("one and two are the same, bit for bit, in all 12 updates")
+    assert messages[1].startswith("three agrees with one within float32: the loss is the same and the gradient norm")
     bitwise = comparison({"one": Planted(), "two": Planted()}, profile="bitwise")
     assert wording.headline(bitwise) == "All 2 backends train alike, bit for bit"
 
@@ -89,11 +91,11 @@ def test_one_that_does_not_is_named_with_the_cause_and_the_update():
     result = comparison(WRONG)
     assert not result.agree
     assert wording.headline(result) == "<b>wrong</b> does not train like one"
-    (told,) = [sentence.text for sentence in wording.summary(result) if sentence.good is False]
-    assert "it clips at 5.0, the spec says 10" in told
+    (messages,) = [sentence.text for sentence in wording.summary(result) if sentence.good is False]
+    assert "it clips at 5.0, the spec says 10" in messages
     assert (
         "They part in update 2, in moments, weights and averaged weights; until then they are the same, bit for bit"
-        in told
+        in messages
     )
 
 
@@ -234,17 +236,17 @@ def test_what_a_traced_job_sends_is_not_told():
 def test_the_array_that_differs_most_is_named():
     a = State(weights={"x": np.array([4.0, 2.0]), "y": np.array([1.0])}, moments={"m/x": np.array([1e-9])})
     b = State(weights={"x": np.array([4.0, 3.0]), "y": np.array([1.1])}, moments={"m/x": np.array([2e-9])})
-    found = farthest(a, b)
-    assert (found["weights"].name, found["weights"].difference) == ("x", 0.25)
-    assert found["moments"].difference == pytest.approx(1e-6), (
+    actual = farthest(a, b)
+    assert (actual["weights"].name, actual["weights"].difference) == ("x", 0.25)
+    assert actual["moments"].difference == pytest.approx(1e-6), (
         "measured against the smallest magnitude, not against itself"
     )
-    assert "ema" not in found
+    assert "ema" not in actual
 
 
 def test_arrays_that_one_job_lacks_differ_without_bound():
-    found = farthest(State(weights={"x": np.ones(1)}), State(weights={"x": np.ones(1), "z": np.ones(1)}))
-    assert (found["weights"].name, found["weights"].difference) == ("z", float("inf"))
+    actual = farthest(State(weights={"x": np.ones(1)}), State(weights={"x": np.ones(1), "z": np.ones(1)}))
+    assert (actual["weights"].name, actual["weights"].difference) == ("z", float("inf"))
     assert farthest(State(weights={"x": np.ones(1)}), State(weights={"x": np.ones(2)}))["weights"].difference == float(
         "inf"
     )

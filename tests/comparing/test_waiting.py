@@ -28,10 +28,10 @@ class Ranks:
 
     def gather(self, times: int, *, fails: bool = False) -> list[str]:
         self.clock.now += 10
-        found = [self.meet() for _ in range(times)]
+        actual = [self.meet() for _ in range(times)]
         if fails:
             raise OSError("gone")
-        return found
+        return actual
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def tested(framework: Framework, references: Path, tmp_path: Path) -> Tested:
     def run(backend: str, option: str, size: int, only: tuple[str, ...]) -> None:
         if find_spec(BACKENDS[framework.name][backend][0]) is None:
             pytest.skip(f"{backend} is not installed here")
-        wanted = kit.Wanted(
+        expected = kit.Wanted(
             backend=backend,
             ranks=size,
             overrides=[f"backend.options.{option}"] if option else [],
@@ -62,8 +62,8 @@ def tested(framework: Framework, references: Path, tmp_path: Path) -> Tested:
             environ=environment.cleaned(dict(os.environ)),
             python=sys.executable,
         )
-        found = kit.run(wanted, tmp_path, references=references)
-        assert found.passed, wording.report(found)
+        actual = kit.run(expected, tmp_path, references=references)
+        assert actual.passed, wording.report(actual)
 
     return run
 

@@ -297,9 +297,9 @@ def test_a_writer_killed_at_any_moment_leaves_only_intact_checkpoints(tmp_path):
             writer.stdout.readline()
         writer.kill()
         writer.communicate()
-        found = checkpoint.listed(tmp_path)
-        assert found
-        assert [checkpoint.verify(path) for path in found] == [[]] * len(found)
+        actual = checkpoint.listed(tmp_path)
+        assert actual
+        assert [checkpoint.verify(path) for path in actual] == [[]] * len(actual)
     store(tmp_path)
     assert not list(tmp_path.glob(".tmp-*"))
 
@@ -324,9 +324,9 @@ def test_a_disk_that_takes_no_more_ends_the_run_with_the_last_good_one_intact(tm
         """
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=_limit_file_size, check=False)
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
+    process = subprocess.run(command, capture_output=True, text=True, preexec_fn=_limit_file_size, check=False)
+    assert process.returncode == 1
+    last = process.stderr.strip().splitlines()[-1]
     assert "TrainingError: checkpoint step-00000002 could not be written" in last
     assert f"the last good one is {tmp_path / 'step-00000001'}" in last
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]

@@ -33,9 +33,9 @@ class Rank:
     def all_gather(self, value):
         self._threads.values[self.rank] = value
         self._threads.barrier.wait()
-        found = list(self._threads.values)
+        actual = list(self._threads.values)
         self._threads.barrier.wait()
-        return found
+        return actual
 
     def all_reduce(self, x, op):
         raise AssertionError("nothing is added up")
@@ -43,20 +43,20 @@ class Rank:
 
 def on_ranks(folders):
     """``load_everywhere`` on a rank for each folder; what it returned or raised."""
-    threads, found = Threads(len(folders)), [None] * len(folders)
+    threads, actual = Threads(len(folders)), [None] * len(folders)
 
     def work(rank):
         try:
-            found[rank] = load_everywhere(folders[rank], Rank(threads, rank))
+            actual[rank] = load_everywhere(folders[rank], Rank(threads, rank))
         except CheckpointError as error:
-            found[rank] = error
+            actual[rank] = error
 
     running = [threading.Thread(target=work, args=(rank,)) for rank in range(len(folders))]
     for thread in running:
         thread.start()
     for thread in running:
         thread.join()
-    return found
+    return actual
 
 
 def save(folder, *, value: float, update: int = 3):
@@ -88,8 +88,8 @@ def test_ranks_without_the_folder_or_with_another_of_that_name_get_what_rank_0_h
     monkeypatch.setattr(sharing, "PART_BYTES", part_bytes)
     folder = save(tmp_path / "first", value=1.0)
     other = save(tmp_path / "other", value=2.0)
-    found = on_ranks([folder, tmp_path / "nowhere", other, folder])
-    for each in found:
+    actual = on_ranks([folder, tmp_path / "nowhere", other, folder])
+    for each in actual:
         same(each, checkpoint.load(folder))
 
 
@@ -102,6 +102,6 @@ def test_nothing_is_sent_where_all_can_read_it(tmp_path, monkeypatch):
 
 def test_without_it_on_the_host_of_rank_0_every_rank_refuses(tmp_path):
     folder = save(tmp_path / "there", value=1.0)
-    found = on_ranks([tmp_path / "nowhere", folder])
-    assert all(isinstance(error, CheckpointError) for error in found)
-    assert "host of rank 0" in str(found[1])
+    actual = on_ranks([tmp_path / "nowhere", folder])
+    assert all(isinstance(error, CheckpointError) for error in actual)
+    assert "host of rank 0" in str(actual[1])

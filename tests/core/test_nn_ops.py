@@ -67,11 +67,11 @@ def parameters_of(node):
     positional = arguments.posonlyargs + arguments.args
     missing = [inspect.Parameter.empty] * (len(positional) - len(arguments.defaults))
     defaults = missing + [eval(ast.unparse(x)) for x in arguments.defaults]
-    found = {a.arg: (False, d) for a, d in zip(positional, defaults, strict=True)}
+    actual = {a.arg: (False, d) for a, d in zip(positional, defaults, strict=True)}
     for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        found[a.arg] = (True, inspect.Parameter.empty if d is None else eval(ast.unparse(d)))
-    found.pop("self", None)
-    return found
+        actual[a.arg] = (True, inspect.Parameter.empty if d is None else eval(ast.unparse(d)))
+    actual.pop("self", None)
+    return actual
 
 
 def run(code):
@@ -106,21 +106,21 @@ def test_own_signatures_agree_with_the_stub(framework, name):
         if function is None:
             continue
         compared += 1
-        found = {p.name: (p.kind is p.KEYWORD_ONLY, p.default) for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_POSITIONAL}  # fmt: skip
-        found.pop("self", None)
-        assert found == parameters_of(node), key
+        actual = {p.name: (p.kind is p.KEYWORD_ONLY, p.default) for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_POSITIONAL}  # fmt: skip
+        actual.pop("self", None)
+        assert actual == parameters_of(node), key
     assert compared >= 3
 
 
 @pytest.mark.parametrize("key", ["Conv2d", "Linear", "LayerNorm", "MaxPool2d", "Upsample"])
 def test_layers_take_what_the_stub_declares(framework, key):
-    found = inspect.signature(getattr(framework.nn, key)).parameters
-    order = [name for name, p in found.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    actual = inspect.signature(getattr(framework.nn, key)).parameters
+    order = [name for name, p in actual.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     declared = parameters_of(stub("nn")[key])
     for position, (name, (keyword_only, default)) in enumerate(declared.items()):
         assert keyword_only or order[position] == name
         if default is not inspect.Parameter.empty:
-            assert found[name].default == default
+            assert actual[name].default == default
 
 
 # -------------------------------------------------------------------------------------------------------------- binding
@@ -451,13 +451,13 @@ GRADIENTS = {
 
 def differences(function, values, step=1e-6):
     """Central differences of a scalar function of an array."""
-    found = np.zeros_like(values)
+    actual = np.zeros_like(values)
     for place in np.ndindex(values.shape):
         moved = [values.copy(), values.copy()]
         moved[0][place] += step
         moved[1][place] -= step
-        found[place] = (function(moved[0]) - function(moved[1])) / (2 * step)
-    return found
+        actual[place] = (function(moved[0]) - function(moved[1])) / (2 * step)
+    return actual
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -471,9 +471,9 @@ def test_gradients_are_the_slopes(framework, name):
         return ops.sum(function(framework.tensor, x) * weights)
 
     x = framework.variable(values)
-    found = framework.gradients(total(x), [x])[0]
+    actual = framework.gradients(total(x), [x])[0]
     expected = differences(lambda moved: float(array(total(framework.tensor(moved)))), values)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
 
 
 KINKS = {
@@ -569,12 +569,12 @@ def test_gradients_of_batchnorm_are_the_slopes(framework, unbiased, dtype, train
     first = ops.sum(ops.square(layer(x)) * framework.tensor(weights.astype(dtype)))
     if training:
         layer(framework.tensor(IMAGE.astype(dtype)) * 3)  # a second pass before backward moves the statistics once more
-    found = framework.gradients(first, [x, *framework.parameters(layer).values()])
+    actual = framework.gradients(first, [x, *framework.parameters(layer).values()])
     parts = (IMAGE, V3, V3 * 2)
     for i, part in enumerate(parts):
         expected = differences(lambda moved, i=i: total(*parts[:i], moved, *parts[i + 1 :]), part)
         limit = (1e-6, 1e-6) if dtype == "float64" else (1e-3, 1e-3)
-        np.testing.assert_allclose(found[i], expected, rtol=limit[0], atol=limit[1])
+        np.testing.assert_allclose(actual[i], expected, rtol=limit[0], atol=limit[1])
 
 
 def test_batchnorm_needs_more_than_one_value_of_a_channel(framework):

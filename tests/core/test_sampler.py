@@ -36,10 +36,10 @@ def test_an_epoch_takes_no_sample_twice(length: int, batch: int, seed: int) -> N
             Shuffled(length, global_batch=batch, seed=seed)
         return
     order = Shuffled(length, global_batch=batch, seed=seed)
-    seen = np.concatenate([order.global_batch_indices(3, u) for u in range(order.updates_per_epoch)])
-    assert len(seen) == length // batch * batch
-    assert len(set(seen.tolist())) == len(seen)
-    assert seen.dtype == np.int64
+    records = np.concatenate([order.global_batch_indices(3, u) for u in range(order.updates_per_epoch)])
+    assert len(records) == length // batch * batch
+    assert len(set(records.tolist())) == len(records)
+    assert records.dtype == np.int64
 
 
 def test_any_batch_of_any_epoch_can_be_asked_for_in_any_order() -> None:
@@ -72,10 +72,10 @@ def test_evaluation_covers_every_sample_with_equal_work_on_every_rank(length: in
     parts = [list(order.micro_batches(rank)) for rank in range(size)]
     assert {len(part) for part in parts} == {order.batches_per_rank}
     assert all(len(batch) == micro for part in parts for batch in part)
-    seen = np.concatenate([batch for part in parts for batch in part])
-    assert set(seen.tolist()) == set(range(length))
+    records = np.concatenate([batch for part in parts for batch in part])
+    assert set(records.tolist()) == set(range(length))
     # No rank has a whole round of padding.
-    assert len(seen) - length < size * micro
+    assert len(records) - length < size * micro
 
 
 def test_an_empty_evaluation_split_is_refused() -> None:

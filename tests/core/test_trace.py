@@ -27,9 +27,9 @@ def test_the_sketch_of_a_sum_is_the_sum_of_the_sketches():
 def test_the_length_of_a_sketch_is_about_that_of_the_arrays():
     ratios = []
     for seed in range(20):
-        found = arrays(seed)
-        length = np.sqrt(sum(float((x.astype("f8") ** 2).sum()) for x in found.values()))
-        ratios.append(np.linalg.norm(Sketcher().sketch(found)) / length)
+        actual = arrays(seed)
+        length = np.sqrt(sum(float((x.astype("f8") ** 2).sum()) for x in actual.values()))
+        ratios.append(np.linalg.norm(Sketcher().sketch(actual)) / length)
     assert abs(np.mean(ratios) - 1) < 0.15
     assert np.std(ratios) < 2 / np.sqrt(2 * SIZE)
 
@@ -55,8 +55,8 @@ def test_parts_follow_the_groups_of_the_recipe():
         ema={"w": np.ones(2)},
         moments={"momentum/w": np.ones(2), "momentum/b": np.ones(1)},
     )
-    found = parts(state, [["b"], ["w"], []])
-    assert {name: sorted(held) for name, held in found.items()} == {
+    actual = parts(state, [["b"], ["w"], []])
+    assert {name: sorted(held) for name, held in actual.items()} == {
         "weights/0": ["b"], "weights/1": ["w"], "momentum/0": ["b"], "momentum/1": ["w"], "buffers": ["frozen", "mean"], "ema": ["w"],
     }  # fmt: skip
 
@@ -82,17 +82,17 @@ def given(loader: Batches, *, ahead: int) -> list[str]:
     """Digests of the samples of three updates, where micro batches are taken ``ahead`` of use; a second pass is cut short."""
     tracer = Tracer(OneRank(), [], State, accumulate=2)
     watched = tracer.watch(loader)
-    found = []
+    results = []
     for epoch, updates in ((0, 3), (1, 1)):
         batches, taken = watched.micro_batches(epoch), 0
         for update in range(updates):
             while taken < min(2 * (update + 1) + ahead, 6):
                 next(batches)
                 taken += 1
-            found.append(tracer.after_update()["samples"])
+            results.append(tracer.after_update()["samples"])
     watched.close()
     assert loader.closed
-    return found
+    return results
 
 
 def test_samples_are_those_of_the_update_however_far_ahead_they_are_taken():

@@ -72,9 +72,9 @@ class Descent:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        kept, self.model.weight = self.model.weight, 2.0
+        saved, self.model.weight = self.model.weight, 2.0
         yield
-        self.model.weight = kept
+        self.model.weight = saved
 
 
 class Numpy:
@@ -474,8 +474,8 @@ def test_the_clock_of_rank_0_alone_says_when_all_ranks_save() -> None:
 @pytest.mark.parametrize("asked", range(3))
 def test_one_rank_that_is_asked_to_end_ends_the_evaluation_of_all(asked: int) -> None:
     def evaluate_share(rank: int, collective: Member) -> None:
-        seen: list[Any] = []
-        seen.extend(interruptible([{}] * 4, collective=collective, stop=lambda: rank == asked))
+        calls: list[Any] = []
+        calls.extend(interruptible([{}] * 4, collective=collective, stop=lambda: rank == asked))
 
     raised = Ranks(3).run(evaluate_share)
     assert [type(error) for error in raised] == [Interrupted] * 3
@@ -492,11 +492,11 @@ def test_the_first_of_equal_scores_stays_the_best_of_the_summary() -> None:
     from mtrain.rank.worker import _Result
 
     result, evaluator = _Result(progress=Progress()), Figures()
-    told = [
+    messages = [
         result.take({"score": score}, Progress(update=update), evaluator)
         for update, score in ((1, 0.2), (2, 0.5), (3, 0.5))
     ]
-    assert told == [True, True, False]
+    assert messages == [True, True, False]
     assert (result.best["update"], result.last["update"]) == (2, 3)
 
 

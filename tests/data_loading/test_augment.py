@@ -43,15 +43,15 @@ def test_boxes_stay_on_what_they_surround(annotations: Annotations, kind: str) -
         for index in range(len(source)):
             item = source.sample(epoch, index)
             assert item.image is not None
-            found, boxes = ink(item.image), corners(item.targets, SIDE)
+            actual, boxes = ink(item.image), corners(item.targets, SIDE)
             for box in boxes:
                 if TURNED & {kind} and (box.min() < 1 or box.max() > SIDE - 1):
                     continue  # the box of a turned rectangle, then cut, is larger than what is left to see
-                distance = np.abs(found - box).max(axis=1).min(initial=np.inf)
-                assert distance <= 2.5, (epoch, index, box, found)
+                distance = np.abs(actual - box).max(axis=1).min(initial=np.inf)
+                assert distance <= 2.5, (epoch, index, box, actual)
                 matched += 1
             # and nothing large stays without a box
-            for seen in found[(found[:, 2:] - found[:, :2] > 12).all(axis=1)]:
+            for seen in actual[(actual[:, 2:] - actual[:, :2] > 12).all(axis=1)]:
                 inside = ((seen > 3) & (seen < SIDE - 3)).all()
                 assert not inside or np.abs(boxes - seen).max(axis=1).min(initial=np.inf) <= 2.5, (epoch, index, seen)
     assert matched > 60

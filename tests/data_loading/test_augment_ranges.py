@@ -26,16 +26,16 @@ OFF = dict.fromkeys(
 
 def source_of(folder: Path, pictures: list[np.ndarray], boxes: list[list[float]], **options: float) -> DetectionSource:
     """Square RGB pictures, one box (xywh as fractions) on each, augmented by ``options`` alone."""
-    found = []
+    results = []
     for i, (picture, box) in enumerate(zip(pictures, boxes, strict=True)):
         path = folder / f"{i}.png"
         cv2.imwrite(str(path), picture[:, :, ::-1])
         side = len(picture)
         xywh = np.array([box]) * side
-        found.append(
+        results.append(
             Picture(path, path.name, i, side, side, xywh, np.zeros(1, int), np.zeros(1, bool), xywh[:, 2:].prod(1))
         )
-    annotations: Annotations = assemble(found, class_names=("a",), category_ids=(1,))
+    annotations: Annotations = assemble(results, class_names=("a",), category_ids=(1,))
     source = DetectionSource(annotations, image_size=SIDE, augment=AugmentSpec(**{**OFF, **options}), seed=11)
     source.pictures.keep("ram", None)
     return source
@@ -44,9 +44,9 @@ def source_of(folder: Path, pictures: list[np.ndarray], boxes: list[list[float]]
 def rows(folder: Path, box: list[float], **options: float) -> np.ndarray:
     """(DRAWS, 4) boxes xywh (centre) that the option makes of ``box``, as fractions of the side."""
     source = source_of(folder, [np.full((SIDE, SIDE, 3), 90, np.uint8)], [box], **options)
-    found = [source.sample(epoch, 0).targets for epoch in range(DRAWS)]
-    assert {len(targets) for targets in found} == {1}
-    return np.concatenate(found)[:, 1:].astype(float)
+    actual = [source.sample(epoch, 0).targets for epoch in range(DRAWS)]
+    assert {len(targets) for targets in actual} == {1}
+    return np.concatenate(actual)[:, 1:].astype(float)
 
 
 def assert_uniform(values: np.ndarray, low: float, high: float, *, slack: float = 0.02) -> None:
@@ -62,30 +62,30 @@ def assert_share(count: int, probability: float, *, of: int = DRAWS) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ geometry
 def test_translate_shifts_both_axes_by_up_to_its_share_of_the_side(tmp_path: Path) -> None:
-    found = rows(tmp_path, [0.45, 0.4, 0.1, 0.2], translate=0.2)
-    assert_uniform(found[:, 0] - 0.5, -0.2, 0.2)
-    assert_uniform(found[:, 1] - 0.5, -0.2, 0.2)
-    assert abs(np.corrcoef(found[:, 0], found[:, 1])[0, 1]) < 0.15
-    np.testing.assert_allclose(found[:, 2:], [[0.1, 0.2]] * DRAWS, atol=1 / SIDE)
+    actual = rows(tmp_path, [0.45, 0.4, 0.1, 0.2], translate=0.2)
+    assert_uniform(actual[:, 0] - 0.5, -0.2, 0.2)
+    assert_uniform(actual[:, 1] - 0.5, -0.2, 0.2)
+    assert abs(np.corrcoef(actual[:, 0], actual[:, 1])[0, 1]) < 0.15
+    np.testing.assert_allclose(actual[:, 2:], [[0.1, 0.2]] * DRAWS, atol=1 / SIDE)
 
 
 def test_scale_zooms_by_one_plus_or_minus_its_value(tmp_path: Path) -> None:
-    found = rows(tmp_path, [0.3, 0.3, 0.4, 0.4], scale=0.4)
-    assert_uniform(found[:, 2] / 0.4, 0.6, 1.4)
-    np.testing.assert_allclose(found[:, 2], found[:, 3], atol=1.5 / SIDE)
-    np.testing.assert_allclose(found[:, :2], 0.5, atol=1.5 / SIDE)
+    actual = rows(tmp_path, [0.3, 0.3, 0.4, 0.4], scale=0.4)
+    assert_uniform(actual[:, 2] / 0.4, 0.6, 1.4)
+    np.testing.assert_allclose(actual[:, 2], actual[:, 3], atol=1.5 / SIDE)
+    np.testing.assert_allclose(actual[:, :2], 0.5, atol=1.5 / SIDE)
 
 
 def test_degrees_turns_about_the_centre_by_up_to_that_angle_either_way(tmp_path: Path) -> None:
-    found = rows(tmp_path, [0.8, 0.45, 0.1, 0.1], degrees=20.0)
-    x, y = found[:, 0] - 0.5, found[:, 1] - 0.5
+    actual = rows(tmp_path, [0.8, 0.45, 0.1, 0.1], degrees=20.0)
+    x, y = actual[:, 0] - 0.5, actual[:, 1] - 0.5
     assert_uniform(np.degrees(np.arctan2(y, x)), -20.0, 20.0)
     np.testing.assert_allclose(np.hypot(x, y), 0.35, atol=0.01)
 
 
 def test_shear_leans_either_axis_by_up_to_that_angle(tmp_path: Path) -> None:
-    found = rows(tmp_path, [0.65, 0.65, 0.1, 0.1], shear=15.0)
-    x, y = found[:, 0] - 0.5, found[:, 1] - 0.5  # x = 0.2 + tan(a) 0.2, y = 0.2 + tan(b) 0.2
+    actual = rows(tmp_path, [0.65, 0.65, 0.1, 0.1], shear=15.0)
+    x, y = actual[:, 0] - 0.5, actual[:, 1] - 0.5  # x = 0.2 + tan(a) 0.2, y = 0.2 + tan(b) 0.2
     for moved in (x, y):
         assert_uniform(np.degrees(np.arctan(moved / 0.2 - 1)), -15.0, 15.0)
     assert abs(np.corrcoef(x, y)[0, 1]) < 0.15
@@ -124,12 +124,12 @@ def test_a_flip_turns_the_picture_and_its_box_about_its_own_axis(
 def test_flips_are_as_frequent_as_their_probabilities_and_independent(
     tmp_path: Path, flip_ud: float, flip_lr: float
 ) -> None:
-    found = []
+    results = []
     source = source_of(tmp_path, [QUARTERS], [[0.1, 0.1, 0.1, 0.2]], flip_ud=flip_ud, flip_lr=flip_lr)
     for epoch in range(DRAWS):
         _, x, y, _, _ = source.sample(epoch, 0).targets[0]
-        found.append((y > 0.5, x > 0.5))
-    up_down, left_right = np.array(found).T
+        results.append((y > 0.5, x > 0.5))
+    up_down, left_right = np.array(results).T
     assert_share(int(up_down.sum()), flip_ud)
     assert_share(int(left_right.sum()), flip_lr)
     assert_share(int((up_down & left_right).sum()), flip_ud * flip_lr)
@@ -158,10 +158,10 @@ def test_an_hsv_option_scales_its_own_channel_and_no_other(tmp_path: Path, optio
     start = cv2.cvtColor(colour, cv2.COLOR_RGB2HSV)[0, 0].astype(float)
     source = source_of(tmp_path, [colour], [[0.4, 0.4, 0.2, 0.2]], **{option: 0.5})
     pixels = [source.sample(epoch, 0).image[:1, :1] for epoch in range(DRAWS)]  # type: ignore[index]
-    found = np.array([cv2.cvtColor(pixel, cv2.COLOR_RGB2HSV)[0, 0] for pixel in pixels]).astype(float)
-    assert_uniform(found[:, channel] / start[channel], 0.5, 1.5)
+    actual = np.array([cv2.cvtColor(pixel, cv2.COLOR_RGB2HSV)[0, 0] for pixel in pixels]).astype(float)
+    assert_uniform(actual[:, channel] / start[channel], 0.5, 1.5)
     for other in {0, 1, 2} - {channel}:
-        np.testing.assert_allclose(found[:, other], start[other], atol=5)
+        np.testing.assert_allclose(actual[:, other], start[other], atol=5)
 
 
 # -------------------------------------------------------------------------------------------------------------- mosaics
@@ -173,13 +173,13 @@ def shares(folder: Path, **options: float) -> np.ndarray:
     pictures = [np.full((SIDE, SIDE, 3), colour, np.uint8) for colour in COLOURS]
     source = source_of(folder, pictures, [[0.4, 0.4, 0.2, 0.2]] * len(pictures), **options)
     palette = np.array(COLOURS)
-    found = np.empty((DRAWS, len(COLOURS)))
+    actual = np.empty((DRAWS, len(COLOURS)))
     for epoch in range(DRAWS):
         image = source.sample(epoch, 0).image
         assert image is not None
-        seen = image[None, ::4, ::4].astype(int)
-        found[epoch] = (np.abs(seen - palette[:, None, None]) < 4).all(axis=-1).mean(axis=(1, 2))
-    return found
+        records = image[None, ::4, ::4].astype(int)
+        actual[epoch] = (np.abs(records - palette[:, None, None]) < 4).all(axis=-1).mean(axis=(1, 2))
+    return actual
 
 
 def test_mosaic_is_as_frequent_as_its_probability(tmp_path: Path) -> None:
@@ -260,16 +260,16 @@ def test_every_rank_and_every_split_into_micro_batches_gets_the_side_of_the_upda
     spec = AugmentSpec(multi_scale=0.5)
     source = DetectionSource(annotations, image_size=64, augment=spec, seed=5)
     with closing(WorkerPool({"train": source}, workers=2)) as pool:
-        seen = {}
+        records = {}
         for rank in (0, 1):
             loader = pool.loader(
                 "train", lambda epoch, update, rank=rank: [np.array([2 * rank, 2 * rank + 1])],
                 micro_batch=2, updates_per_epoch=8, epochs=1,
             )  # fmt: skip
-            seen[rank] = [batch["images"].shape for batch in loader.micro_batches(0)]
+            records[rank] = [batch["images"].shape for batch in loader.micro_batches(0)]
             loader.close()
-    assert seen[0] == seen[1] == [(2, *source.shape(0, update)) for update in range(8)]
-    assert len(set(seen[0])) > 1
+    assert records[0] == records[1] == [(2, *source.shape(0, update)) for update in range(8)]
+    assert len(set(records[0])) > 1
 
 
 def test_sides_and_their_range_are_not_given_together() -> None:

@@ -22,14 +22,14 @@ def apart(a: np.ndarray, b: np.ndarray) -> int:
 
 @pytest.mark.parametrize("case", [name for name in CASES if not name.startswith("dataset_item")])
 def test_letterbox_is_the_original_one(case: str) -> None:
-    given, expected = CASES[case]["args"], CASES[case]
-    shape = given["new_shape"]
+    original, expected = CASES[case]["args"], CASES[case]
+    shape = original["new_shape"]
     boxed = letterbox(
         ARRAYS[f"{case.split('_')[0]}_37x53"],
         (shape, shape) if isinstance(shape, int) else tuple(shape),
-        auto=given["auto"],
-        scale_fill=given.get("scaleFill", False),
-        scale_up=given.get("scaleup", True),
+        auto=original["auto"],
+        scale_fill=original.get("scaleFill", False),
+        scale_up=original.get("scaleup", True),
     )
     assert list(boxed.picture.shape) == expected["shape"]
     assert apart(boxed.picture, ARRAYS[case]) <= 1
@@ -40,13 +40,13 @@ def test_letterbox_is_the_original_one(case: str) -> None:
 @pytest.mark.parametrize("side", [64, 96])
 def test_an_evaluation_sample_is_the_original_dataset_item(tmp_path: Path, side: int) -> None:
     expected = CASES[f"dataset_item_{side}"]
-    given = np.array(expected["labels_in"])
+    original = np.array(expected["labels_in"])
     size = np.array([53, 37])
-    boxes = np.concatenate([(given[:, 1:3] - given[:, 3:] / 2) * size, given[:, 3:] * size], axis=1)
+    boxes = np.concatenate([(original[:, 1:3] - original[:, 3:] / 2) * size, original[:, 3:] * size], axis=1)
     path = tmp_path / "noise.png"
     cv2.imwrite(str(path), ARRAYS["noise_37x53"])
-    none = np.zeros(len(given), dtype=bool)
-    picture = Picture(path, "noise.png", 1, 53, 37, boxes, given[:, 0].astype(np.int64), none, boxes[:, 2:].prod(1))
+    none = np.zeros(len(original), dtype=bool)
+    picture = Picture(path, "noise.png", 1, 53, 37, boxes, original[:, 0].astype(np.int64), none, boxes[:, 2:].prod(1))
     source = DetectionSource(assemble([picture], class_names="abc", category_ids=(1, 2, 3)), image_size=side)
     item = source.sample(0, 0)
     assert item.image is not None

@@ -106,9 +106,9 @@ def test_batches_are_the_same_for_any_number_of_workers(annotations: Annotations
         for micro in share(epoch, update)
     ]
     for count in (0, 1, 3):
-        found = batches(count)
-        assert len(found) == len(expected)
-        for batch, wanted in zip(found, expected, strict=True):
+        actual = batches(count)
+        assert len(actual) == len(expected)
+        for batch, wanted in zip(actual, expected, strict=True):
             assert batch.keys() == wanted.keys()
             assert {key: array.dtype for key, array in batch.items()} == {k: a.dtype for k, a in wanted.items()}
             assert all(np.array_equal(batch[key], wanted[key]) for key in wanted)
@@ -141,14 +141,16 @@ def test_an_epoch_can_begin_anywhere_and_be_left_anywhere(workers: int) -> None:
 def test_a_batch_lives_through_two_further_calls(workers: int) -> None:
     with closing(WorkerPool({"train": Numbers()}, workers=workers)) as pool:
         loader = numbers(pool, epochs=3, prefetch=1)
-        held: list[tuple[np.ndarray, np.ndarray]] = []
+        weights: list[tuple[np.ndarray, np.ndarray]] = []
         for epoch in (0, 1, 2):
             for batch in loader.micro_batches(epoch):
                 time.sleep(0.003)  # workers run ahead
-                held.append((batch["images"], batch["images"].copy()))
-                for view, copy in held[-1 - LIVES :]:
+                weights.append((batch["images"], batch["images"].copy()))
+                for view, copy in weights[-1 - LIVES :]:
                     assert np.array_equal(view, copy)
-        assert any(not np.array_equal(view, copy) for view, copy in held[: -1 - LIVES])  # and the memory is used again
+        assert any(
+            not np.array_equal(view, copy) for view, copy in weights[: -1 - LIVES]
+        )  # and the memory is used again
 
 
 class Noted(Numbers):
@@ -308,5 +310,5 @@ def test_more_tasks_than_the_pipe_takes_are_all_done() -> None:
     source = Numbers(6000)
     with closing(WorkerPool({"train": source}, workers=2)) as pool:
         loader = pool.loader("train", in_order(1500, 1500), micro_batch=1500, updates_per_epoch=4, prefetch=4)
-        found = [batch["index"] for batch in loader.micro_batches(0)]
-    assert np.array_equal(np.concatenate(found), np.arange(6000))
+        actual = [batch["index"] for batch in loader.micro_batches(0)]
+    assert np.array_equal(np.concatenate(actual), np.arange(6000))

@@ -22,8 +22,8 @@ def test_a_cache_gives_the_same_samples_bit_for_bit(annotations: Annotations, tm
         spec = DataSpec(image_size=64, augment=AugmentSpec(mosaic=0.7), cache=where, cache_dir=str(tmp_path / "cache"))
         sources = open_sources(spec, annotations, annotations, seed=0)
         for _ in range(passes):  # the first fills, the second reads
-            found = [s.sample(0, i).image.tobytes() for s in sources.values() for i in range(len(s))]
-        return found
+            actual = [s.sample(0, i).image.tobytes() for s in sources.values() for i in range(len(s))]
+        return actual
 
     assert digests(cache, passes=1) == digests(cache, passes=2) == digests("none", passes=1)
 

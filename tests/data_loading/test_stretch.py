@@ -63,13 +63,13 @@ def test_boxes_stay_on_what_they_surround(annotations: Annotations, kind: str) -
             assert item.image is not None
             side = len(item.image)
             assert item.image.shape == source.shape(epoch, index) == (side, side, 3)
-            found, boxes = ink(item.image), corners(item.targets, side)
+            actual, boxes = ink(item.image), corners(item.targets, side)
             for box in boxes:
                 # a source pixel is several pixels wide where a crop is enlarged
-                assert np.abs(found - box).max(axis=1).min(initial=np.inf) <= 4.5, (epoch, index, box, found)
+                assert np.abs(actual - box).max(axis=1).min(initial=np.inf) <= 4.5, (epoch, index, box, actual)
                 matched += 1
             # and nothing that is seen whole stays without a box
-            for seen in found[((found > 3) & (found < side - 3)).all(axis=1)]:
+            for seen in actual[((actual > 3) & (actual < side - 3)).all(axis=1)]:
                 assert np.abs(boxes - seen).max(axis=1).min(initial=np.inf) <= 4.5, (epoch, index, seen)
     assert matched > 100
 
@@ -135,14 +135,14 @@ def test_a_detector_that_finds_all_scores_one_on_stretched_pictures(annotations:
 
 def detections(batch: Mapping[str, np.ndarray], side: int) -> list[np.ndarray]:
     """What a perfect detector finds, in the pixels alone: the left rectangle of each picture is of class 0."""
-    found = []
+    results = []
     for number in range(len(batch["images"])):
         rows = batch["targets"][batch["targets"][:, 0] == number][:, 1:]
-        seen = ink(batch["images"][number])
+        records = ink(batch["images"][number])
         boxes = corners(rows, side)
-        assert all(np.abs(seen - box).max(axis=1).min() <= 2.5 for box in boxes)
-        found.append(np.concatenate([boxes, np.full((len(rows), 1), 0.9), rows[:, :1]], axis=1))
-    return found
+        assert all(np.abs(records - box).max(axis=1).min() <= 2.5 for box in boxes)
+        results.append(np.concatenate([boxes, np.full((len(rows), 1), 0.9), rows[:, :1]], axis=1))
+    return results
 
 
 def test_a_sample_depends_on_seed_epoch_update_and_index_alone(annotations: Annotations) -> None:
@@ -181,17 +181,17 @@ def test_all_ranks_and_micro_batches_of_an_update_have_one_size(
             batches = (batch for epoch in range(4) for batch in loader.micro_batches(epoch))
             for (epoch, update, number), batch in zip(keys, batches, strict=True):
                 indices = share(epoch, update)[number].tolist()
-                wanted = reference.collate([reference.sample(epoch, i, update=update) for i in indices])
+                expected = reference.collate([reference.sample(epoch, i, update=update) for i in indices])
                 assert batch["images"].shape == (len(indices), *reference.shape(epoch, update))
-                assert all(np.array_equal(batch[key], wanted[key]) for key in wanted)
+                assert all(np.array_equal(batch[key], expected[key]) for key in expected)
                 sides.append((epoch, update, batch["images"].shape[1]))
     assert len(set(sides)) == 12  # one for each update, on all ranks
     assert {side for _, _, side in sides} == set(SIZES)
 
 
 def test_every_side_and_interpolation_is_drawn_as_often() -> None:
-    found = [shared_by_update(OFFICIAL, image_size=128, key=(0, e, u)) for e in range(20) for u in range(75)]
-    counts = {pair: found.count(pair) for pair in set(found)}
+    actual = [shared_by_update(OFFICIAL, image_size=128, key=(0, e, u)) for e in range(20) for u in range(75)]
+    counts = {pair: actual.count(pair) for pair in set(actual)}
     assert set(counts) == {(side, method) for side in SIZES for method in METHODS.values()}
     assert min(counts.values()) > 60  # of 100 expected
     alone = AugmentSpec(**PLAIN)
@@ -305,8 +305,8 @@ def test_targets_lie_inside_the_picture(annotations: Annotations) -> None:
 def test_a_distortion_is_its_steps_made_one_and_saturates_once() -> None:
     rng = np.random.default_rng(0)
     values = rng.integers(0, 256, (40, 30, 3)).astype(np.uint8)
-    kept = np.eye(3, 4)
-    assert np.array_equal(random_distortion(rng, DistortSpec(probability=0.0)), kept)
+    saved = np.eye(3, 4)
+    assert np.array_equal(random_distortion(rng, DistortSpec(probability=0.0)), saved)
     for seed in range(20):
         matrix = random_distortion(np.random.default_rng(seed), DistortSpec())
         picture = values.copy()

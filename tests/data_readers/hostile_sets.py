@@ -97,8 +97,8 @@ def coco_value(key: str, field: str, value: Any, says: str | None, name: str = "
     else:
         content[key][0][field] = value
     text = json.dumps(content).encode()
-    told = name or ("missing" if value is ... else shortly(repr(value)))
-    return Case(f"coco {key}.{field}: {told}", "coco", lambda root: coco_set(root, text), says)
+    message = name or ("missing" if value is ... else shortly(repr(value)))
+    return Case(f"coco {key}.{field}: {message}", "coco", lambda root: coco_set(root, text), says)
 
 
 def coco_cases() -> Iterator[Case]:

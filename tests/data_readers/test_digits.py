@@ -161,10 +161,10 @@ def test_boxes_are_drawn_where_they_are_and_the_original_is_left_alone() -> None
 
 def test_grids_hold_every_picture_and_can_be_saved(tmp_path: Path) -> None:
     opened = open_data(DataSpec(format="coco", root=str(SMALL), images="images"))
-    found = {0: np.array([[10, 10, 100, 100, 0.9, 0], [0, 0, 5, 5, 0.1, 1]]), 2: np.zeros((0, 6))}
+    actual = {0: np.array([[10, 10, 100, 100, 0.9, 0], [0, 0, 5, 5, 0.1, 1]]), 2: np.zeros((0, 6))}
     for name, picture in (
         ("grid.jpg", annotations_grid(opened.train)),
-        ("pairs.png", comparison(opened.val, found)),
+        ("pairs.png", comparison(opened.val, actual)),
     ):
         save_picture(picture, tmp_path / "new" / name)
         assert decode(tmp_path / "new" / name).shape == picture.shape

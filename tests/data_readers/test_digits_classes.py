@@ -46,11 +46,11 @@ def task_of(spec=None):
 def test_every_fifth_picture_is_for_evaluation_and_all_of_the_set_is_used(splits):
     from sklearn.datasets import load_digits
 
-    given = load_digits()
+    original = load_digits()
     train, val = splits["train"], splits["val"]
     assert (len(train), len(val)) == (1437, 360)
-    np.testing.assert_array_equal(val.labels, given.target[::5])
-    np.testing.assert_array_equal(val.pictures[..., 1], np.rint(given.images[::5] * 255 / 16).astype(np.uint8))
+    np.testing.assert_array_equal(val.labels, original.target[::5])
+    np.testing.assert_array_equal(val.pictures[..., 1], np.rint(original.images[::5] * 255 / 16).astype(np.uint8))
     assert set(train.origins) | set(val.origins) == {f"digit {i}" for i in range(1797)}
     assert min(train.histogram().values()) > 130
     assert train.report() == val.report() == []
@@ -181,9 +181,9 @@ def test_mistakes_are_told_the_most_frequent_first():
 # ------------------------------------------------------------------------------------------------------------ for people
 def test_mistakes_are_drawn_first_and_framed_in_red(splits):
     val = splits["val"]
-    found = {i: np.eye(10, dtype=np.float32)[val.labels[i]] for i in range(40)}
-    found[17] = np.roll(found[17], 1)
-    picture = comparison(val, found, limit=16)
+    actual = {i: np.eye(10, dtype=np.float32)[val.labels[i]] for i in range(40)}
+    actual[17] = np.roll(actual[17], 1)
+    picture = comparison(val, actual, limit=16)
     corners = [tuple(picture[26, 6 + column * 124].tolist()) for column in range(2)]
     assert corners == [(220, 40, 40), (60, 160, 60)]
 
@@ -194,9 +194,9 @@ def test_predictions_are_written_for_files_and_below_the_confidence_left_out(spl
     spec = spec_of()
     pictures = unlabelled(sorted(tmp_path.glob("*.png")), spec.data, class_names=list("0123456789"))
     np.testing.assert_array_equal(pictures.pictures, splits["val"].pictures[:3])
-    found = {i: np.full(10, 0.05, np.float32) for i in range(3)}
-    found[1][4], found[2][7] = 0.55, 0.2
-    ClassPictures(spec, pictures).write(found, tmp_path / "out", confidence=0.25, draw=True)
+    actual = {i: np.full(10, 0.05, np.float32) for i in range(3)}
+    actual[1][4], actual[2][7] = 0.55, 0.2
+    ClassPictures(spec, pictures).write(actual, tmp_path / "out", confidence=0.25, draw=True)
     rows = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert [(row["file_name"], row["class"], row["label"]) for row in rows] == [(str(tmp_path / "1.png"), "4", 4)]
     assert rows[0]["score"] == pytest.approx(0.55)

@@ -113,8 +113,8 @@ def test_nothing_right_scores_zero_and_nothing_to_find_scores_minus_one(rows: li
         "categories": [{"id": 0, "name": "thing"}, {"id": 1, "name": "absent"}],
     }
     annotations = read_content(content, folder=Path("x"), file=Path("x.json"))
-    found = {0: np.array(rows, dtype=np.float64).reshape(-1, 6)}
-    figures = CocoEvaluator(annotations).result([found])
+    actual = {0: np.array(rows, dtype=np.float64).reshape(-1, 6)}
+    figures = CocoEvaluator(annotations).result([actual])
     assert {n: figures[n] for n in ("AP", "APs", "APm", "APl", "AR100", "ARl")} == {
         "AP": 0.0, "APs": 0.0, "APm": -1.0, "APl": -1.0, "AR100": 0.0, "ARl": -1.0,
     }  # fmt: skip
@@ -129,14 +129,14 @@ def test_the_object_with_id_zero_and_text_ids_are_matched() -> None:
         "categories": [{"id": 0, "name": "thing"}],
     }
     annotations = read_content(content, folder=Path("x"), file=Path("x.json"))
-    found = {0: np.array([[99, 99, 119, 119, 0.9, 0]])}
-    assert CocoEvaluator(annotations).result([found])["AP"] == pytest.approx(1.0)
-    assert results_json(annotations, found)[0]["image_id"] == "a"
+    actual = {0: np.array([[99, 99, 119, 119, 0.9, 0]])}
+    assert CocoEvaluator(annotations).result([actual])["AP"] == pytest.approx(1.0)
+    assert results_json(annotations, actual)[0]["image_id"] == "a"
 
 
 def test_boxes_return_to_the_picture_and_are_clipped() -> None:
-    found = np.array([[32, 80, 352, 400, 0.5, 2], [-50, 0, 999, 999, 0.4, 1]])
-    boxes = to_picture(found, np.array([0.5, 0.5, 0, 80]), width=640, height=480)
+    actual = np.array([[32, 80, 352, 400, 0.5, 2], [-50, 0, 999, 999, 0.4, 1]])
+    boxes = to_picture(actual, np.array([0.5, 0.5, 0, 80]), width=640, height=480)
     assert boxes.tolist() == pytest.approx(np.array([[64, 0, 640, 480, 0.5, 2], [0, 0, 640, 480, 0.4, 1]]), abs=1e-6)
 
 
@@ -223,8 +223,8 @@ def test_perfect_predictions_of_a_crowded_picture_score_one_where_enough_of_them
 
 
 def test_more_predictions_change_no_figure_of_pictures_that_are_not_crowded(real: Annotations) -> None:
-    found = {i: rows for i, (_, rows) in enumerate(published_batches(real, ratio=1.0, pad=0.0))}
-    assert CocoEvaluator(real, max_detections=300).result([found]) == CocoEvaluator(real).result([found])
+    actual = {i: rows for i, (_, rows) in enumerate(published_batches(real, ratio=1.0, pad=0.0))}
+    assert CocoEvaluator(real, max_detections=300).result([actual]) == CocoEvaluator(real).result([actual])
 
 
 @pytest.mark.parametrize("crowd", [False, True])
@@ -248,5 +248,5 @@ def test_of_equal_scores_the_picture_with_the_lower_id_counts_first(right: int, 
 def test_of_equal_scores_in_a_picture_the_first_one_counts_first(right_first: bool, expected: float) -> None:
     annotations = split_of({1: [[100, 100, 50, 50]]})
     rows = np.array([[100, 100, 150, 150, 0.5, 0.0], [700, 700, 750, 750, 0.5, 0.0]])
-    found = rows if right_first else rows[::-1]
-    assert CocoEvaluator(annotations).result([{0: found}])["AP"] == pytest.approx(expected)
+    actual = rows if right_first else rows[::-1]
+    assert CocoEvaluator(annotations).result([{0: actual}])["AP"] == pytest.approx(expected)

@@ -52,10 +52,10 @@ def test_the_zero_area_box_is_dropped_for_training_counted_and_kept_for_evaluati
     coco = Coco().read(SMALL, None, None, None, split="val")
     assert coco.problems == {"zero_area": 1}
     assert coco.report() == ["boxes without area, dropped for training: 1"]
-    kept = sum(len(sample.boxes) for sample in coco.samples)
+    saved = sum(len(sample.boxes) for sample in coco.samples)
     original = json.loads((SMALL / "annotations" / "instances_val.json").read_text())["annotations"]
     truth = coco.ground_truth["annotations"]
-    assert len(truth) == len(original) == kept + 1
+    assert len(truth) == len(original) == saved + 1
     assert sorted(a["bbox"] for a in truth) == sorted(a["bbox"] for a in original)
     assert [a["area"] for a in truth].count(0) == 1
 

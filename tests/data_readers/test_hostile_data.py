@@ -55,13 +55,13 @@ def look(root: Path, form: str) -> str:
 def check(case: Case, root: Path) -> None:
     case.build(root)
     with no_hang(case.name):
-        said = look(root, case.form)
-    assert len(said) < 20_000, said[:500]
-    assert said.count("\n") < 60
+        message = look(root, case.form)
+    assert len(message) < 20_000, message[:500]
+    assert message.count("\n") < 60
     if case.says is None:
-        assert said == ""
+        assert message == ""
     elif case.says not in (ANY, OTHER_IDS):
-        assert re.search(case.says, said), said or "was read"
+        assert re.search(case.says, message), message or "was read"
 
 
 def test_the_table_is_of_the_promised_size() -> None:
@@ -94,9 +94,9 @@ def test_the_command_line_refuses_it_with_2_and_no_traceback(
         code = main(
             ["data", "check", "-o", f"data.format={case.form}", "-o", f"data.root={root}", "--output", str(tmp_path)]
         )
-    said = capsys.readouterr().err
-    assert (code, "Traceback" in said) == (2, False), said
-    assert said.startswith("error: ")
+    stderr = capsys.readouterr().err
+    assert (code, "Traceback" in stderr) == (2, False), stderr
+    assert stderr.startswith("error: ")
 
 
 def test_text_ids_of_categories_are_mapped_with_a_note(tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_faults_of_every_kind_are_told_together_and_no_more_than_twenty(tmp_path
     content["annotations"] += [wrong | {"id": number} for number in range(100, 150)]
     content["annotations"].append({"id": 900, "image_id": 77, "category_id": 1, "bbox": [1, 2, 3, 4]})
     coco_set(tmp_path / "set", json.dumps(content).encode())
-    said = look(tmp_path / "set", "coco")
-    assert "51 wrong entries" in said
-    assert said.count("annotation 1") == 20
-    assert "... and 31 more" in said
+    message = look(tmp_path / "set", "coco")
+    assert "51 wrong entries" in message
+    assert message.count("annotation 1") == 20
+    assert "... and 31 more" in message
 
 
 def test_max_pixels_can_be_raised_and_lowered(tmp_path: Path) -> None:

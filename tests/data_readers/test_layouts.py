@@ -325,8 +325,8 @@ def test_missing_pictures_are_skipped_and_counted_where_that_is_asked_for(tmp_pa
     train, _ = read(folder, kind, skip_missing=True, **lists)
     assert len(train) == len(ids("train")) - 1
     assert f"1 of 4 pictures are missing and were skipped: {ids('train')[0]}.jpg" in train.report()
-    known = {image["file_name"] for image in train.ground_truth["images"]}
-    assert f"{ids('train')[0]}.jpg" not in known
+    known_names = {image["file_name"] for image in train.ground_truth["images"]}
+    assert f"{ids('train')[0]}.jpg" not in known_names
 
 
 def test_missing_pictures_without_a_known_size_are_named_together_with_the_remedy(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def test_twenty_thousand_objects_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("blank", [" ", "\n", "\t \n"])
 def test_blanks_without_end_in_a_name_are_read(tmp_path: Path, blank: str) -> None:
     blanks = blank * 100_000
-    found = read(tmp_path, annotation(CAT.replace("cat", f"{blanks}cat{blanks}")))
-    assert found.class_names == ("cat",)
+    actual = read(tmp_path, annotation(CAT.replace("cat", f"{blanks}cat{blanks}")))
+    assert actual.class_names == ("cat",)
 
 
 def test_a_name_that_is_never_closed_is_refused_in_linear_time(tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_a_name_that_is_never_closed_is_refused_in_linear_time(tmp_path: Path) -
 
 
 def test_the_name_of_a_class_may_hold_a_comment_and_escaped_characters(tmp_path: Path) -> None:
-    found = read(tmp_path, annotation(CAT.replace("cat", "black<!-- sic --> &amp; white")))
-    assert found.class_names == ("black & white",)
+    actual = read(tmp_path, annotation(CAT.replace("cat", "black<!-- sic --> &amp; white")))
+    assert actual.class_names == ("black & white",)
 
 
 def test_the_encoding_that_the_file_declares_is_used(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_every_fault_of_a_file_is_told_with_its_line(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError) as error:
         read(tmp_path, xml)
-    told = [line.partition("a.xml:")[2] for line in str(error.value).splitlines()[1:]]
-    assert told == [
+    messages = [line.partition("a.xml:")[2] for line in str(error.value).splitlines()[1:]]
+    assert messages == [
         "4: <xmin> is 'nan', expected a number",
         "5: <xmax> is '1e400', expected a number",
         "6: <bndbox> has no <ymin>",

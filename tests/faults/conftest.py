@@ -67,9 +67,9 @@ class Runner:
     def left_outside(self) -> list[str]:
         """What jobs have left there, without ``CACHES`` and the folders that hold them."""
         base = self.folder / "outside"
-        found = sorted(str(path.relative_to(base)) for path in base.glob("*/**/*"))
-        kept = [path for path in found if not path.startswith(CACHES)]
-        return [path for path in kept if not any(cache.startswith(f"{path}/") for cache in CACHES)]
+        actual = sorted(str(path.relative_to(base)) for path in base.glob("*/**/*"))
+        saved = [path for path in actual if not path.startswith(CACHES)]
+        return [path for path in saved if not any(cache.startswith(f"{path}/") for cache in CACHES)]
 
     def finish(self, process: subprocess.Popen, *, timeout_s: float = 240) -> tuple[int, str]:
         output, _ = process.communicate(timeout=timeout_s)
@@ -105,8 +105,8 @@ def environment() -> dict[str, str]:
 
 def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
     """Ranks below a starter, their loader processes left out."""
-    found = psutil.Process(process.pid).children(recursive=True)
-    workers = [p for p in found if is_worker(p.cmdline())]
+    actual = psutil.Process(process.pid).children(recursive=True)
+    workers = [p for p in actual if is_worker(p.cmdline())]
     pids = {p.pid for p in workers}
     return [p for p in workers if p.ppid() not in pids]
 

@@ -28,7 +28,7 @@ def test_a_save_that_fails_beside_the_loop_ends_the_job_then_and_not_at_the_next
 def test_a_disk_without_room_for_the_checkpoints_is_told_before_anything_starts(runner: Runner, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 0, 50 << 20))
     assert main(["train", *runner.arguments(name="small", backend="solo", ranks=1)]) == 2
-    told = capsys.readouterr().err
-    assert "50.0 MiB free on its disk, and the checkpoints of this job need " in told
-    assert "(checkpoint.keep_last 3, keep_best 1, and the one that is being written); make room, keep fewer" in told
+    stderr = capsys.readouterr().err
+    assert "50.0 MiB free on its disk, and the checkpoints of this job need " in stderr
+    assert "(checkpoint.keep_last 3, keep_best 1, and the one that is being written); make room, keep fewer" in stderr
     assert not (runner.folder / "runs" / "small").exists()

@@ -35,5 +35,5 @@ def test_a_rank_holds_its_own_framework_alone(runner, tmp_path, backend):
     assert code == 0, output
     assert list(runner.run_folder("job").rglob("events.out.tfevents*"))
     assert (runner.run_folder("job") / "results.png").exists()
-    held = [json.loads((tmp_path / f"held-{rank}.json").read_text()) for rank in range(2)]
-    assert held == [[FRAMEWORKS[backend]]] * 2
+    weights = [json.loads((tmp_path / f"held-{rank}.json").read_text()) for rank in range(2)]
+    assert weights == [[FRAMEWORKS[backend]]] * 2

@@ -21,8 +21,8 @@ def test_ranks_train_on_the_interpreter_that_the_spec_names(runner, backend):
         pytest.skip(f"{python.parents[1].name} is not here: `make test` makes it")
     lacking = f"import importlib.util as u; print(u.find_spec({ABSENT[backend]!r}))"
     # Not from this folder: a `torch` beside the working directory would be found.
-    found = subprocess.run([python, "-c", lacking], capture_output=True, text=True, check=True, cwd=os.sep)
-    assert found.stdout.strip() == "None"
+    actual = subprocess.run([python, "-c", lacking], capture_output=True, text=True, check=True, cwd=os.sep)
+    assert actual.stdout.strip() == "None"
     name = f"elsewhere-{backend}"
     code, output = runner.run([*runner.arguments(backend=backend, name=name), "-o", f"backend.python={python}"])
     assert code == 0, output

@@ -126,7 +126,7 @@ def test_no_value_of_a_file_ends_in_a_crash(file):
             imported = convert([write("changed.yml", text)])
         except MtrainError:
             return
-        told = len(imported.carried) + len(imported.dropped)
-        assert told == len(list(read(Path("changed.yml")).leaves()))
+        message = len(imported.carried) + len(imported.dropped)
+        assert message == len(list(read(Path("changed.yml")).leaves()))
 
     check()

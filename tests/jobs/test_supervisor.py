@@ -65,8 +65,8 @@ def test_devices_are_counted_without_a_framework(tmp_path, visible, expected):
 def test_what_other_starters_leave_in_a_shell_is_removed_and_the_rest_kept():
     stale = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "GROUP_RANK", "PADDLE_PORT", "HOROVOD_SIZE", "OMPI_X"]
     stale += ["TORCHELASTIC_RUN_ID", "PET_NODE_RANK", "MTRAIN_TRAIN__BATCH_SIZE", "OMP_NUM_THREADS"]
-    kept = {"PATH": "/bin", "LD_LIBRARY_PATH": "x", "RANKING": "1", "CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO"}
-    assert cleaned(dict.fromkeys(stale, "1") | kept) == kept
+    saved = {"PATH": "/bin", "LD_LIBRARY_PATH": "x", "RANKING": "1", "CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO"}
+    assert cleaned(dict.fromkeys(stale, "1") | saved) == saved
 
 
 STALE = [
@@ -161,9 +161,9 @@ def test_of_two_failures_the_earlier_is_the_cause(tmp_path):
     run = RunFolder(tmp_path)
     fail(run, 0, ConnectionError("peer is gone"), now=20.0)
     fail(run, 1, ZeroDivisionError("one over nothing"), now=10.0)
-    told = judge(run, [(0, 1), (1, 1)], Ending(status=1))
-    assert told.text.endswith("ZeroDivisionError: one over nothing")
-    assert told.code == 1
+    message = judge(run, [(0, 1), (1, 1)], Ending(status=1))
+    assert message.text.endswith("ZeroDivisionError: one over nothing")
+    assert message.code == 1
 
 
 def test_a_run_folder_takes_one_starter_at_a_time(tmp_path):
@@ -195,8 +195,8 @@ def test_a_rank_that_was_asked_to_end_is_no_cause(tmp_path):
     run = RunFolder(tmp_path)
     fail(run, 0, Interrupted("asked"), now=1.0)
     fail(run, 1, DataError("picture a.jpg is missing"), now=2.0)
-    told = judge(run, [], Ending(status=1))
-    assert (told.code, told.text.splitlines()[-1]) == (2, "error: picture a.jpg is missing")
+    message = judge(run, [], Ending(status=1))
+    assert (message.code, message.text.splitlines()[-1]) == (2, "error: picture a.jpg is missing")
 
 
 def test_an_abort_after_another_failure_is_its_consequence(tmp_path):
@@ -256,9 +256,9 @@ def test_what_a_rank_could_not_import_is_told_once_and_not_what_its_starter_says
     trace += ["ModuleNotFoundError: No module named 'absent'"]
     noise = [f"E0000 line {i} of the starter" for i in range(40)]
     lines = [*(f"[rank1]: {line}" for line in trace), *(f"[rank0]: {line}" for line in trace), *noise]
-    told = judge(run, [(0, -signal.SIGTERM), (1, 1)], Ending(status=1, log="\n".join(lines)))
-    assert told.headline == "rank 1 ended with exit code 1", "not the one that was ended for it"
-    assert told.text.splitlines()[1:-1] == [f"  {line}" for line in trace]
+    message = judge(run, [(0, -signal.SIGTERM), (1, 1)], Ending(status=1, log="\n".join(lines)))
+    assert message.headline == "rank 1 ended with exit code 1", "not the one that was ended for it"
+    assert message.text.splitlines()[1:-1] == [f"  {line}" for line in trace]
 
 
 def test_a_directly_started_rank_dies_with_the_status_of_its_command():
@@ -299,8 +299,8 @@ def test_a_failure_is_told_whatever_was_asked_after_it(count):
 
 
 def test_a_rank_that_failed_is_told_though_the_others_have_saved_and_ended():
-    told = explained(Asked(), reason="interrupted", failure={"expected": False, "time": 99.0})
-    assert told.text == "error: why"
+    message = explained(Asked(), reason="interrupted", failure={"expected": False, "time": 99.0})
+    assert message.text == "error: why"
 
 
 def test_a_killed_starter_is_a_failure_though_the_ranks_have_saved_unless_somebody_had_asked_for_the_end():
@@ -325,8 +325,8 @@ def test_requests_count_by_place():
 def test_a_disk_that_is_full_is_named_where_a_rank_could_leave_no_reason(tmp_path, monkeypatch):
     assert "is full" not in judge(RunFolder(tmp_path), [(0, 1)], Ending(status=1)).text
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
-    told = judge(RunFolder(tmp_path), [(0, 1)], Ending(status=1)).text
-    assert told.endswith(
+    message = judge(RunFolder(tmp_path), [(0, 1)], Ending(status=1)).text
+    assert message.endswith(
         f"rank 0 ended with exit code 1; the disk of {tmp_path} is full: make room, then go on with --resume"
     )
 

@@ -69,12 +69,12 @@ class Result:
 
 def alive_ranks(run_dir: Path) -> list[int]:
     """Processes whose command line names this run."""
-    found = []
+    results = []
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
         if str(run_dir) in words and process.info["status"] != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
-            found.append(process.pid)
-    return found
+            results.append(process.pid)
+    return results
 
 
 @pytest.fixture

@@ -55,10 +55,10 @@ def test_failed_ranks_are_read_from_what_their_shells_say():
 
 def test_it_is_taken_by_itself_only_where_nothing_else_is_there(tmp_path, capsys):
     (tmp_path / "plugins.toml").write_text('[launchers]\ndisabled = ["torchrun"]\n')
-    given = ["plan", "-c", "digits", "--backend", "deepspeed", "--nproc-per-node", "2", "--json"]
+    arguments = ["plan", "-c", "digits", "--backend", "deepspeed", "--nproc-per-node", "2", "--json"]
     chosen = []
     for more in ([], ["--launcher", "deepspeed"], ["-o", f"plugins={tmp_path / 'plugins.toml'}"]):
-        assert main([*given, *more]) == 0
+        assert main([*arguments, *more]) == 0
         chosen.append(json.loads(capsys.readouterr().out)["launcher"])
     assert chosen == ["torchrun", "deepspeed", "deepspeed"]
 
@@ -93,11 +93,13 @@ def test_ranks_get_the_devices_of_the_plan_and_nothing_stale(run_behaviour, tmp_
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".deepspeed_env").write_text("MASTER_PORT=7\n")
     assert run_behaviour("show_environment", **through_deepspeed).code == 0
-    seen = dict(line.split("=", 1) for line in (tmp_path / "environment.txt").read_text().splitlines() if "=" in line)
-    assert not {name for name, value in stale.items() if seen.get(name) == value}
-    assert seen["CUDA_VISIBLE_DEVICES"] == "6,4"
-    assert (seen["WORLD_SIZE"], seen["MASTER_ADDR"]) == ("2", "127.0.0.1")
-    assert "DS_ACCELERATOR" not in seen
+    records = dict(
+        line.split("=", 1) for line in (tmp_path / "environment.txt").read_text().splitlines() if "=" in line
+    )
+    assert not {name for name, value in stale.items() if records.get(name) == value}
+    assert records["CUDA_VISIBLE_DEVICES"] == "6,4"
+    assert (records["WORLD_SIZE"], records["MASTER_ADDR"]) == ("2", "127.0.0.1")
+    assert "DS_ACCELERATOR" not in records
     assert (tmp_path / "hostfile").read_text() == "127.0.0.1 slots=2\n"
 
 
@@ -115,11 +117,11 @@ def test_ranks_get_the_devices_of_the_plan_and_nothing_stale(run_behaviour, tmp_
 def test_a_launcher_that_is_killed_is_a_failure_and_leaves_no_ranks(starter, alive_ranks, module, reason):
     """Its outer process says that all went well when the inner one was killed."""
     process = starter("ignore_requests", **through_deepspeed)
-    found = psutil.Process(process.pid).children(recursive=True)
-    next(one for one in found if module in one.cmdline()[:4]).kill()
-    _, told = process.communicate(timeout=60)
+    actual = psutil.Process(process.pid).children(recursive=True)
+    next(one for one in actual if module in one.cmdline()[:4]).kill()
+    _, message = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert reason in told
+    assert reason in message
     assert alive_ranks() == []
 
 
@@ -148,14 +150,14 @@ def train(folder, name: str, *, launcher: str, updates: int, backend: str = "dee
 @needs_deepspeed
 @pytest.mark.slow
 def test_a_job_ends_with_the_weights_of_the_job_that_torchrun_starts_whichever_the_backend(tmp_path):
-    found = set()
+    results = set()
     for backend, name in (("deepspeed", "torchrun"), ("deepspeed", "deepspeed"), ("ddp", "deepspeed")):
         process = train(tmp_path, f"{backend}-{name}", backend=backend, launcher=name, updates=3)
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
         summary = json.loads((tmp_path / f"{backend}-{name}" / "summary.json").read_text())
-        found.add((summary["weights_sha256"], summary["ema_sha256"]))
-    assert len(found) == 1
+        results.add((summary["weights_sha256"], summary["ema_sha256"]))
+    assert len(results) == 1
 
 
 @needs_deepspeed

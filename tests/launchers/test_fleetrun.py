@@ -126,9 +126,11 @@ def test_stale_variables_of_the_shell_reach_neither_the_agent_nor_a_rank(run_beh
     for name, value in stale.items():
         monkeypatch.setenv(name, value)
     assert run_behaviour("show_environment", **through_fleetrun).code == 0
-    seen = dict(line.split("=", 1) for line in (tmp_path / "environment.txt").read_text().splitlines() if "=" in line)
-    assert not {name for name, value in stale.items() if seen.get(name) == value}
-    assert (seen["PADDLE_TRAINERS_NUM"], seen["PADDLE_NNODES"]) == ("2", "1")
+    records = dict(
+        line.split("=", 1) for line in (tmp_path / "environment.txt").read_text().splitlines() if "=" in line
+    )
+    assert not {name for name, value in stale.items() if records.get(name) == value}
+    assert (records["PADDLE_TRAINERS_NUM"], records["PADDLE_NNODES"]) == ("2", "1")
 
 
 @needs_paddle
@@ -148,7 +150,7 @@ def test_an_agent_that_is_killed_leaves_no_ranks(starter, alive_ranks):
     process = starter("ignore_requests", **through_fleetrun)
     agents = [c for c in psutil.Process(process.pid).children() if "paddle.distributed.launch" in c.cmdline()]
     os.kill(agents[0].pid, signal.SIGKILL)
-    _, told = process.communicate(timeout=30)
+    _, message = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "the starter of the ranks was ended by signal 9 (SIGKILL)" in told
+    assert "the starter of the ranks was ended by signal 9 (SIGKILL)" in message
     assert alive_ranks() == []

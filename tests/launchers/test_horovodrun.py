@@ -257,15 +257,17 @@ def test_a_job_ends_with_the_weights_of_the_ddp_job_bit_for_bit(jobs: Jobs, undi
 @needs_horovod
 @pytest.mark.slow
 def test_fifty_updates_with_accumulation_clipping_and_average_are_those_of_ddp_bit_for_bit(jobs: Jobs):
-    found = {}
+    results = {}
     for backend in ("hvd", "ddp"):
         values = {"train__updates": 50, "train__batch_size": 8, "train__accumulate": 2, "train__clip_norm": 10}
         code, output = jobs.run(backend, backend=backend, checkpoint__every_updates=50, **values)
         assert code == 0, output
-        found[backend] = jobs.summary(backend)
-        print(f"yolov5n, 50 updates, {backend}: {found[backend]['weights_sha256']} ema {found[backend]['ema_sha256']}")
+        results[backend] = jobs.summary(backend)
+        print(
+            f"yolov5n, 50 updates, {backend}: {results[backend]['weights_sha256']} ema {results[backend]['ema_sha256']}"
+        )
     for key in ("weights_sha256", "ema_sha256", "last"):
-        assert found["hvd"][key] == found["ddp"][key]
+        assert results["hvd"][key] == results["ddp"][key]
 
 
 @needs_horovod

@@ -30,9 +30,9 @@ ALL = [_through("fleetrun", "paddle"), _through("deepspeed", "deepspeed", pytest
 def test_the_first_failing_rank_is_told_last_and_a_rank_that_hangs_is_ended(run_behaviour, name):
     result = run_behaviour("rank_1_raises_and_0_hangs", ranks=2, launcher_name=name)
     assert result.code == 1
-    told = result.told.getvalue()
-    assert told.startswith("rank 1 on ")
-    assert told.rstrip().endswith("ValueError: the seventh picture is upside down")
+    message = result.told.getvalue()
+    assert message.startswith("rank 1 on ")
+    assert message.rstrip().endswith("ValueError: the seventh picture is upside down")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -40,10 +40,10 @@ def test_the_first_failing_rank_is_told_last_and_a_rank_that_hangs_is_ended(run_
 def test_a_request_to_end_lets_every_rank_save(starter, tmp_path, alive_ranks, name, number, code):
     process = starter("save_when_asked", ranks=2, launcher_name=name)
     process.send_signal(number)
-    shown, told = process.communicate(timeout=60)
-    assert process.returncode == code, told
+    shown, message = process.communicate(timeout=60)
+    assert process.returncode == code, message
     assert "saving and ending" in shown
-    assert "state saved; go on with --resume" in told
+    assert "state saved; go on with --resume" in message
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
     assert alive_ranks() == []
 
@@ -56,9 +56,9 @@ def native(process: "subprocess.Popen[str]", name: str) -> list[psutil.Process]:
         "horovodrun": ["mtrain.backends._horovod.single_host_starter"],
         "deepspeed": ["deepspeed.launcher.launch"],  # the inner one of two; the outer says then that all went well
     }[name]
-    found = psutil.Process(process.pid).children(recursive=True)
+    actual = psutil.Process(process.pid).children(recursive=True)
     return [
-        child for child in found if child.cmdline()[1:2] in (["-m"], ["-u"]) and set(modules) & set(child.cmdline())
+        child for child in actual if child.cmdline()[1:2] in (["-m"], ["-u"]) and set(modules) & set(child.cmdline())
     ]
 
 
@@ -67,10 +67,10 @@ def test_a_native_starter_that_is_killed_is_a_failure_though_its_ranks_have_save
     """Exit code 143 would tell a scheduler that the job was preempted."""
     process = starter("save_when_asked", ranks=2, launcher_name=name)
     os.kill(native(process, name)[0].pid, signal.SIGKILL)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 1, told
-    assert "error: the starter of the ranks was ended by signal 9 (SIGKILL)" in told
-    assert f"the ranks have saved their state; go on with --resume {tmp_path}" in told
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 1, message
+    assert "error: the starter of the ranks was ended by signal 9 (SIGKILL)" in message
+    assert f"the ranks have saved their state; go on with --resume {tmp_path}" in message
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
     assert alive_ranks() == []
 
@@ -81,9 +81,9 @@ def test_sigterm_to_every_process_of_a_job_is_one_request(starter, tmp_path, ali
     process = starter("save_when_asked", ranks=2, launcher_name=name)
     for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
         one.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 143, told
-    assert f"state saved; go on with --resume {tmp_path}" in told
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 143, message
+    assert f"state saved; go on with --resume {tmp_path}" in message
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
     assert alive_ranks() == []
 

@@ -81,12 +81,12 @@ class Job:
 
     def listening(self) -> set[tuple[str, str]]:
         """(address, program) of every port at which a process of the job waits for connections."""
-        found = set()
+        results = set()
         for process in self.processes():
             for connection in process.net_connections("inet"):
                 if connection.status == psutil.CONN_LISTEN:
-                    found.add((connection.laddr.ip, _module(process)))
-        return found
+                    results.add((connection.laddr.ip, _module(process)))
+        return results
 
     def end(self) -> str:
         """Ask it to end; what it printed."""
@@ -122,7 +122,7 @@ def test_no_file_and_no_command_line_holds_a_secret_and_no_port_is_open_to_other
     shown = job.end()
     assert job.process.returncode == 143, shown
     files = [path for path in job.run.rglob("*") if path.is_file()]
-    found = {(path.name, word) for path in files for word in secrets if word.encode() in path.read_bytes()}
-    assert found == set()
+    actual = {(path.name, word) for path in files for word in secrets if word.encode() in path.read_bytes()}
+    assert actual == set()
     assert typed == set(), "every user of the machine can read command lines"
     assert {(address, module) for address, module in listening if address not in LOOPBACK} == set()

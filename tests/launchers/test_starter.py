@@ -27,10 +27,10 @@ def test_the_first_failing_rank_is_told_last_and_a_rank_that_hangs_is_ended(run_
         "torchrun alone waits for 30 s"
     )
     assert result.code == 1
-    told = result.told.getvalue()
-    assert told.startswith("rank 1 on ")
-    assert "logs/rank-1.log" in told
-    assert told.rstrip().endswith("ValueError: the seventh picture is upside down")
+    message = result.told.getvalue()
+    assert message.startswith("rank 1 on ")
+    assert "logs/rank-1.log" in message
+    assert message.rstrip().endswith("ValueError: the seventh picture is upside down")
 
 
 def test_a_killed_rank_is_the_cause_and_not_the_rank_that_noticed(run_behaviour, tmp_path, alive_ranks, wait_for):
@@ -49,19 +49,19 @@ def test_a_killed_rank_is_the_cause_and_not_the_rank_that_noticed(run_behaviour,
     killer.start()
     result = run_behaviour("rank_1_is_killed_then_0_raises", ranks=2)
     killer.join()
-    told = result.told.getvalue()
+    message = result.told.getvalue()
     assert result.code == 1
-    assert "the last words of rank 1" in told
-    assert "error: rank 1 was ended by signal 9 (SIGKILL)" in told
-    assert "connection closed by peer" not in told
+    assert "the last words of rank 1" in message
+    assert "error: rank 1 was ended by signal 9 (SIGKILL)" in message
+    assert "connection closed by peer" not in message
 
 
 def test_a_crash_in_native_code_names_the_signal_and_shows_the_log(run_behaviour):
     result = run_behaviour("die_of_sigsegv")
-    told = result.told.getvalue()
+    message = result.told.getvalue()
     assert result.code == 1
-    assert "  about to crash\n" in told
-    assert told.rstrip().endswith("error: rank 0 was ended by signal 11 (SIGSEGV): a crash in native code")
+    assert "  about to crash\n" in message
+    assert message.rstrip().endswith("error: rank 0 was ended by signal 11 (SIGSEGV): a crash in native code")
 
 
 def test_an_expected_error_gives_its_own_exit_code_without_a_traceback_or_a_second_try(run_behaviour):
@@ -92,11 +92,11 @@ def test_the_second_attempt_is_judged_by_its_own_logs(run_behaviour):
     result = run_behaviour("fail_otherwise_the_second_time", max_restarts=1)
     assert result.code == 1
     assert "rank 0 ended with exit code 3; starting again" in result.shown.getvalue()
-    told = result.told.getvalue()
-    assert told.rstrip().endswith("error: rank 0 ended with exit code 4")
-    assert "the second attempt" in told
-    assert "the first attempt" not in told
-    assert "Traceback" not in told
+    message = result.told.getvalue()
+    assert message.rstrip().endswith("error: rank 0 ended with exit code 4")
+    assert "the second attempt" in message
+    assert "the first attempt" not in message
+    assert "Traceback" not in message
 
 
 def test_a_job_that_may_not_restart_ends_with_its_error(run_behaviour):
@@ -119,9 +119,11 @@ def test_stale_variables_of_the_shell_do_not_reach_a_rank(run_behaviour, tmp_pat
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
     monkeypatch.setenv("KEPT", "yes")
     assert run_behaviour("show_environment").code == 0
-    seen = dict(line.split("=", 1) for line in (tmp_path / "environment.txt").read_text().splitlines() if "=" in line)
-    assert not set(stale) & set(seen)
-    assert (seen["KEPT"], seen["OMP_NUM_THREADS"], seen["OMP_WAIT_POLICY"]) == ("yes", "1", "PASSIVE")
+    records = dict(
+        line.split("=", 1) for line in (tmp_path / "environment.txt").read_text().splitlines() if "=" in line
+    )
+    assert not set(stale) & set(records)
+    assert (records["KEPT"], records["OMP_NUM_THREADS"], records["OMP_WAIT_POLICY"]) == ("yes", "1", "PASSIVE")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
@@ -129,10 +131,10 @@ def test_stale_variables_of_the_shell_do_not_reach_a_rank(run_behaviour, tmp_pat
 def test_a_request_to_end_lets_every_rank_save(starter, tmp_path, alive_ranks, number, code, ranks):
     process = starter("save_when_asked", ranks=ranks)
     process.send_signal(number)
-    shown, told = process.communicate(timeout=240)
-    assert process.returncode == code, told
+    shown, message = process.communicate(timeout=240)
+    assert process.returncode == code, message
     assert "saving and ending" in shown
-    assert "state saved; go on with --resume" in told
+    assert "state saved; go on with --resume" in message
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(ranks))
     assert alive_ranks() == []
 
@@ -143,9 +145,9 @@ def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, tmp_path, alive_
     wait_for(lambda: all((tmp_path / f"heard-{rank}").exists() for rank in range(2)))
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=240)
+    _, message = process.communicate(timeout=240)
     assert process.returncode == 130
-    assert "ended before the state was saved; there is no checkpoint" in told
+    assert "ended before the state was saved; there is no checkpoint" in message
     assert alive_ranks() == []
 
 
@@ -155,9 +157,9 @@ def test_an_agent_that_is_killed_leaves_no_ranks(starter, alive_ranks):
         child for child in psutil.Process(process.pid).children() if "mtrain.backends._torch.starter" in child.cmdline()
     ]
     agents[0].kill()
-    _, told = process.communicate(timeout=240)
+    _, message = process.communicate(timeout=240)
     assert process.returncode == 1
-    assert "the starter of the ranks was ended by signal 9 (SIGKILL)" in told
+    assert "the starter of the ranks was ended by signal 9 (SIGKILL)" in message
     assert alive_ranks() == []
 
 

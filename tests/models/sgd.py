@@ -44,8 +44,8 @@ class Descent:
     def step(self, loss: Any) -> float:
         """One update; the gradient norm before clipping."""
         parameters = self._framework.parameters(self._network)
-        found = self._framework.gradients(loss, list(parameters.values()))
-        gradients = dict(zip(parameters, found, strict=True))
+        actual = self._framework.gradients(loss, list(parameters.values()))
+        gradients = dict(zip(parameters, actual, strict=True))
         length = norm(gradients)
         share = min(self._clip / (length + 1e-6), 1.0)
         values = arrays(parameters)

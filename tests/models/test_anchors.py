@@ -21,8 +21,8 @@ def test_k_means_finds_separate_clusters():
     rng = np.random.default_rng(0)
     middles = np.asarray([[0.0, 0], [10, 0], [0, 10]])
     points = np.repeat(middles, 40, axis=0) + rng.normal(0, 0.1, (120, 2))
-    found = anchors.k_means(points, 3, rng=rng)
-    distance = np.linalg.norm(found[:, None] - middles, axis=2)
+    actual = anchors.k_means(points, 3, rng=rng)
+    distance = np.linalg.norm(actual[:, None] - middles, axis=2)
     assert (distance.min(axis=0) < 0.1).all()
 
 
@@ -34,8 +34,8 @@ def test_evolution_never_loses_fitness():
     rng = np.random.default_rng(0)
     boxes = rng.uniform(4, 200, (300, 2))
     start = rng.uniform(4, 200, (9, 2))
-    found = anchors.evolve(boxes, start, threshold=4.0, rng=rng, generations=200)
-    assert anchors.fitness(boxes, found, threshold=4.0) > anchors.fitness(boxes, start, threshold=4.0)
+    actual = anchors.evolve(boxes, start, threshold=4.0, rng=rng, generations=200)
+    assert anchors.fitness(boxes, actual, threshold=4.0) > anchors.fitness(boxes, start, threshold=4.0)
 
 
 def test_too_few_boxes_are_named():
@@ -45,5 +45,5 @@ def test_too_few_boxes_are_named():
 
 def test_very_many_boxes_take_little_time_and_fit():
     boxes = np.random.default_rng(0).lognormal(3, 0.8, (100_000, 2)).clip(2.5, 600)
-    found = anchors.compute(boxes, levels=3, per_level=3, threshold=4.0, seed=0)
-    assert anchors.recall(boxes, found.reshape(-1, 2), threshold=4.0) > 0.98
+    actual = anchors.compute(boxes, levels=3, per_level=3, threshold=4.0, seed=0)
+    assert anchors.recall(boxes, actual.reshape(-1, 2), threshold=4.0) > 0.98

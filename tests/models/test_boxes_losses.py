@@ -53,5 +53,5 @@ def test_focal_cross_entropy_is_the_formula(framework, weight, gamma):
     expected = -(weight * t * np.log(p) + (1 - t) * np.log(1 - p))
     if gamma:
         expected *= (t * 0.25 + (1 - t) * 0.75) * (1 - (t * p + (1 - t) * (1 - p))) ** gamma
-    found = focal_cross_entropy(framework.tensor(x), framework.tensor(t), positive_weight=weight, gamma=gamma)
-    np.testing.assert_allclose(ops.to_numpy(found), expected, rtol=1e-10)
+    actual = focal_cross_entropy(framework.tensor(x), framework.tensor(t), positive_weight=weight, gamma=gamma)
+    np.testing.assert_allclose(ops.to_numpy(actual), expected, rtol=1e-10)

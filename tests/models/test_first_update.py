@@ -37,16 +37,16 @@ CLASSES = ("Platelets", "RBC", "WBC")
 def pictures(size: int) -> tuple[Array, list[list[tuple[int, list[float]]]]]:
     """The first two BCCD pictures as uint8 (2, S, S, 3), and the boxes of each as (class, xywh in shares of the picture)."""
     folder = DATA / "bccd_small"
-    found = json.loads((folder / "annotations" / "instances_train.json").read_text())
-    numbers = sorted(category["id"] for category in found["categories"])
-    chosen = sorted(found["images"], key=lambda image: image["file_name"])[:2]
+    actual = json.loads((folder / "annotations" / "instances_train.json").read_text())
+    numbers = sorted(category["id"] for category in actual["categories"])
+    chosen = sorted(actual["images"], key=lambda image: image["file_name"])[:2]
     images, boxes = [], []
     for image in chosen:
         with Image.open(folder / "images" / image["file_name"]) as opened:
             # Nearest pixels: the same in every version of the library.
             images.append(np.asarray(opened.convert("RGB").resize((size, size), Image.Resampling.NEAREST)))
         sides = [image["width"], image["height"]] * 2
-        of_image = [one for one in found["annotations"] if one["image_id"] == image["id"] and min(one["bbox"][2:]) > 1]
+        of_image = [one for one in actual["annotations"] if one["image_id"] == image["id"] and min(one["bbox"][2:]) > 1]
         # BCCD's boxes lie on whole pixels, so that centres lie on the borders of cells and a rounding moves them to another cell.
         # A part of a pixel takes them off, as augmentation does.
         moved = [(one["category_id"], np.add(one["bbox"], (0.137, 0.211, 0.0, 0.0))) for one in of_image]
@@ -97,8 +97,8 @@ def exact() -> dict[str, dict[str, float]]:
 def test_loss_and_gradient_norm_of_the_first_update_are_those_of_float64(
     framework: Framework, exact: dict[str, dict[str, float]], case: str
 ) -> None:
-    found = first_update(framework, case, "fp32")
-    off = {name: abs(found[name] / exact[case][name] - 1) for name in ("loss", "norm")}
+    actual = first_update(framework, case, "fp32")
+    off = {name: abs(actual[name] / exact[case][name] - 1) for name in ("loss", "norm")}
     print(f"{framework.name}, {case}: " + ", ".join(f"{name} {size:.1e}" for name, size in off.items()))
     assert max(off.values()) <= MISSED.get(case, EXACT), off
 

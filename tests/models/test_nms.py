@@ -22,13 +22,13 @@ def iou(a, b):
 
 
 def plainly(boxes, scores, classes, threshold, limit):
-    kept = []
+    saved = []
     for i in sorted(range(len(scores)), key=lambda i: -scores[i]):
-        if len(kept) == limit:
+        if len(saved) == limit:
             break
-        if all(classes[i] != classes[k] or iou(boxes[i], boxes[k]) <= threshold for k in kept):
-            kept.append(i)
-    return kept
+        if all(classes[i] != classes[k] or iou(boxes[i], boxes[k]) <= threshold for k in saved):
+            saved.append(i)
+    return saved
 
 
 def crowd(rng, count, spread=200):
@@ -43,8 +43,8 @@ def test_the_same_boxes_as_one_by_one(count, classes, threshold):
     rng = np.random.default_rng(count + classes)
     boxes, scores, groups = crowd(rng, count), rng.random(count), rng.integers(0, classes, count)
     for limit in (10, 10_000):
-        found = suppress(boxes, scores, groups, iou_threshold=threshold, max_kept=limit)
-        assert found.tolist() == plainly(boxes, scores, groups, threshold, limit)
+        actual = suppress(boxes, scores, groups, iou_threshold=threshold, max_kept=limit)
+        assert actual.tolist() == plainly(boxes, scores, groups, threshold, limit)
 
 
 def test_equal_scores_keep_their_order():
@@ -56,8 +56,8 @@ def test_a_box_falls_to_a_better_one_however_many_lie_between():
     far = np.arange(1100.0)[:, None] * 20
     boxes = np.concatenate((far, np.zeros_like(far), far + 10, np.full_like(far, 10)), axis=1)
     boxes[-1] = boxes[0]
-    found = suppress(boxes, np.linspace(1, 0.1, len(boxes)), iou_threshold=0.5, max_kept=2000)
-    assert found.tolist() == list(range(len(boxes) - 1))
+    actual = suppress(boxes, np.linspace(1, 0.1, len(boxes)), iou_threshold=0.5, max_kept=2000)
+    assert actual.tolist() == list(range(len(boxes) - 1))
 
 
 def test_without_groups_classes_suppress_each_other():
@@ -82,9 +82,9 @@ def test_a_box_is_reported_for_each_class_or_for_its_best_one():
 
 
 def test_nothing_found_is_an_empty_table():
-    found = detections(np.zeros((10, 8), np.float32), ALL)
-    assert found.shape == (0, 6)
-    assert found.dtype == np.float32
+    actual = detections(np.zeros((10, 8), np.float32), ALL)
+    assert actual.shape == (0, 6)
+    assert actual.dtype == np.float32
 
 
 def test_only_the_best_candidates_and_detections_are_kept():
@@ -104,8 +104,8 @@ def test_candidates_that_are_equal_to_the_last_one_within_the_limit_count_too():
     decoded = np.asarray(
         [row(50, 1.0, 0.9), *(row(x, 1.0, 0.5) for x in (150, 250, 350)), row(450, 1.0, 0.3)], np.float32
     )
-    found = detections(decoded, replace(ALL, max_candidates=2))
-    np.testing.assert_allclose(found[:, 4], [0.9, 0.5, 0.5, 0.5])
+    actual = detections(decoded, replace(ALL, max_candidates=2))
+    np.testing.assert_allclose(actual[:, 4], [0.9, 0.5, 0.5, 0.5])
     boxes, scores = detections(decoded, ALL)[:, :4], decoded[:, 5:]
     limits = {"confidence": 0.1, "iou_threshold": 0.6, "max_detections": 9}
     by_class = detections_by_class(boxes, scores, max_candidates=2, **limits)

@@ -81,8 +81,8 @@ def test_the_plugin_needs_no_framework_until_it_builds():
         "try: plugin.build(task, None)\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "UnboundError nn.Module: no framework bound: load a backend first"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "UnboundError nn.Module: no framework bound: load a backend first"
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_at_the_start_every_score_is_the_prior_and_every_distance_eight_strides(
     network = ready_network(framework)
     network.eval()
     with framework.nn.no_grad():
-        found = network(on_device(framework, host_batch()))
-    scores, boxes = (framework.ops.to_numpy(found[name]) for name in ("scores", "boxes"))
+        actual = network(on_device(framework, host_batch()))
+    scores, boxes = (framework.ops.to_numpy(actual[name]) for name in ("scores", "boxes"))
     assert scores.shape == (2, 84, 3)
     np.testing.assert_allclose(scores, 0.01, rtol=1e-5)
     np.testing.assert_allclose(boxes[0, 0], (16 - 256, 16 - 256, 16 + 256, 16 + 256), rtol=1e-5)
@@ -143,10 +143,10 @@ def test_the_projection_is_no_float_and_so_neither_trained_nor_averaged(framewor
 def test_pictures_are_normalised_as_imagenet_is(framework):
     network = ready_network(framework, dtype="float64")
     images = host_batch()["images"]
-    found = framework.ops.to_numpy(network.prepared(framework.tensor(images)))
+    actual = framework.ops.to_numpy(network.prepared(framework.tensor(images)))
     expected = (images / 255 - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)
-    np.testing.assert_allclose(found, expected.transpose(0, 3, 1, 2), atol=1e-6)
-    assert found.dtype == np.float64
+    np.testing.assert_allclose(actual, expected.transpose(0, 3, 1, 2), atol=1e-6)
+    assert actual.dtype == np.float64
 
 
 @pytest.mark.parametrize("epoch", [0, 99, 100])
@@ -157,14 +157,14 @@ def test_the_assigner_changes_at_the_epoch_that_the_options_say(framework, epoch
     from mtrain.models.ppyoloe.assign import truth_of
 
     image = network.prepared(framework.tensor(batch["images"]))
-    wanted = truth_of(batch["targets"], shape=(2, 64, 64), like=image)
+    expected = truth_of(batch["targets"], shape=(2, 64, 64), like=image)
     with framework.nn.no_grad():
-        found = numbers(framework, network(on_device(framework, batch)))
-        both = [numbers(framework, network.loss(*network.outputs(image), wanted, static=s)) for s in (True, False)]
-    assert set(found) == PARTS
+        actual = numbers(framework, network(on_device(framework, batch)))
+        both = [numbers(framework, network.loss(*network.outputs(image), expected, static=s)) for s in (True, False)]
+    assert set(actual) == PARTS
     assert abs(both[0]["total"] - both[1]["total"]) > 1e-3
-    assert found["total"] == pytest.approx(both[0 if epoch < 100 else 1]["total"], rel=1e-12)
-    assert found["total"] == pytest.approx(found["cls"] + 2.5 * found["iou"] + 0.5 * found["dfl"], rel=1e-12)
+    assert actual["total"] == pytest.approx(both[0 if epoch < 100 else 1]["total"], rel=1e-12)
+    assert actual["total"] == pytest.approx(actual["cls"] + 2.5 * actual["iou"] + 0.5 * actual["dfl"], rel=1e-12)
 
 
 @pytest.mark.parametrize("epoch", [0, 100])
@@ -186,9 +186,9 @@ def test_a_batch_without_objects_has_gradients_and_those_of_boxes_are_zero(frame
     network = ready_network(framework)
     network.train()
     losses = network(on_device(framework, host_batch(boxes=0, size=size, epoch=epoch)))
-    found = numbers(framework, losses)
-    assert found["cls"] > 0
-    assert found["iou"] == found["dfl"] == found["l1"] == 0
+    actual = numbers(framework, losses)
+    assert actual["cls"] > 0
+    assert actual["iou"] == actual["dfl"] == actual["l1"] == 0
     live = framework.parameters(network)
     gradients = dict(zip(live, framework.gradients(losses["total"], list(live.values())), strict=True))
     assert all(np.isfinite(gradient).all() for gradient in gradients.values())
@@ -213,9 +213,9 @@ def test_targets_of_any_order_become_rows_by_picture(framework):
     from mtrain.models.ppyoloe.assign import truth_of
 
     rows = np.float32([[2, 1, 0.5, 0.5, 0.5, 0.25], [0, 2, 0.25, 0.5, 0.5, 1.0], [2, 0, 0.75, 0.5, 0.5, 1.0]])
-    found = truth_of(rows, shape=(3, 32, 64), like=framework.tensor(rows))
-    np.testing.assert_array_equal(framework.ops.to_numpy(found.labels_BN), [[2, 0], [0, 0], [1, 0]])
-    boxes = framework.ops.to_numpy(found.boxes_BN4)
+    actual = truth_of(rows, shape=(3, 32, 64), like=framework.tensor(rows))
+    np.testing.assert_array_equal(framework.ops.to_numpy(actual.labels_BN), [[2, 0], [0, 0], [1, 0]])
+    boxes = framework.ops.to_numpy(actual.boxes_BN4)
     np.testing.assert_array_equal(boxes[0], [[0, 0, 32, 32], [0, 0, 0, 0]])
     np.testing.assert_array_equal(boxes[1], np.zeros((2, 4)))
     np.testing.assert_array_equal(boxes[2], [[16, 12, 48, 20], [32, 0, 64, 32]])
@@ -225,9 +225,9 @@ def test_no_targets_leave_one_empty_row(framework):
     from mtrain.models.ppyoloe.assign import truth_of
 
     rows = np.zeros((0, 6), np.float32)
-    found = truth_of(rows, shape=(2, 64, 64), like=framework.tensor(rows))
-    assert framework.ops.shape(found.boxes_BN4) == (2, 1, 4)
-    assert not framework.ops.to_numpy(found.boxes_BN4).any()
+    actual = truth_of(rows, shape=(2, 64, 64), like=framework.tensor(rows))
+    assert framework.ops.shape(actual.boxes_BN4) == (2, 1, 4)
+    assert not framework.ops.to_numpy(actual.boxes_BN4).any()
 
 
 def test_of_equally_near_points_the_first_are_candidates(framework):
@@ -235,8 +235,8 @@ def test_of_equally_near_points_the_first_are_candidates(framework):
     from mtrain.models.ppyoloe.assign import largest
 
     values = np.array([[3.0, 1.0, 3.0, 2.0, 3.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
-    found = framework.ops.to_numpy(largest(framework.tensor(values), 2))
-    np.testing.assert_array_equal(found, [[1, 0, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0]])
+    actual = framework.ops.to_numpy(largest(framework.tensor(values), 2))
+    np.testing.assert_array_equal(actual, [[1, 0, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0]])
     rng = np.random.default_rng(0)
     values = rng.integers(0, 5, (3, 4, 40)).astype(np.float64)
     expected = np.zeros(values.shape, bool)
@@ -252,14 +252,14 @@ def test_padding_more_rows_changes_nothing(framework):
     batch = host_batch()
     with framework.nn.no_grad():
         outputs, points = network.outputs(network.prepared(framework.tensor(batch["images"])))
-    wanted = truth_of(batch["targets"], shape=(2, 64, 64), like=points.xy_L2)
-    labels, boxes = (framework.ops.to_numpy(x) for x in (wanted.labels_BN, wanted.boxes_BN4))
+    expected = truth_of(batch["targets"], shape=(2, 64, 64), like=points.xy_L2)
+    labels, boxes = (framework.ops.to_numpy(x) for x in (expected.labels_BN, expected.boxes_BN4))
     more = Truth(
         labels_BN=framework.tensor(np.pad(labels, ((0, 0), (0, 3)))),
         boxes_BN4=framework.tensor(np.pad(boxes, ((0, 0), (0, 3), (0, 0)))),
     )
     for static in (True, False):
-        few, many = (numbers(framework, network.loss(outputs, points, t, static=static)) for t in (wanted, more))
+        few, many = (numbers(framework, network.loss(outputs, points, t, static=static)) for t in (expected, more))
         assert few == pytest.approx(many, rel=1e-12)
 
 
@@ -275,20 +275,20 @@ def test_a_side_farther_than_the_last_bin_is_learnt_as_the_last_bin(framework):
     distances = np.array([100.0, 15.995, 15.5, -3.0])  # in strides: left, top, right, bottom
     centre = np.array([0.5, 0.5])
     box = np.concatenate((centre - distances[:2], centre + distances[2:]))[None, None]
-    found = _distribution_loss(framework.tensor(log), framework.tensor(box), points)
+    actual = _distribution_loss(framework.tensor(log), framework.tensor(box), points)
     targets = np.clip(distances, 0.0, last - 0.01)
     below = np.floor(targets).astype(int)
     share = targets - below
     sides = [
         (1 - s) * log[0, 0, i, b] + s * log[0, 0, i, b + 1] for i, (b, s) in enumerate(zip(below, share, strict=True))
     ]
-    np.testing.assert_allclose(framework.ops.to_numpy(found), [[-np.mean(sides)]], rtol=1e-12)
+    np.testing.assert_allclose(framework.ops.to_numpy(actual), [[-np.mean(sides)]], rtol=1e-12)
 
 
 # --------------------------------------------------------------------------------------------------------- predictions
 def suppressed_one_by_one(boxes, scores, *, confidence, iou_threshold, max_candidates, max_detections):
     """Class by class, box by box."""
-    kept = []
+    saved = []
     for label in range(scores.shape[1]):
         order = np.argsort(-scores[:, label], kind="stable")
         order = order[scores[order, label] > confidence][:max_candidates]
@@ -304,8 +304,8 @@ def suppressed_one_by_one(boxes, scores, *, confidence, iou_threshold, max_candi
                     break
             else:
                 chosen.append(i)
-        kept += [[*boxes[i], scores[i, label], label] for i in chosen]
-    rows = np.array(kept, np.float32).reshape(-1, 6)
+        saved += [[*boxes[i], scores[i, label], label] for i in chosen]
+    rows = np.array(saved, np.float32).reshape(-1, 6)
     return rows[np.argsort(-rows[:, 4], kind="stable")][:max_detections]
 
 
@@ -320,9 +320,9 @@ def test_suppression_is_that_of_each_class_alone(max_candidates, max_detections)
     chosen = {
         "confidence": 0.05, "iou_threshold": 0.5, "max_candidates": max_candidates, "max_detections": max_detections,
     }  # fmt: skip
-    found = detections_by_class(boxes, scores, **chosen)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, suppressed_one_by_one(boxes, scores, **chosen))
+    actual = detections_by_class(boxes, scores, **chosen)
+    assert actual.dtype == np.float32
+    np.testing.assert_array_equal(actual, suppressed_one_by_one(boxes, scores, **chosen))
 
 
 def test_a_picture_where_nothing_is_found_has_no_rows():

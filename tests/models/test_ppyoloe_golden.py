@@ -194,8 +194,8 @@ def test_training_forward_and_running_statistics(framework, case):
     assert list(points.sizes) == list(expected["num_anchors_list"])
     state = job.state()
     statistics = [name for name in state if name.endswith(("._mean", "._variance"))]
-    found = np.array([summary_row(name, state[name]) for name in statistics])
-    assert_rows_close(statistics, found, expected["bn_after"], STEPPED_EXACT)
+    actual = np.array([summary_row(name, state[name]) for name in statistics])
+    assert_rows_close(statistics, actual, expected["bn_after"], STEPPED_EXACT)
 
 
 @pytest.mark.parametrize("case", forwards(FORWARDS[:6]))
@@ -230,10 +230,10 @@ def test_losses_assignment_and_gradients(framework, name):
     job = Job.filled(framework, size, classes)
     job.mode(training=True)
     outputs, points = job.network.outputs(job.image(height, width))
-    wanted = job.truth(height, width, classes, case)
-    found = assign(decode(outputs, points)[0], outputs.logits_BLC, points, wanted, static=static)
-    check_assignment(framework, found, classes, expected, "assigned_labels", "assigned_bboxes", "assigned_scores")
-    losses = job.network.loss(outputs, points, wanted, static=static)
+    targets = job.truth(height, width, classes, case)
+    actual = assign(decode(outputs, points)[0], outputs.logits_BLC, points, targets, static=static)
+    check_assignment(framework, actual, classes, expected, "assigned_labels", "assigned_bboxes", "assigned_scores")
+    losses = job.network.loss(outputs, points, targets, static=static)
     np.testing.assert_allclose(job.numbers(losses), expected["losses"], rtol=EXACT, atol=1e-12)
     gradients = {published(key): value for key, value in job.gradients(losses["total"]).items()}
     names = list(expected["grad_names"])
@@ -265,13 +265,13 @@ def test_both_assigners_in_a_crowd(framework, assigner):
     strides = (32, 16, 8)
     logits = framework.tensor(np.log(scores / (1 - scores)))
     points = points_of([(160 // s, 224 // s) for s in strides], strides, like=logits)
-    wanted, predicted = truth(framework, labels, boxes, "float64"), framework.tensor(predicted)
+    expected, predicted = truth(framework, labels, boxes, "float64"), framework.tensor(predicted)
     if assigner == "atss":
-        found = assign_static(wanted, points, predicted)
+        actual = assign_static(expected, points, predicted)
     else:
-        found = assign_aligned(wanted, points, predicted, logits)
+        actual = assign_aligned(expected, points, predicted, logits)
     names = (f"{assigner}.labels", f"{assigner}.bboxes", f"{assigner}.scores")
-    check_assignment(framework, found, 5, stored("assign"), *names)
+    check_assignment(framework, actual, 5, stored("assign"), *names)
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
@@ -320,10 +320,10 @@ def test_three_steps_and_their_average(framework, name, rate):
     job.mode(training=True)
     start, rule, average = job.state(), Momentum(float(rate)), {}
     recipe = Recipe(rule="sgd", groups=(), micro_batch=2, ema_decay=0.9998, ema_rule="threshold")
-    image, wanted = job.image(height, width), job.truth(height, width, classes, case)
+    image, targets = job.image(height, width), job.truth(height, width, classes, case)
     numbers, states = [], []
     for update in (1, 2, 3):
-        losses = job.losses(image, wanted, static=static)
+        losses = job.losses(image, targets, static=static)
         numbers.append(job.numbers(losses))
         rule.step(job, job.gradients(losses["total"]))
         state = job.state()
@@ -334,7 +334,7 @@ def test_three_steps_and_their_average(framework, name, rate):
     names = [key for key in expected["state_names"] if key != "yolo_head.proj_conv.weight"]
     rows = dict(zip(expected["state_names"], expected[f"{prefix}ema_after_3"], strict=True))
     assert_rows_close(names, summary_of(average, names), np.array([rows[key] for key in names]), STEPPED_EXACT)
-    check_after(framework, job, image, wanted, static, numbers, expected, prefix)
+    check_after(framework, job, image, targets, static, numbers, expected, prefix)
 
 
 def check_after(framework, job, image, wanted, static, numbers, expected, prefix):
@@ -390,8 +390,8 @@ def test_two_ranks_share_the_normaliser(framework, assigner):
         for rank, (job, rule) in enumerate(zip(jobs, rules, strict=True)):
             rule.step(job, gradients)
             states[rank].append(job.state())
-    found = np.array(numbers).reshape(3, 2, len(PARTS)).transpose(1, 0, 2)
-    np.testing.assert_allclose(found, expected["step_losses"], rtol=STEPPED_EXACT)
+    actual = np.array(numbers).reshape(3, 2, len(PARTS)).transpose(1, 0, 2)
+    np.testing.assert_allclose(actual, expected["step_losses"], rtol=STEPPED_EXACT)
     for rank in range(2):
         mine = {key: value[rank] for key, value in expected.items() if key.endswith(("_1", "_3"))}
         check_stepped(start, states[rank], mine | {"state_names": expected["state_names"]}, "")
@@ -408,10 +408,10 @@ def step_of_ranks(jobs, ranks, images, truths, *, static, numbers):
     for job, output, wanted in zip(jobs, outputs, truths, strict=True):
         with job.framework.nn.no_grad():
             job.network.loss(*output, wanted, static=static)
-    said = [list(collective.said) for collective in ranks]
+    messages = [list(collective.said) for collective in ranks]
     gradients = []
     for rank, (job, output, wanted) in enumerate(zip(jobs, outputs, truths, strict=True)):
-        ranks[rank].said, ranks[rank].others = [], said[1 - rank]
+        ranks[rank].said, ranks[rank].others = [], messages[1 - rank]
         losses = job.network.loss(*output, wanted, static=static)
         assert len(ranks[rank].said) == 1
         numbers.append(job.numbers(losses))
@@ -433,11 +433,11 @@ VARIANTS = {
 def test_suppression(variant):
     expected = stored("nms")
     output = {"boxes": expected["boxes"], "scores": expected["scores"].transpose(0, 2, 1)}
-    found = plugin("s", **VARIANTS[variant]).predictions(output, {})
-    assert [len(rows) for rows in found] == list(expected[f"{variant}.num"])
-    for rows in found:
+    actual = plugin("s", **VARIANTS[variant]).predictions(output, {})
+    assert [len(rows) for rows in actual] == list(expected[f"{variant}.num"])
+    for rows in actual:
         assert (np.diff(rows[:, 4]) <= 0).all()
-    by_label = [rows[np.lexsort((-rows[:, 4], rows[:, 5]))][:, [5, 4, 0, 1, 2, 3]] for rows in found]
+    by_label = [rows[np.lexsort((-rows[:, 4], rows[:, 5]))][:, [5, 4, 0, 1, 2, 3]] for rows in actual]
     np.testing.assert_array_equal(np.concatenate(by_label), expected[f"{variant}.out"])
 
 
@@ -447,13 +447,13 @@ def test_the_form_for_inference_sees_the_same(framework, classes):
     job = Job.filled(framework, "s", classes)
     arrays = {name: np.array(framework.ops.to_numpy(x)) for name, x in framework.state(job.network).items()}
     weights = plugin("s").fused(arrays)
-    kept = {published(name): array for name, array in weights.items() if not is_counter(name)}
+    saved = {published(name): array for name, array in weights.items() if not is_counter(name)}
     shapes = {name: tuple(json.loads(shape)) for name, shape in zip(expected["names"], expected["shapes"], strict=True)}
-    assert {name: array.shape for name, array in kept.items()} == shapes
+    assert {name: array.shape for name, array in saved.items()} == shapes
     names = list(expected["names"])
-    assert_rows_close(names, summary_of(kept, names), expected["summary"], EXACT)
+    assert_rows_close(names, summary_of(saved, names), expected["summary"], EXACT)
     for key in (key for key in expected if key.startswith("full.")):
-        assert_close(kept[key.removeprefix("full.")], expected[key], EXACT, key)
+        assert_close(saved[key.removeprefix("full.")], expected[key], EXACT, key)
     network = framework.to(plugin("s", deploy=True).build(task(classes), OneRank()), "float64")
     assert list(framework.state(network)) == list(weights)
     framework.load(network, weights)

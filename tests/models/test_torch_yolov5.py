@@ -19,10 +19,10 @@ def test_the_loss_of_a_half_precision_forward_is_float32(framework):
 
 def test_pictures_reach_the_first_layer_in_channels_last_memory(framework):
     network = ready_network(framework)
-    seen = []
-    network.model[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    calls = []
+    network.model[0].register_forward_pre_hook(lambda _, inputs: calls.append(inputs[0]))
     network(batch_of(framework))
-    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert calls[0].is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("name", ["total", "box", "obj", "cls"])

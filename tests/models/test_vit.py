@@ -102,10 +102,10 @@ def test_the_network_computes_what_the_equations_say(framework, pooling):
     batch, values = host_batch(), arrays(framework.state(network))
     options = ViTOptions(**SMALL, pooling=pooling)
     network.eval()
-    found = ops.to_numpy(network(tensors(framework, batch))["probabilities"])
+    actual = ops.to_numpy(network(tensors(framework, batch))["probabilities"])
     expected = np.stack([softmax(logits_of(picture, values, options)) for picture in batch["images"]])
     # The pictures become float32 on their way, on purpose: 2 / 255 is no short number.
-    np.testing.assert_allclose(found, expected, rtol=3e-6)
+    np.testing.assert_allclose(actual, expected, rtol=3e-6)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -125,7 +125,7 @@ def test_gradients_are_the_slopes_of_the_loss(framework, pooling):
     network = ready_network(framework, dtype="float64", noise=0.3, pooling=pooling)
     batch = tensors(framework, host_batch())
     parameters = framework.parameters(network)
-    found = dict(zip(parameters, framework.gradients(network(batch)["total"], list(parameters.values())), strict=True))
+    actual = dict(zip(parameters, framework.gradients(network(batch)["total"], list(parameters.values())), strict=True))
     rng, step = np.random.default_rng(3), 1e-5
     values = arrays(parameters)
     for name, value in values.items():
@@ -136,8 +136,8 @@ def test_gradients_are_the_slopes_of_the_loss(framework, pooling):
             ends.append(float(ops.to_numpy(network(batch)["total"])))
         framework.load(network, {name: value})
         slope = (ends[0] - ends[1]) / (2 * step)
-        assert (found[name] * direction).sum() == pytest.approx(slope, rel=1e-5, abs=1e-8), name
-        assert found[name].any(), name
+        assert (actual[name] * direction).sum() == pytest.approx(slope, rel=1e-5, abs=1e-8), name
+        assert actual[name].any(), name
 
 
 def test_the_order_of_pictures_in_a_batch_means_nothing_and_that_of_patches_does(framework):
@@ -222,8 +222,8 @@ def test_the_plugin_needs_no_framework_until_it_builds():
         "try: plugin.build(task)\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "UnboundError nn.Module: no framework bound: load a backend first"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "UnboundError nn.Module: no framework bound: load a backend first"
 
 
 @pytest.mark.parametrize("options", [{"patches": 2}, {"label_smoothing": 1.0}, {"pooling": "max"}, {"depth": 0}])

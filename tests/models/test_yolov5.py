@@ -35,8 +35,8 @@ def test_the_plugin_needs_no_framework_until_it_builds():
         "try: plugin.build(task)\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "UnboundError nn.Module: no framework bound: load a backend first"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "UnboundError nn.Module: no framework bound: load a backend first"
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_too_few_boxes_keep_the_anchors_and_say_so():
 
 
 def test_given_anchors_are_used_as_they_are():
-    given = [[[2, 3], [4, 5], [6, 7]], [[8, 9], [10, 11], [12, 13]], [[14, 15], [16, 17], [18, 19]]]
-    plugin = YOLOv5n(YOLOv5Options(anchors=given))
+    arguments = [[[2, 3], [4, 5], [6, 7]], [[8, 9], [10, 11], [12, 13]], [[14, 15], [16, 17], [18, 19]]]
+    plugin = YOLOv5n(YOLOv5Options(anchors=arguments))
     task = plugin.prepare_task(TASK, {"boxes_wh_px": np.full((50, 2), 500.0)})
-    assert task.details["anchors"] == given
+    assert task.details["anchors"] == arguments
     assert task.details["anchor_report"]["recall_before"] == 0
 
 
@@ -147,9 +147,9 @@ def test_without_boxes_every_parameter_still_gets_a_finite_gradient(framework):
     losses = network({**batch_of(framework), "targets": framework.tensor(np.zeros((0, 6), np.float32))})
     assert ops.to_numpy(losses["box"]) == 0
     assert ops.to_numpy(losses["cls"]) == 0
-    found = gradients(framework, network, losses["total"])
-    assert all(np.isfinite(gradient).all() for gradient in found)
-    assert all(gradient.any() for gradient in found)
+    actual = gradients(framework, network, losses["total"])
+    assert all(np.isfinite(gradient).all() for gradient in actual)
+    assert all(gradient.any() for gradient in actual)
 
 
 def test_cells_that_match_nothing_cannot_spoil_the_gradient(framework):
@@ -158,8 +158,8 @@ def test_cells_that_match_nothing_cannot_spoil_the_gradient(framework):
     heads[0][0, :8] = -300.0  # the anchor that does not match: sizes that underflow to 0, angles of nan
     heads = [framework.variable(head) for head in heads]
     target = framework.tensor(np.asarray([[0, 1, 0.06, 0.06, 0.9, 0.9]], np.float32))
-    found = framework.gradients(network.loss(heads, target)["total"], heads)
-    assert all(np.isfinite(gradient).all() for gradient in found)
+    actual = framework.gradients(network.loss(heads, target)["total"], heads)
+    assert all(np.isfinite(gradient).all() for gradient in actual)
 
 
 def test_one_class_has_no_class_loss(framework):
@@ -174,11 +174,11 @@ def test_one_class_has_no_class_loss(framework):
 
 def test_pictures_reach_the_first_layer_as_shares_of_255(framework):
     network, batch = ready_network(framework), batch_of(framework)
-    seen, first = [], network.model[0].forward
-    network.model[0].forward = lambda x: (seen.append(x), first(x))[1]
+    records, first = [], network.model[0].forward
+    network.model[0].forward = lambda x: (records.append(x), first(x))[1]
     network(batch)
     expected = ops.to_numpy(batch["images"]).transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
-    np.testing.assert_array_equal(ops.to_numpy(seen[0]), expected)
+    np.testing.assert_array_equal(ops.to_numpy(records[0]), expected)
 
 
 def test_pictures_need_not_be_square(framework):

@@ -71,15 +71,15 @@ def anatomy(golden, variant, classes):
 @pytest.mark.parametrize("classes", [80, 3])
 @pytest.mark.parametrize("variant", quick(VARIANTS, "n", "smlx"))
 def test_parameters_and_state_are_those_of_the_published_model(golden, variant, classes):
-    found, parameters = anatomy(golden, variant, classes)
+    actual, parameters = anatomy(golden, variant, classes)
     facts = golden.facts[f"yolov5{variant}"]
     assert sum(int(np.prod(shape)) for shape in parameters.values()) == facts[f"nc{classes}"]["params"]
     entries = {name: (list(shape), dtype) for name, shape, dtype in facts["nc80"]["state_dict"]}
     if classes == 3:
         for name, shape, dtype in facts["nc3"]["state_dict_differs_from_nc80"]:
             entries[name] = (shape, dtype)
-    assert found == entries
-    assert list(found) == list(entries)
+    assert actual == entries
+    assert list(actual) == list(entries)
 
 
 @under_torch
@@ -110,7 +110,7 @@ def test_the_fill_is_the_stored_one(golden, classes):
 @pytest.mark.parametrize(("classes", "size"), ONE_OF_EACH)
 def test_layers_heads_and_decoding(golden, classes, size, training):
     mode = "bntrain" if training else "bneval"
-    stored, kept = golden.json(f"n_nc{classes}_{size}")["fp64"], golden.arrays(f"n_nc{classes}_{size}")
+    stored, saved = golden.json(f"n_nc{classes}_{size}")["fp64"], golden.arrays(f"n_nc{classes}_{size}")
     network = golden.network("n", classes, size)
     (network.train if training else network.eval)()
     with nn.no_grad():
@@ -121,13 +121,13 @@ def test_layers_heads_and_decoding(golden, classes, size, training):
         assert list(ops.shape(output)) == expected["shape"]
         check_norm_and_dot(golden, output, f"layer{i}", expected["l2"], expected["dot"])
     for i, head in enumerate(heads):
-        np.testing.assert_allclose(as_stored(head, classes), kept[f"head{i}_{mode}"], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(as_stored(head, classes), saved[f"head{i}_{mode}"], rtol=1e-6, atol=1e-6)
     if training:
         state = arrays(golden.framework.state(network))
         for name, expected in stored["bn_after_one_train_forward_l2"].items():
             close(norm(state[name]), expected)
     else:
-        np.testing.assert_allclose(array(network.decode(heads)), kept["decoded_eval"], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(array(network.decode(heads)), saved["decoded_eval"], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("which", ["A", "B"])
@@ -135,22 +135,22 @@ def test_layers_heads_and_decoding(golden, classes, size, training):
 def test_matches_are_the_same_rows_in_the_same_order(golden, classes, size, which):
     from mtrain.models.yolov5.loss import match
 
-    kept = golden.arrays(f"n_nc{classes}_{size}")
+    saved = golden.arrays(f"n_nc{classes}_{size}")
     anchors = golden.network("n", classes, size).model[-1].anchors
     targets = ops.astype(golden.targets(which, classes), "float64")
     sizes = [(size // stride, size // stride) for stride in (8, 16, 32)]
-    found = match(targets, anchors, sizes, threshold=4.0)
-    target_R, classes_T = array(found.target_R), array(targets)[:, 1].astype(np.int64)
+    actual = match(targets, anchors, sizes, threshold=4.0)
+    target_R, classes_T = array(actual.target_R), array(targets)[:, 1].astype(np.int64)
     for level, (height, width) in enumerate(sizes):
-        valid = array(found.valid_LR)[level]
-        cell = array(found.cell_LR)[level][valid]
+        valid = array(actual.valid_LR)[level]
+        cell = array(actual.cell_LR)[level][valid]
         columns = [
             cell // (3 * width * height), cell % 3, cell // (3 * width) % height, cell // 3 % width,
             classes_T[target_R[valid]],
         ]  # fmt: skip
-        np.testing.assert_array_equal(np.stack(columns, 1), kept[f"assign{which}{level}_index"])
-        expected = kept[f"assign{which}{level}_box"]
-        np.testing.assert_allclose(array(found.box_LR4)[level][valid], expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(np.stack(columns, 1), saved[f"assign{which}{level}_index"])
+        expected = saved[f"assign{which}{level}_box"]
+        np.testing.assert_allclose(array(actual.box_LR4)[level][valid], expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["bneval", "bntrain"])
@@ -184,21 +184,21 @@ def test_loss_with_another_hyper_parameter(golden, classes, size, change):
 @pytest.mark.parametrize("mode", ["bneval", "bntrain"])
 @pytest.mark.parametrize(("classes", "size"), ONE_OF_EACH)
 def test_gradients(golden, classes, size, mode):
-    stored, kept = golden.json(f"n_nc{classes}_{size}")["fp64"]["grad"][mode], golden.arrays(f"n_nc{classes}_{size}")
+    stored, saved = golden.json(f"n_nc{classes}_{size}")["fp64"]["grad"][mode], golden.arrays(f"n_nc{classes}_{size}")
     network = golden.network("n", classes, size)
     (network.train if mode == "bntrain" else network.eval)()
     total = network.loss(network.heads(golden.images(size)), golden.targets("A", classes))["total"]
     parameters = golden.framework.parameters(network)
-    found = golden.framework.gradients(total, list(parameters.values()))
-    gradients = dict(zip(parameters, found, strict=True))
+    actual = golden.framework.gradients(total, list(parameters.values()))
+    gradients = dict(zip(parameters, actual, strict=True))
     close(total, stored["loss_total"])
     close(norm(gradients), stored["total_l2"])
     assert gradients.keys() == stored["l2"].keys()
     for name, gradient in gradients.items():
         check_norm_and_dot(golden, gradient, name, stored["l2"][name], stored["dot"][name])
     if mode == "bntrain":
-        for key in (key for key in kept if key.startswith("grad/")):
-            expected = kept[key]
+        for key in (key for key in saved if key.startswith("grad/")):
+            expected = saved[key]
             limit = 1e-6 * float(np.abs(expected).max())
             np.testing.assert_allclose(gradients[key.removeprefix("grad/")], expected, rtol=1e-6, atol=limit)
 
@@ -243,11 +243,11 @@ def test_three_sgd_steps_and_their_average(golden, classes, size, tag):
         close(norm(average[name]), expected)
     assert state["model.0.bn.num_batches_tracked"] == stored["num_batches_tracked"]
     if tag.endswith("clip10"):
-        kept = golden.arrays(f"n_nc{classes}_{size}")
+        saved = golden.arrays(f"n_nc{classes}_{size}")
         network.eval()
         with nn.no_grad():
             decoded = array(network.decode(network.heads(golden.images(size))))[:, ::7]
-        np.testing.assert_allclose(decoded, kept[f"decoded_eval_after_sgd_{tag}_every7th_row"], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(decoded, saved[f"decoded_eval_after_sgd_{tag}_every7th_row"], rtol=1e-6, atol=1e-6)
 
 
 def check_sample(value, expected):
@@ -278,10 +278,10 @@ def test_every_size_of_the_family(golden, variant):
         check_sample(as_stored(head, 80), stored[f"bntrain{i}"])
     losses = network.loss(heads, golden.targets("A", 80))
     parameters = golden.framework.parameters(network)
-    found = golden.framework.gradients(losses["total"], list(parameters.values()))
+    actual = golden.framework.gradients(losses["total"], list(parameters.values()))
     for part, name in PARTS.items():
         close(losses[part], stored["loss_bntrain_A"][name])
-    norms = {name: norm(gradient) for name, gradient in zip(parameters, found, strict=True)}
+    norms = {name: norm(gradient) for name, gradient in zip(parameters, actual, strict=True)}
     assert norms == pytest.approx(stored["grad_l2"], rel=1e-8)
     close(norm(norms), stored["grad_total_l2"])
 
@@ -289,18 +289,18 @@ def test_every_size_of_the_family(golden, variant):
 @pytest.mark.parametrize(("classes", "size"), ONE_OF_EACH)
 def test_float32_from_uint8_pictures_is_within_thrice_the_published_rounding_error(golden, classes, size):
     """That run is 2.3e-2 px, 2.4e-4 (heads), 3e-6 and 6e-5 from float64; kernels differ by machine and layout."""
-    kept, stored = golden.arrays(f"n_nc{classes}_{size}"), golden.json(f"n_nc{classes}_{size}")["fp64"]
+    saved, stored = golden.arrays(f"n_nc{classes}_{size}"), golden.json(f"n_nc{classes}_{size}")["fp64"]
     network = golden.network("n", classes, size, dtype="float32")
     network.eval()
     pictures = golden.framework.tensor(golden.spec.images_u8(size).transpose(0, 2, 3, 1).copy())
     batch = {"images": pictures, "targets": golden.targets("A", classes)}
     with nn.no_grad():
-        np.testing.assert_allclose(array(network(batch)["decoded"]), kept["decoded_eval"], atol=7e-2)
+        np.testing.assert_allclose(array(network(batch)["decoded"]), saved["decoded_eval"], atol=7e-2)
         network.train()
         heads = network.heads(golden.images(size, "float32"))
     for i, head in enumerate(heads):
-        np.testing.assert_allclose(as_stored(head, classes), kept[f"head{i}_bntrain"], atol=7.2e-4)
+        np.testing.assert_allclose(as_stored(head, classes), saved[f"head{i}_bntrain"], atol=7.2e-4)
     losses = network(batch)
-    found = golden.framework.gradients(losses["total"], list(golden.framework.parameters(network).values()))
+    actual = golden.framework.gradients(losses["total"], list(golden.framework.parameters(network).values()))
     close(losses["total"], stored["loss"]["bntrain/A"]["total"], 9e-6)
-    close(norm(dict(enumerate(found))), stored["grad"]["bntrain"]["total_l2"], 1.8e-4)
+    close(norm(dict(enumerate(actual))), stored["grad"]["bntrain"]["total_l2"], 1.8e-4)

@@ -82,17 +82,19 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="faults at the same time")
     parser.add_argument("--source", type=Path, default=ROOT, help="the checkout whose source and tests are copied")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the killers without a fault first")
-    given = parser.parse_args()
-    words = given.only.split(",")
-    faults = [fault for fault in read(given.catalogue) if any(word in fault.id or word in fault.area for word in words)]
+    arguments = parser.parse_args()
+    words = arguments.only.split(",")
+    faults = [
+        fault for fault in read(arguments.catalogue) if any(word in fault.id or word in fault.area for word in words)
+    ]
     os.environ.update(OMP_NUM_THREADS="1", MPLBACKEND="Agg")
     for name in PRELOADED:
         with suppress(ImportError):
             import_module(name)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copies = [_copy(given.source, Path(folder) / str(i)) for i in range(given.jobs)]
-        if not given.no_baseline and not _passes(copies[0], faults):
+        copies = [_copy(arguments.source, Path(folder) / str(i)) for i in range(arguments.jobs)]
+        if not arguments.no_baseline and not _passes(copies[0], faults):
             return 1
         findings = _plant_all(faults, copies)
     print(_table(findings, time.monotonic() - began))
@@ -170,14 +172,14 @@ def _forget_bytecode(file: Path) -> None:
 
 def _present(copy: Path, killers: Sequence[str]) -> list[str]:
     """Those whose file, and function, are there: a checkout of before may lack some."""
-    found = []
+    results = []
     for killer in killers:
         file, _, name = killer.partition("::")
         function = name.rpartition("::")[2].partition("[")[0]
         path = copy / file
         if path.is_dir() or (path.is_file() and f"def {function}" in path.read_text(encoding="utf-8")):
-            found.append(killer)
-    return found
+            results.append(killer)
+    return results
 
 
 def _output(copy: Path) -> Path:

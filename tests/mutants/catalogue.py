@@ -33,10 +33,10 @@ class Fault:
         """
         path = root / self.file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        found = text.count(self.old)
-        if found != 1:
+        actual = text.count(self.old)
+        if actual != 1:
             raise Stale(
-                f"{self.id}: `old` is found {found} times in {self.file}, expected once; "
+                f"{self.id}: `old` is found {actual} times in {self.file}, expected once; "
                 f"correct the entry in {CATALOGUE.name}: {self.old!r}"
             )
         path.write_text(text.replace(self.old, self.new), encoding="utf-8")

@@ -113,7 +113,7 @@ def mtrain(*arguments: str, timeout_s: float = 400) -> str:
     Raises:
         AssertionError: it failed.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "mtrain", *arguments],
         env=environment(),
         capture_output=True,
@@ -121,8 +121,8 @@ def mtrain(*arguments: str, timeout_s: float = 400) -> str:
         timeout=timeout_s,
         check=False,
     )
-    assert done.returncode == 0, f"{arguments}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-    return done.stdout + done.stderr
+    assert process.returncode == 0, f"{arguments}\n{process.stdout[-3000:]}\n{process.stderr[-6000:]}"
+    return process.stdout + process.stderr
 
 
 def make_data(folder: Path) -> Path:
@@ -154,8 +154,8 @@ def trace(run_folder: Path) -> Trace:
 def relative(a: Array, b: Array) -> float:
     """Largest difference relative to the largest magnitude (0.001 at least); inf where it is not a number."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    found = float(np.abs(a - b).max(initial=0.0) / max(np.abs(a).max(initial=0.0), 1e-3))
-    return float("inf") if np.isnan(found) else found
+    actual = float(np.abs(a - b).max(initial=0.0) / max(np.abs(a).max(initial=0.0), 1e-3))
+    return float("inf") if np.isnan(actual) else actual
 
 
 def curve(a: Array, b: Array) -> Array:
@@ -165,12 +165,12 @@ def curve(a: Array, b: Array) -> Array:
 
 def differences(a: Trace, b: Trace) -> dict[str, float]:
     """Largest relative difference of: loss and norm over all updates; each array of weights, ema and moments."""
-    found = {"loss": float(curve(a.losses, b.losses).max()), "norm": float(curve(a.norms, b.norms).max())}
+    actual = {"loss": float(curve(a.losses, b.losses).max()), "norm": float(curve(a.norms, b.norms).max())}
     for part, arrays in a.arrays.items():
         others = b.arrays[part]
         assert arrays.keys() == others.keys(), set(arrays) ^ set(others)
-        found[part] = max(relative(array, others[name]) for name, array in arrays.items())
-    return found
+        actual[part] = max(relative(array, others[name]) for name, array in arrays.items())
+    return actual
 
 
 def partner(setting: Setting) -> Setting:

@@ -95,8 +95,8 @@ def framework_of(backend: str) -> str:
 
 def installed() -> list[str]:
     """Names of ``STACKS`` whose backend can run here."""
-    known = {entry.name for entry in plugins.names("backends") if entry.installed}
-    return [name for name in STACKS if name.partition("-")[0] in known]
+    known_names = {entry.name for entry in plugins.names("backends") if entry.installed}
+    return [name for name in STACKS if name.partition("-")[0] in known_names]
 
 
 def writer(name: str) -> Stack:
@@ -172,20 +172,20 @@ def compare(whole: Half, continued: Half, *, bitwise: bool, bound: float) -> Cel
         problems.append(f"progress is {continued.progress}, expected {whole.progress}")
     if continued.state.counters != whole.state.counters:
         problems.append(f"counters are {continued.state.counters}, expected {whole.state.counters}")
-    found = {part: float(jobs.curve(a, continued.series()[part]).max()) for part, a in whole.series().items()}
+    actual = {part: float(jobs.curve(a, continued.series()[part]).max()) for part, a in whole.series().items()}
     identical = all(same_bits(a, continued.series()[part]) for part, a in whole.series().items())
     for part, arrays in whole.arrays().items():
         others = continued.arrays()[part]
         if arrays.keys() != others.keys():
             problems.append(f"{part}: other names: {sorted(arrays.keys() ^ others.keys())}")
             return Cell(problems=problems)
-        found[part] = max((jobs.relative(array, others[name]) for name, array in arrays.items()), default=0.0)
+        actual[part] = max((jobs.relative(array, others[name]) for name, array in arrays.items()), default=0.0)
         identical = identical and all(same_bits(array, others[name]) for name, array in arrays.items())
     if bitwise and not identical:
-        problems.append(f"not the same bits: {told(found)}")
-    if not max(found.values()) <= bound:
-        problems.append(f"farther apart than {bound:.0e}: {told(found)}")
-    return Cell(problems=problems, differences=found, identical=identical)
+        problems.append(f"not the same bits: {told(actual)}")
+    if not max(actual.values()) <= bound:
+        problems.append(f"farther apart than {bound:.0e}: {told(actual)}")
+    return Cell(problems=problems, differences=actual, identical=identical)
 
 
 def same_bits(a: jobs.Array, b: jobs.Array) -> bool:
@@ -272,9 +272,9 @@ def show(matrix: Matrix, names: Sequence[str], sizes: Sequence[int], say: Callab
         say(f"\nresumed on {size} rank{'s' if size > 1 else ''}")
         say(f"{'saved by':<16}" + "".join(f"{column.name:>13}" for column in columns))
         for row in map(writer, names):
-            found = {column: matrix.cell(row, column) for column in columns}
-            say(f"{row!s:<16}" + "".join(f"{cell.text:>13}" for cell in found.values()))
-            cells |= {f"{row} to {column}": cell for column, cell in found.items()}
+            actual = {column: matrix.cell(row, column) for column in columns}
+            say(f"{row!s:<16}" + "".join(f"{cell.text:>13}" for cell in actual.values()))
+            cells |= {f"{row} to {column}": cell for column, cell in actual.items()}
     return cells
 
 
@@ -305,14 +305,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--precision", choices=tuple(BOUNDS), default="fp64")
     parser.add_argument("--quick", action="store_true", help="resume on two ranks only")
     parser.add_argument("--every", action="store_true", help="a job for each cell, also behind equal checkpoints")
-    given = parser.parse_args(argv)
-    names = given.backends.split(",") if given.backends else installed()
+    arguments = parser.parse_args(argv)
+    names = arguments.backends.split(",") if arguments.backends else installed()
     if unknown := [name for name in names if name not in installed()]:
         parser.error(f"--backends: {', '.join(unknown)} not installed here; there are {', '.join(installed())}")
-    sizes = [int(size) for size in (given.ranks or ("2" if given.quick else "1,2,3")).split(",")]
+    sizes = [int(size) for size in (arguments.ranks or ("2" if arguments.quick else "1,2,3")).split(",")]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        matrix = Matrix(Path(folder), given.precision, every=given.every)
+        matrix = Matrix(Path(folder), arguments.precision, every=arguments.every)
         cells = show(matrix, names, sizes, lambda line: print(line, flush=True))
     print("", *summary(cells, matrix, time.monotonic() - began), sep="\n")
     return 1 if any(cell.problems for cell in cells.values()) else 0

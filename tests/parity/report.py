@@ -30,9 +30,9 @@ def main() -> int:
         data = jobs.make_data(folder / "data")
         for case in CASES:
             pair = jobs.run(case, folder, data), jobs.run(jobs.partner(case), folder, data)
-            found = jobs.differences(*pair)
+            actual = jobs.differences(*pair)
             curves[case] = jobs.curve(pair[0].losses, pair[1].losses)
-            values = "".join(f"{found[part]:>10.1e}" for part in ("loss", "norm", "weights", "ema", "moments"))
+            values = "".join(f"{actual[part]:>10.1e}" for part in ("loss", "norm", "weights", "ema", "moments"))
             title = f"{case.model}, {case.precision}, {case.ranks} rank{'s' if case.ranks > 1 else ''}"
             print(f"{title:<34}{values}{curves[case][0]:>12.1e}", flush=True)
     draw(curves, target)

@@ -46,9 +46,9 @@ def learn(model: str, name: str, folder: Path, data: Path, *, updates: int, more
     pairs = [word for value in values for word in ("-o", value)]
     run = f"{model}-{name}"
     jobs.mtrain("train", *setting.arguments(folder, data), *pairs, "--name", run, timeout_s=1200)
-    found = jobs.trace(folder / run)
-    parts = {part: digest(arrays) for part, arrays in found.arrays.items()}
-    return Learnt(**parts, losses=tuple(found.losses.tolist()), norms=tuple(found.norms.tolist()))
+    actual = jobs.trace(folder / run)
+    parts = {part: digest(arrays) for part, arrays in actual.arrays.items()}
+    return Learnt(**parts, losses=tuple(actual.losses.tolist()), norms=tuple(actual.norms.tolist()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,19 +58,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--updates", type=int, default=50)
     parser.add_argument("--rule", choices=("sgd", "adam", "adamw"), default="sgd")
     parser.add_argument("--backends", default=",".join(STACKS), help="comma-separated")
-    given = parser.parse_args(argv)
-    found: dict[str, Learnt] = {}
-    print(f"{given.model}, {given.updates} updates of {given.rule}, 2 ranks, float32")
+    arguments = parser.parse_args(argv)
+    results: dict[str, Learnt] = {}
+    print(f"{arguments.model}, {arguments.updates} updates of {arguments.rule}, 2 ranks, float32")
     print(f"{'':<14}{'weights':<18}{'ema':<18}{'moments':<18}{'last loss':<24}largest norm", flush=True)
     with tempfile.TemporaryDirectory() as name:
         data = jobs.make_data(Path(name) / "data")
-        for stack in given.backends.split(","):
-            rule = (f"optimizer.rule={given.rule}",)
-            one = learn(given.model, stack, Path(name), data, updates=given.updates, more=rule)
-            found[stack] = one
+        for stack in arguments.backends.split(","):
+            rule = (f"optimizer.rule={arguments.rule}",)
+            one = learn(arguments.model, stack, Path(name), data, updates=arguments.updates, more=rule)
+            results[stack] = one
             digests = "".join(f"{text[:16]:<18}" for text in (one.weights, one.ema, one.moments))
             print(f"{stack:<14}{digests}{one.losses[-1]:<24.17g}{max(one.norms):.17g}", flush=True)
-    same = len(set(found.values())) == 1
+    same = len(set(results.values())) == 1
     print("the same bits" if same else "they differ")
     return 0 if same else 1
 

@@ -34,9 +34,9 @@ def test_backends_and_a_resumed_job_give_the_same_bits(tmp_path: Path, monkeypat
     other = Job(model="yolov5n", stack="horovod", ranks=2, same_as=whole.name)
     resumed = Job(model="yolov5n", stack="deepspeed-1", ranks=2, same_as=whole.name, resumes=whole.name)
     assert command.report([whole, other, resumed], [Build(name="here", folder=tmp_path)], tmp_path / "out") == 0
-    written = json.loads((tmp_path / "out" / "here.json").read_text())["jobs"]
-    assert len({job["digests"]["weights"] for job in written.values()}) == 1
-    updates = {name: job["series"]["update"] for name, job in written.items()}
+    content = json.loads((tmp_path / "out" / "here.json").read_text())["jobs"]
+    assert len({job["digests"]["weights"] for job in content.values()}) == 1
+    updates = {name: job["series"]["update"] for name, job in content.items()}
     assert [len(updates[job.name]) for job in (whole, other, resumed)] == [6, 6, 3]
 
 

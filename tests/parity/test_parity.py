@@ -31,12 +31,12 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def trained(folder, data):
     """Each job is run once a session."""
-    done: dict[Setting, Trace] = {}
+    results: dict[Setting, Trace] = {}
 
     def train(setting: Setting) -> Trace:
-        if setting not in done:
-            done[setting] = jobs.run(setting, folder, data)
-        return done[setting]
+        if setting not in results:
+            results[setting] = jobs.run(setting, folder, data)
+        return results[setting]
 
     return train
 
@@ -60,10 +60,10 @@ def settings(precision: str, updates: int = 50) -> list:
 @pytest.mark.parametrize("setting", settings("fp64"))
 def test_fifty_updates_in_float64_are_the_same(trained, setting):
     ours, theirs = trained(setting), trained(jobs.partner(setting))
-    found = jobs.differences(ours, theirs)
-    print(f"{setting.name}: " + ", ".join(f"{part} {value:.1e}" for part, value in found.items()))
+    actual = jobs.differences(ours, theirs)
+    print(f"{setting.name}: " + ", ".join(f"{part} {value:.1e}" for part, value in actual.items()))
     assert len(ours.losses) == setting.updates
-    assert max(found.values()) <= FLOAT64, found
+    assert max(actual.values()) <= FLOAT64, actual
 
 
 @pytest.mark.slow
@@ -104,11 +104,11 @@ def test_a_checkpoint_goes_on_under_the_other_backend(folder, data, trained, mod
     ours = jobs.trace(target)
     assert json.loads((target / "summary.json").read_text())["backend"] == reader
     assert len(ours.losses) == 10
-    found = jobs.differences(
+    actual = jobs.differences(
         replace(uninterrupted, losses=uninterrupted.losses[10:], norms=uninterrupted.norms[10:]), ours
     )
-    print(f"{model}, {writer} to {reader}: " + ", ".join(f"{part} {value:.1e}" for part, value in found.items()))
-    assert max(found.values()) <= FLOAT64, found
+    print(f"{model}, {writer} to {reader}: " + ", ".join(f"{part} {value:.1e}" for part, value in actual.items()))
+    assert max(actual.values()) <= FLOAT64, actual
 
 
 def renamed(arguments: list[str], name: str) -> list[str]:

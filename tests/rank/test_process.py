@@ -20,13 +20,13 @@ def test_an_error_is_left_while_the_backend_is_entered_and_only_once(tmp_path, c
     with pytest.raises(ValueError, match="upside down"), _left_by(leave):
         raise ValueError("upside down")
     left = run.failures / "rank-3.json"
-    written = left.read_text()
+    content = left.read_text()
     error = ValueError("later")
     leave(error)
     assert json.loads(left.read_text())["message"] == "later"
-    left.write_text(written)
+    left.write_text(content)
     leave(error)
-    assert left.read_text() == written
+    assert left.read_text() == content
     assert capfd.readouterr().err.count("upside down") == 2  # the traceback shows the line too
 
 

@@ -67,8 +67,8 @@ def test_every_line_is_strict_json_and_can_be_read_while_the_run_goes_on(tmp_pat
 
 
 def test_values_of_numpy_and_paths_become_plain():
-    given = {"a": np.float64(1.5), "b": np.arange(2), "c": Path("x"), 3: (True, None, np.nan)}
-    assert finite(given) == {"a": 1.5, "b": [0, 1], "c": "x", "3": [True, None, None]}
+    values = {"a": np.float64(1.5), "b": np.arange(2), "c": Path("x"), 3: (True, None, np.nan)}
+    assert finite(values) == {"a": 1.5, "b": [0, 1], "c": "x", "3": [True, None, None]}
 
 
 FULL = Path("/dev/full")
@@ -104,8 +104,8 @@ def test_curves_and_pictures_that_find_the_disk_full_harm_no_job(tmp_path, monke
 
 def test_a_job_that_patience_has_ended_says_so_in_every_display():
     record = {"kind": "end", "reason": "done", "stopped_by": "patience", "patience": 3}
-    told = "end: done, stopped early by train.patience: no better score in 3 evaluations"
-    assert wording.event_line(record) == told
+    message = "end: done, stopped early by train.patience: no better score in 3 evaluations"
+    assert wording.event_line(record) == message
     assert wording.event_line(record | {"stopped_by": None}) == "end: done"
 
 

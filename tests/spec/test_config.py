@@ -291,10 +291,10 @@ _NUMBERS = [
 def test_no_override_is_lost_whatever_their_number(chosen):
     loaded = config.load("yolov5n_bccd", overrides=[f"{path}={value!r}" for path, value in chosen.items()], environ={})
     for path, value in chosen.items():
-        found = loaded.values
+        actual = loaded.values
         for key in path.split("."):
-            found = found[key]
-        assert found == value
+            actual = actual[key]
+        assert actual == value
 
 
 _PLAIN = st.recursive(
@@ -330,8 +330,8 @@ def test_an_override_value_reads_back_as_itself(value):
     ],
 )
 def test_scalars_follow_the_core_schema_of_yaml_1_2(text, value):
-    found = parse(f"a: {text}", name="x").values["a"]
-    assert (found, type(found)) == (value, type(value))
+    actual = parse(f"a: {text}", name="x").values["a"]
+    assert (actual, type(actual)) == (value, type(value))
 
 
 # ------------------------------------------------------------------------------------------------------------ hand over

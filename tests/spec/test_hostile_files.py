@@ -112,14 +112,14 @@ def test_a_checkpoint_whose_json_is_no_json_is_passed_over(tmp_path: Path, file:
 def test_a_manifest_that_waits_or_holds_strange_values_is_passed_over(tmp_path: Path) -> None:
     folders = save_three(tmp_path / "checkpoints")
     manifest = folders[-1] / "MANIFEST.json"
-    kept = json.loads(manifest.read_text())
+    saved = json.loads(manifest.read_text())
     for change in (
         {"score": 10**400},
         {"serial": "x"},
         {"files": {"a\0b": {"size_bytes": 1}}},
         {"files": {"x" * 5000: []}},
     ):
-        manifest.write_text(json.dumps(kept | change))
+        manifest.write_text(json.dumps(saved | change))
         assert checkpoint.newest(tmp_path / "checkpoints") == folders[-2]
         checkpoint.score_of(folders[-1])
         checkpoint.looks_whole(folders[-1])

@@ -40,8 +40,8 @@ def test_the_extra_fleet_brings_no_paddle_that_could_lie_over_another(monkeypatc
 def test_every_extra_that_a_remedy_names_exists():
     import tomllib
 
-    said = tomllib.loads((PACKAGE / "plugins.toml").read_text(encoding="utf-8"))
-    named = {entry["extra"] for kind in said.values() for entry in kind.values() if "extra" in entry}
+    message = tomllib.loads((PACKAGE / "plugins.toml").read_text(encoding="utf-8"))
+    named = {entry["extra"] for kind in message.values() for entry in kind.values() if "extra" in entry}
     assert named <= set(metadata.metadata("mtrain").get_all("Provides-Extra") or [])
 
 

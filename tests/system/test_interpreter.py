@@ -70,9 +70,9 @@ def test_a_backend_that_runs_on_another_framework_too_says_so(monkeypatch):
 
 
 def test_one_without_mtrain_is_refused_with_the_command_that_installs_it(bare):
-    told = refusal(bare)
-    assert told.startswith(f"backend.python: {bare} has no mtrain, expected {mtrain.__version__} as here; ")
-    assert told.endswith(f"{bare} -m pip install -e '{ROOT}[fleet-cpu]'")
+    message = refusal(bare)
+    assert message.startswith(f"backend.python: {bare} has no mtrain, expected {mtrain.__version__} as here; ")
+    assert message.endswith(f"{bare} -m pip install -e '{ROOT}[fleet-cpu]'")
 
 
 def test_one_with_another_mtrain_is_refused(bare, tmp_path):

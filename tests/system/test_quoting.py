@@ -37,9 +37,9 @@ def encodes(text: str) -> bool:
 
 def spoken(shell: str, line: str) -> list[str]:
     """What a program that prints its arguments, each ended by NUL, has printed through ``shell -c``."""
-    done = subprocess.run([shell, "-c", line], capture_output=True, check=True, stdin=subprocess.DEVNULL)
-    assert done.stderr == b""
-    return [os.fsdecode(part) for part in done.stdout.split(b"\0")[:-1]]
+    process = subprocess.run([shell, "-c", line], capture_output=True, check=True, stdin=subprocess.DEVNULL)
+    assert process.stderr == b""
+    return [os.fsdecode(part) for part in process.stdout.split(b"\0")[:-1]]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -166,11 +166,11 @@ def ssh(tmp_path_factory):
                 if client.connect_ex(("127.0.0.1", port)) == 0:
                     break
             time.sleep(0.05)
-        known = folder / "known"
-        known.write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
+        known_names = folder / "known"
+        known_names.write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
         yield [
             "ssh", "-F", "none", "-p", str(port), "-i", str(folder / "user"), "-o", "BatchMode=yes",
-            "-o", f"UserKnownHostsFile={known}", "--", "127.0.0.1",
+            "-o", f"UserKnownHostsFile={known_names}", "--", "127.0.0.1",
         ]  # fmt: skip
         process.terminate()
     log.close()
@@ -179,12 +179,12 @@ def ssh(tmp_path_factory):
 @pytest.mark.slow
 def test_ssh_carries_hostile_arguments_and_values_whole(ssh):
     line = remote_command([PRINTF, "%s\\0", *HOSTILE])
-    done = subprocess.run([*ssh, line], capture_output=True, check=True, stdin=subprocess.DEVNULL)
-    assert [os.fsdecode(part) for part in done.stdout.split(b"\0")[:-1]] == HOSTILE
+    process = subprocess.run([*ssh, line], capture_output=True, check=True, stdin=subprocess.DEVNULL)
+    assert [os.fsdecode(part) for part in process.stdout.split(b"\0")[:-1]] == HOSTILE
     env = {f"MTRAIN_{i}": value for i, value in enumerate(HOSTILE)}
     line = remote_command([PRINTENV, "--null", *env], env)
-    done = subprocess.run([*ssh, line], capture_output=True, check=True, stdin=subprocess.DEVNULL)
-    assert [os.fsdecode(part) for part in done.stdout.split(b"\0")[:-1]] == HOSTILE
+    process = subprocess.run([*ssh, line], capture_output=True, check=True, stdin=subprocess.DEVNULL)
+    assert [os.fsdecode(part) for part in process.stdout.split(b"\0")[:-1]] == HOSTILE
 
 
 @pytest.mark.slow
@@ -192,5 +192,5 @@ def test_ssh_carries_hostile_arguments_and_values_whole(ssh):
 @given(given_words=words)
 def test_ssh_carries_any_arguments(ssh, given_words):
     line = remote_command([PRINTF, "%s\\0", "first", *given_words])
-    done = subprocess.run([*ssh, line], capture_output=True, check=True, stdin=subprocess.DEVNULL)
-    assert [os.fsdecode(part) for part in done.stdout.split(b"\0")[:-1]] == ["first", *given_words]
+    process = subprocess.run([*ssh, line], capture_output=True, check=True, stdin=subprocess.DEVNULL)
+    assert [os.fsdecode(part) for part in process.stdout.split(b"\0")[:-1]] == ["first", *given_words]

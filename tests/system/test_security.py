@@ -170,7 +170,7 @@ def test_listing_plugins_imports_none(stranger):
 
 # ---------------------------------------------------------------------------------------------------------- environment
 def test_other_hosts_are_told_the_settings_of_libraries_and_what_was_asked_for():
-    told = {"NCCL_DEBUG": "INFO", "LD_LIBRARY_PATH": "/cuda", "PYTHONPATH": "/src", "LC_ALL": "C", "FLAGS_cudnn": "1"}
+    values = {"NCCL_DEBUG": "INFO", "LD_LIBRARY_PATH": "/cuda", "PYTHONPATH": "/src", "LC_ALL": "C", "FLAGS_cudnn": "1"}
     own = {
         "PATH": "/bin",
         "HOME": "/root",
@@ -187,11 +187,11 @@ def test_other_hosts_are_told_the_settings_of_libraries_and_what_was_asked_for()
         "MTRAIN_TRAIN__SEED": "1",
         "FLAGS_selected_gpus": "0",
     }
-    environ = told | own | stale | {"DATA_ROOT": "/data", "TORCH_API_TOKEN": "t", "DATA_TOKEN": "t"}
-    assert forwarded(environ) == told
-    assert forwarded(environ, ["DATA_ROOT", "NOT_SET"]) == told | {"DATA_ROOT": "/data"}
-    assert forwarded(environ, ["DATA_*"]) == told | {"DATA_ROOT": "/data"}, "a secret is told only by its full name"
-    assert forwarded(environ, ["HF_TOKEN"]) == told | {"HF_TOKEN": "t"}
+    environ = values | own | stale | {"DATA_ROOT": "/data", "TORCH_API_TOKEN": "t", "DATA_TOKEN": "t"}
+    assert forwarded(environ) == values
+    assert forwarded(environ, ["DATA_ROOT", "NOT_SET"]) == values | {"DATA_ROOT": "/data"}
+    assert forwarded(environ, ["DATA_*"]) == values | {"DATA_ROOT": "/data"}, "a secret is told only by its full name"
+    assert forwarded(environ, ["HF_TOKEN"]) == values | {"HF_TOKEN": "t"}
 
 
 @pytest.mark.parametrize("name", ["", "*", "A B", "A=1", "A;id", "1A", "A**", "-A"])
@@ -278,14 +278,14 @@ def test_everything_that_a_run_writes_is_for_its_owner_alone(tmp_path):
         f"report.dir={tmp_path / 'runs'}",
     ]
     secret = {"MY_TOKEN": "open sesame"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "mtrain", *words, *(word for value in values for word in ("-o", value))],
         env={**os.environ, **secret}, capture_output=True, text=True, preexec_fn=lambda: os.umask(0),
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     run = tmp_path / "runs" / "digits"
-    found = [run, *run.rglob("*")]
-    names = {path.name for path in found}
+    actual = [run, *run.rglob("*")]
+    names = {path.name for path in actual}
     assert {
         "metrics.jsonl",
         "environment.json",
@@ -294,9 +294,9 @@ def test_everything_that_a_run_writes_is_for_its_owner_alone(tmp_path):
         "rank-0.log",
         "summary.json",
     } <= names
-    wide = [path for path in found if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077]
+    wide = [path for path in actual if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077]
     assert wide == []
-    for path in found:
+    for path in actual:
         if path.is_file():
             content = path.read_bytes()
             assert b"open sesame" not in content, path

@@ -19,8 +19,8 @@ def wanted(backend: str, **settings: object) -> kit.Wanted:
 
 def solo_learns(folder: Path) -> Path:
     """Folder of what solo learns on torch."""
-    found = kit.run(wanted("solo", only=["learns.sgd"]), folder)
-    assert found.passed
+    actual = kit.run(wanted("solo", only=["learns.sgd"]), folder)
+    assert actual.passed
     return folder / "references"
 
 

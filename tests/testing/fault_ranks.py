@@ -15,7 +15,7 @@ from tests.testing.faults import FAULTS
 
 def main(references: Path, out: Path) -> None:
     runs = {check.id: run for check, run in ON_RANKS.items()}
-    found = {}
+    results = {}
     with DDP(DDP.Options(device="cpu", timeout_s=60)) as backend:
         bind(backend.nn, backend.ops)
         for fault, (faulty, check) in FAULTS.items():
@@ -25,9 +25,9 @@ def main(references: Path, out: Path) -> None:
                 mine = [asdict(measure) | {"ok": measure.ok} for measure in runs[check](site)]
             except CheckpointError as error:  # on every rank: the kit takes an error for a failure
                 mine = [{"what": "error", "ok": False, "detail": str(error)}]
-            found[fault] = backend.collective.all_gather(mine)
+            results[fault] = backend.collective.all_gather(mine)
         if backend.collective.rank == 0:
-            out.write_text(json.dumps(found))
+            out.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

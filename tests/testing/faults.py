@@ -119,8 +119,8 @@ class Swapped(Faulty):
 
 class Shortened(Faulty):
     def batches(self, loader: Any) -> Iterator[Any]:
-        found = [*self.inside.batches(loader)]
-        yield from found[:-1] if len(found) > 1 else found
+        actual = [*self.inside.batches(loader)]
+        yield from actual[:-1] if len(actual) > 1 else actual
 
 
 class Backwards(Faulty):
@@ -160,8 +160,8 @@ class Inexact(Faulty):
 
 class Views(Faulty):
     def state(self, model: Any, optimizer: Any) -> State:
-        found = super().state(model, optimizer)
-        return replace(found, weights={name: x.detach().numpy() for name, x in model.module.state_dict().items()})
+        actual = super().state(model, optimizer)
+        return replace(actual, weights={name: x.detach().numpy() for name, x in model.module.state_dict().items()})
 
 
 def clipped_norm(model: Any, recipe: Recipe, size: int) -> dict[str, Callable[..., Any]]:
@@ -232,14 +232,14 @@ def own_buffers(model: Any, recipe: Recipe, size: int) -> dict[str, Callable[...
 
 
 def kept_graph(inside: Any, x: Any, op: str) -> Any:
-    found = inside.all_reduce(x, op)
-    return found if isinstance(x, np.ndarray) else found + 0 * x
+    actual = inside.all_reduce(x, op)
+    return actual if isinstance(x, np.ndarray) else actual + 0 * x
 
 
 def in_place(inside: Any, x: Any, op: str) -> Any:
-    found = inside.all_reduce(x, op)
-    (x if isinstance(x, np.ndarray) else x.detach())[...] = found
-    return found
+    actual = inside.all_reduce(x, op)
+    (x if isinstance(x, np.ndarray) else x.detach())[...] = actual
+    return actual
 
 
 FAULTS: dict[str, tuple[type[Faulty], str]] = {

@@ -18,9 +18,9 @@ def measures(framework: Framework, tmp_path_factory: pytest.TempPathFactory) -> 
     with framework.solo() as backend:
         exact = accuracy.first_update(backend, "fp64")
         np.savez(Reference(folder=references, precision="fp64").file(FIRST_UPDATE), **exact)  # type: ignore[arg-type]
-        found = accuracy.near_float64(Site(backend=backend, ranks=1, references=references))
+        actual = accuracy.near_float64(Site(backend=backend, ranks=1, references=references))
     assert float(exact["loss"]) == pytest.approx(loss(), rel=1e-12)
-    return {measure.what.partition(":")[0]: measure for measure in found}
+    return {measure.what.partition(":")[0]: measure for measure in actual}
 
 
 def loss() -> float:

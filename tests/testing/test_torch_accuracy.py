@@ -15,6 +15,6 @@ def test_an_inexact_batchnorm_is_noticed_in_loss_and_norm(framework: Framework, 
     with framework.solo() as backend:
         exact = accuracy.first_update(backend, "fp64")
         np.savez(Reference(folder=tmp_path, precision="fp64").file(FIRST_UPDATE), **exact)  # type: ignore[arg-type]
-        found = accuracy.near_float64(Site(backend=Inexact(backend), ranks=1, references=tmp_path))  # type: ignore[arg-type]
-    print({measure.what: measure.value for measure in found})
-    assert not any(measure.ok for measure in found)
+        actual = accuracy.near_float64(Site(backend=Inexact(backend), ranks=1, references=tmp_path))  # type: ignore[arg-type]
+    print({measure.what: measure.value for measure in actual})
+    assert not any(measure.ok for measure in actual)

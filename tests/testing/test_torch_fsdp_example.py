@@ -23,10 +23,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fsdp")
     source = shutil.copytree(EXAMPLE, folder / "source")  # building leaves files beside the source
     argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*argv, "--target", str(folder / "site"), str(source)], capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     return folder / "site"
 
 
@@ -35,9 +35,9 @@ def path(installed: Path) -> str:
 
 
 def test_its_name_is_listed_once_it_is_installed(installed: Path, tmp_path: Path) -> None:
-    done = mtrain("plugins", "list", "backends", "--json", cwd=tmp_path, PYTHONPATH=path(installed))
-    found = {entry["name"]: entry for entry in json.loads(done.stdout)}
-    assert (found["fsdp"]["distribution"], found["fsdp"]["state"]) == ("mtrain-fsdp", "ready")
+    process = mtrain("plugins", "list", "backends", "--json", cwd=tmp_path, PYTHONPATH=path(installed))
+    actual = {entry["name"]: entry for entry in json.loads(process.stdout)}
+    assert (actual["fsdp"]["distribution"], actual["fsdp"]["state"]) == ("mtrain-fsdp", "ready")
 
 
 def test_it_uses_nothing_of_mtrain_but_what_the_docs_declare_public() -> None:
@@ -66,8 +66,8 @@ def test_averages_that_a_checkpoint_lacks_begin_at_the_restored_weights(monkeypa
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_it_keeps_every_promise(installed: Path, tmp_path: Path, ranks: int) -> None:
-    done = mtrain("plugins", "test", "fsdp", "--ranks", str(ranks), cwd=tmp_path, PYTHONPATH=path(installed))
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = mtrain("plugins", "test", "fsdp", "--ranks", str(ranks), cwd=tmp_path, PYTHONPATH=path(installed))
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 @pytest.mark.slow
@@ -84,8 +84,8 @@ def test_a_detector_learns_what_it_learns_under_ddp(installed: Path, tmp_path: P
     states = {}
     for name in ("ddp", "fsdp"):
         argv = ["train", *shared, "--backend", name, "--name", name, "--devices", "cpu"]
-        done = mtrain(*argv, cwd=tmp_path, PYTHONPATH=path(installed))
-        assert done.returncode == 0, done.stdout + done.stderr
+        process = mtrain(*argv, cwd=tmp_path, PYTHONPATH=path(installed))
+        assert process.returncode == 0, process.stdout + process.stderr
         newest = store.newest(tmp_path / "runs" / name / "checkpoints")
         assert newest is not None
         states[name] = training.flat(store.load(newest).state)

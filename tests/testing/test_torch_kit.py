@@ -43,9 +43,9 @@ WRONG = Path(__file__).parent / "wrong"
 )
 def test_wrong_use_is_told_in_a_line(arguments: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "test", *arguments]) == 2
-    said = capfd.readouterr().err
-    assert told in said
-    assert "Traceback" not in said
+    stderr = capfd.readouterr().err
+    assert told in stderr
+    assert "Traceback" not in stderr
 
 
 def test_wrong_use_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,14 +55,14 @@ def test_wrong_use_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_backend_passes_and_says_so_for_people_and_for_programs(tmp_path: Path) -> None:
-    done = mtrain(
+    process = mtrain(
         "plugins", "test", "solo", "--only", "collective", "--json", "found.json", "--out", "logs", cwd=tmp_path
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 checks: 4 passed" in done.stdout
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert (found["passed"], found["backend"], found["ranks"], found["precision"]) == (True, "solo", 1, "fp64")
-    place = found["checks"][0]
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "4 checks: 4 passed" in process.stdout
+    actual = json.loads((tmp_path / "found.json").read_text())
+    assert (actual["passed"], actual["backend"], actual["ranks"], actual["precision"]) == (True, "solo", 1, "fp64")
+    place = actual["checks"][0]
     assert (place["id"], place["verdict"]) == ("collective.place", "passed")
     assert place["measures"][0] | {"rank": 0} == {
         "what": "wrong places",
@@ -77,63 +77,63 @@ def test_a_backend_passes_and_says_so_for_people_and_for_programs(tmp_path: Path
 def report_on(name: str, folder: Path, *only: str, code: int = 1, **settings: Any) -> tuple[dict[str, Any], str]:
     """Checks by id, and the report, of a wrong backend."""
     chosen = [word for check in only for word in ("--only", check)]
-    given = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    arguments = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     argv = ["plugins", "test", name, "-o", f"plugins={WRONG / 'plugins.toml'}", "--json", "found.json"]
-    done = mtrain(*argv, *chosen, *given, "--out", "logs", cwd=folder)
-    assert done.returncode == code, done.stdout + done.stderr
-    found = json.loads((folder / "found.json").read_text())
-    return {check["id"]: check for check in found["checks"]}, done.stdout
+    process = mtrain(*argv, *chosen, *arguments, "--out", "logs", cwd=folder)
+    assert process.returncode == code, process.stdout + process.stderr
+    actual = json.loads((folder / "found.json").read_text())
+    return {check["id"]: check for check in actual["checks"]}, process.stdout
 
 
 @pytest.mark.slow
 class TestWrongBackends:
     def test_summed_gradients(self, tmp_path: Path) -> None:
-        found, told = report_on("summing", tmp_path, "learns.sgd", "clip", "job.trains", "start")
-        assert {name: check["verdict"] for name, check in found.items()} == {
+        actual, message = report_on("summing", tmp_path, "learns.sgd", "clip", "job.trains", "start")
+        assert {name: check["verdict"] for name, check in actual.items()} == {
             "start.equal": "passed",
             "learns.sgd": "failed",
             "clip.norm": "failed",
             "job.trains": "failed",
         }
-        assert "the first is 2 times that of solo, which is the number of ranks: summed, not averaged" in told
-        assert "look at   Optimizer.backward and step" in told
+        assert "the first is 2 times that of solo, which is the number of ranks: summed, not averaged" in message
+        assert "look at   Optimizer.backward and step" in message
 
     def test_a_framework_on_top(self, tmp_path: Path) -> None:
-        found, _ = report_on("heavy", tmp_path, "plugin.light", "collective.place")
-        assert found["plugin.light"]["verdict"] == "failed"
-        assert found["plugin.light"]["measures"][0]["detail"] == "torch"
-        assert found["collective.place"]["verdict"] == "passed"
+        actual, _ = report_on("heavy", tmp_path, "plugin.light", "collective.place")
+        assert actual["plugin.light"]["verdict"] == "failed"
+        assert actual["plugin.light"]["measures"][0]["detail"] == "torch"
+        assert actual["collective.place"]["verdict"] == "passed"
 
     def test_ranks_that_end_early_as_if_all_were_well(self, tmp_path: Path) -> None:
-        found, _ = report_on("quitting", tmp_path, "plugin.enters", "collective.place")
-        assert found["plugin.enters"]["error"] == "the ranks ended early, with exit code 0"
-        assert found["collective.place"]["verdict"] == "not run"
+        actual, _ = report_on("quitting", tmp_path, "plugin.enters", "collective.place")
+        assert actual["plugin.enters"]["error"] == "the ranks ended early, with exit code 0"
+        assert actual["collective.place"]["verdict"] == "not run"
 
     def test_a_closed_door(self, tmp_path: Path) -> None:
-        found, told = report_on("closed", tmp_path, "plugin", "collective.place")
-        assert "RuntimeError: the door is closed" in found["plugin.enters"]["error"]
-        assert found["plugin.light"]["verdict"] == "passed"
-        assert found["collective.place"]["verdict"] == "not run"
-        assert "plugin.enters failed" in told
+        actual, message = report_on("closed", tmp_path, "plugin", "collective.place")
+        assert "RuntimeError: the door is closed" in actual["plugin.enters"]["error"]
+        assert actual["plugin.light"]["verdict"] == "passed"
+        assert actual["collective.place"]["verdict"] == "not run"
+        assert "plugin.enters failed" in message
 
     def test_missing_methods(self, tmp_path: Path) -> None:
-        found, _ = report_on("incomplete", tmp_path, "plugin.enters")
-        assert "backend 'incomplete' has no infer, state; see Backend" in found["plugin.enters"]["error"]
+        actual, _ = report_on("incomplete", tmp_path, "plugin.enters")
+        assert "backend 'incomplete' has no infer, state; see Backend" in actual["plugin.enters"]["error"]
 
     def test_no_rank_gets_in(self, tmp_path: Path) -> None:
-        found, _ = report_on("silent", tmp_path, "collective.place", limit=40)
-        assert found["plugin.enters"]["error"].startswith("not done in time: rank")
-        assert found["collective.place"]["reason"] == "plugin.enters failed"
+        actual, _ = report_on("silent", tmp_path, "collective.place", limit=40)
+        assert actual["plugin.enters"]["error"].startswith("not done in time: rank")
+        assert actual["collective.place"]["reason"] == "plugin.enters failed"
 
     def test_no_rank_gets_out(self, tmp_path: Path) -> None:
-        found, _ = report_on("stuck", tmp_path, "collective.place", limit=40)
-        assert found["collective.place"]["verdict"] == "passed"
-        assert found["plugin.leaves"]["error"].startswith("not done in time: rank")
+        actual, _ = report_on("stuck", tmp_path, "collective.place", limit=40)
+        assert actual["collective.place"]["verdict"] == "passed"
+        assert actual["plugin.leaves"]["error"].startswith("not done in time: rank")
 
     def test_ranks_that_fail_behind_the_last_check(self, tmp_path: Path) -> None:
-        found, _ = report_on("aborting", tmp_path, "collective.place")
-        assert found["collective.place"]["verdict"] == "passed"
-        assert found["plugin.leaves"]["verdict"] == "failed"
+        actual, _ = report_on("aborting", tmp_path, "collective.place")
+        assert actual["collective.place"]["verdict"] == "passed"
+        assert actual["plugin.leaves"]["verdict"] == "failed"
 
     def test_one_request_to_end_is_enough_while_ranks_hang(self, tmp_path: Path) -> None:
         argv = [sys.executable, "-m", "mtrain", "plugins", "test", "silent", "-o", f"plugins={WRONG / 'plugins.toml'}"]
@@ -151,32 +151,32 @@ class TestWrongBackends:
             kit_process.wait()
 
     def test_no_job_of_one_rank(self, tmp_path: Path) -> None:
-        found, _ = report_on("alone", tmp_path, "size.one", "collective.place")
-        assert found["collective.place"]["verdict"] == "passed"
-        assert "two ranks at least" in found["size.one"]["error"]
+        actual, _ = report_on("alone", tmp_path, "size.one", "collective.place")
+        assert actual["collective.place"]["verdict"] == "passed"
+        assert "two ranks at least" in actual["size.one"]["error"]
 
     def test_a_check_that_hangs_fails_and_the_others_go_on(self, tmp_path: Path) -> None:
-        found, _ = report_on("hanging", tmp_path, "collective", limit=40)
-        verdicts = {name.partition(".")[2]: check["verdict"] for name, check in found.items()}
+        actual, _ = report_on("hanging", tmp_path, "collective", limit=40)
+        verdicts = {name.partition(".")[2]: check["verdict"] for name, check in actual.items()}
         assert verdicts == {"place": "passed", "reduces": "failed", "gathers": "passed", "agrees": "passed"}
 
     def test_a_rank_that_raises_fails_the_check_and_the_others_go_on(self, tmp_path: Path) -> None:
-        found, _ = report_on("raising", tmp_path, "collective")
-        verdicts = {name.partition(".")[2]: check["verdict"] for name, check in found.items()}
+        actual, _ = report_on("raising", tmp_path, "collective")
+        verdicts = {name.partition(".")[2]: check["verdict"] for name, check in actual.items()}
         assert verdicts == {"place": "passed", "reduces": "passed", "gathers": "failed", "agrees": "passed"}
-        assert "KeyError" in found["collective.gathers"]["error"]
+        assert "KeyError" in actual["collective.gathers"]["error"]
 
     def test_what_stays_behind(self, tmp_path: Path) -> None:
-        found, _ = report_on("staying", tmp_path, "plugin.leaves")
-        values = {m["what"]: m["value"] for m in found["plugin.leaves"]["measures"]}
+        actual, _ = report_on("staying", tmp_path, "plugin.leaves")
+        values = {m["what"]: m["value"] for m in actual["plugin.leaves"]["measures"]}
         assert values["processes"] >= 1
         assert values["threads"] >= 1
 
     def test_a_job_that_does_not_end_in_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kit, "END_S", 5.0)
         overrides = [f"plugins={WRONG / 'plugins.toml'}"]
-        found = kit.run(wanted("lingering", overrides=overrides, only=["job.ends"]), tmp_path)
-        (finding,) = found.findings
+        actual = kit.run(wanted("lingering", overrides=overrides, only=["job.ends"]), tmp_path)
+        (finding,) = actual.findings
         assert finding.verdict == "failed"
         assert finding.measures[0].value > 5
         assert all(measure.ok for measure in finding.measures[1:])
@@ -205,13 +205,15 @@ def test_pytest_runs_the_kit_of_a_named_backend(tmp_path: Path) -> None:
         "solo",
     ]
     argv += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-q"]
-    done = subprocess.run(argv, cwd=tmp_path, env=wanted("solo").environ, capture_output=True, text=True, timeout=540)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(CHECKS)} passed" in done.stdout
+    process = subprocess.run(
+        argv, cwd=tmp_path, env=wanted("solo").environ, capture_output=True, text=True, timeout=540
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert f"{len(CHECKS)} passed" in process.stdout
 
 
 def test_pytest_without_a_name_skips_and_says_how_to_give_one(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "pytest", "-p", "mtrain.testing.options", "--pyargs", "mtrain.testing", "-rs", "-q"]
     argv += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    done = subprocess.run(argv, cwd=tmp_path, env=wanted("solo").environ, capture_output=True, text=True, timeout=60)
-    assert "name a backend: pytest --pyargs mtrain.testing --backend NAME" in done.stdout
+    process = subprocess.run(argv, cwd=tmp_path, env=wanted("solo").environ, capture_output=True, text=True, timeout=60)
+    assert "name a backend: pytest --pyargs mtrain.testing --backend NAME" in process.stdout

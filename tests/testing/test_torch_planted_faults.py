@@ -27,8 +27,8 @@ def noticed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     argv += ["-m", "tests.testing.fault_ranks", str(references), str(folder / "found.json")]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    process = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-6000:]
     return json.loads((folder / "found.json").read_text())
 
 
@@ -56,8 +56,8 @@ class TestLeaving:
         monkeypatch.setattr("mtrain.testing.check_context.SETTLING_S", 0.2)
 
     def left(self, before: Surroundings, job: str) -> dict[str, float]:
-        found = teardown.left(job, before, ranks=[os.getpid()], usual_threads={})
-        return {measure.what: measure.value for measure in found}
+        actual = teardown.left(job, before, ranks=[os.getpid()], usual_threads={})
+        return {measure.what: measure.value for measure in actual}
 
     def test_nothing(self) -> None:
         assert self.left(Surroundings.now("a"), "a") == {"processes": 0, "threads": 0}

@@ -89,9 +89,9 @@ def test_files_of_4_MB_cannot_take_a_gigabyte(tmp_path):
         assert (tmp_path / name).stat().st_size < 5 * 2**20
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     argv = [sys.executable, "-c", LIMITED, *names]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, env=environ)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    process = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, env=environ)
+    assert process.returncode == 0, process.stderr
+    lines = process.stdout.splitlines()
     assert len(lines) == len(BOMBS)
     for name, line, (_, told) in zip(names, lines, BOMBS.values(), strict=True):
         assert line.startswith(f"{name}: refused, nothing of it was executed: ")
@@ -114,6 +114,6 @@ def test_a_file_larger_than_the_memory_is_one_line_and_exit_code_2(tmp_path):
         "from mtrain.cli import main; sys.exit(main(['weights', 'show', 'w.pt']))"
     )
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environ)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr == "error: w.pt: too large for the memory of this process (1,048,576 MiB)\n"
+    process = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environ)
+    assert process.returncode == 2, process.stderr
+    assert process.stderr == "error: w.pt: too large for the memory of this process (1,048,576 MiB)\n"

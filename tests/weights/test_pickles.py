@@ -38,20 +38,20 @@ def read(content):
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_arrays_of_every_protocol_are_read_as_numpy_reads_them(protocol):
     value = {"a": ARRAYS, "more": [1, 2.5, None, True, "text", b"bytes", (1, 2), {3}, 2**70, np.float64(0.5)]}
-    found = read(pickle.dumps(value, protocol=protocol))
+    actual = read(pickle.dumps(value, protocol=protocol))
     for name, array in ARRAYS.items():
-        got = found["a"][name].array()
+        got = actual["a"][name].array()
         assert got.dtype == array.dtype
         np.testing.assert_array_equal(got, array)
-    assert found["more"][:9] == [1, 2.5, None, True, "text", b"bytes", (1, 2), [3], 2**70]
-    assert found["more"][9] == 0.5
+    assert actual["more"][:9] == [1, 2.5, None, True, "text", b"bytes", (1, 2), [3], 2**70]
+    assert actual["more"][9] == 0.5
 
 
 def test_objects_become_records_without_behaviour():
     content = b"\x80\x02cmodels.yolo\nDetectionModel\n)\x81}X\x01\x00\x00\x00aK\x05sb."
-    found = read(content)
-    assert isinstance(found, Inert)
-    assert (str(found.kind), found.state) == ("models.yolo.DetectionModel", {"a": 5})
+    actual = read(content)
+    assert isinstance(actual, Inert)
+    assert (str(actual.kind), actual.state) == ("models.yolo.DetectionModel", {"a": 5})
 
 
 class Evil:
@@ -190,9 +190,9 @@ else:
 def test_small_files_cannot_take_much_memory_or_the_stack(content):
     root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     code = LIMITED.format(root=root, content=content)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(("refused", "read"))
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith(("refused", "read"))
 
 
 # ---------------------------------------------------------------------------------------------------------- generated

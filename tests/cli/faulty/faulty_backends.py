@@ -59,16 +59,16 @@ class Late:
         model, optimizer = super().prepare(build, recipe)
         if self.collective.rank == 1:
             forward, backward = optimizer.micro_batch, optimizer.backward
-            begun: list[float] = []
+            start_times: list[float] = []
 
             @contextmanager
             def micro_batch(*, last: bool) -> Iterator[None]:
                 with forward(last=last):
-                    begun[:] = [time.perf_counter()]
+                    start_times[:] = [time.perf_counter()]
                     yield
 
             def late(loss: Any) -> None:
-                time.sleep(max(0.05, 6 * (time.perf_counter() - begun[0])))
+                time.sleep(max(0.05, 6 * (time.perf_counter() - start_times[0])))
                 backward(loss)
 
             optimizer.micro_batch, optimizer.backward = micro_batch, late

@@ -189,19 +189,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--base", help="a commit to compare the working tree with")
     parser.add_argument("--only", default="", help="jobs whose name contains one of these words, separated by commas")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the JSON files")
-    given = parser.parse_args(argv)
-    jobs = chosen([word for word in given.only.split(",") if word])
+    arguments = parser.parse_args(argv)
+    jobs = chosen([word for word in arguments.only.split(",") if word])
     if not jobs:
-        parser.error(f"--only: no job has {given.only} in its name; there are {', '.join(job.name for job in JOBS)}")
-    base = given.base and commit_of(given.base)
-    if given.base and base is None:
-        parser.error(f"--base: git knows no commit {given.base}; give a commit, a branch or HEAD~N")
+        parser.error(
+            f"--only: no job has {arguments.only} in its name; there are {', '.join(job.name for job in JOBS)}"
+        )
+    base = arguments.base and commit_of(arguments.base)
+    if arguments.base and base is None:
+        parser.error(f"--base: git knows no commit {arguments.base}; give a commit, a branch or HEAD~N")
     names = [*([base] if base else []), tree_name()]
     if base == names[-1]:
         parser.error(f"--base: the working tree is commit {base} without a change; give an earlier commit")
     began = time.monotonic()
-    given.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="work-", dir=given.out) as folder:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="work-", dir=arguments.out) as folder:
         try:
             commits = [*([base] if base else []), None]
             builds = [
@@ -211,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except JobError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-        code = report(jobs, builds, given.out)
+        code = report(jobs, builds, arguments.out)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     minutes = (usage.ru_utime + usage.ru_stime) / 60, (time.monotonic() - began) / 60
     print(f"{len(jobs)} jobs, {minutes[0]:.1f} minutes of processor time in {minutes[1]:.1f} minutes")
