@@ -14,7 +14,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Framework(Protocol):
-    """What tests ask of a framework."""
+    """The operations of a framework that tests need."""
 
     name: str
     nn: ModuleType
@@ -27,7 +27,8 @@ class Framework(Protocol):
         """A leaf tensor that takes a gradient."""
 
     def gradients(self, loss: Any, variables: Sequence[Any], *, again: bool = False) -> list[Array]:
-        """Of ``loss`` with respect to ``variables``; zeros where it does not depend on one. ``again``: more will be asked of it."""
+        """Return the gradients of ``loss`` with respect to ``variables``; zeros where it does not depend on one.
+        ``again``: keep the graph for further calls."""
 
     def to(self, module: Any, dtype: str) -> Any:
         """``module`` with its float parameters and buffers in another type; returned."""

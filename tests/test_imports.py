@@ -1,4 +1,4 @@
-"""Who may import whom: directions between folders, outside packages of each, and no framework where none is needed."""
+"""Rules for imports: directions between folders, outside packages of each, and no framework where none is needed."""
 
 import ast
 import itertools
@@ -31,7 +31,8 @@ LAYERS = (
     {"api"},
     {"cli"},
 )
-"""Folders (or files beside them) from the bottom up: one may import what stands lower, never what stands beside or above it."""
+"""Folders (or files beside them) from the bottom up: one may import what stands lower, never what stands beside or
+above it."""
 NARROWER = {
     "models": {"core", "errors"},
     "core": {"spec", "errors", "files"},
@@ -42,7 +43,8 @@ NARROWER = {
     "importers": {"spec", "errors"},
     "testing": {"core", "spec", "report", "system", "rank", "jobs", "comparing", "errors"},
 }
-"""Folder -> all that it may import, where that is less than its layer allows. What is missing is loaded by plugin name."""
+"""Folder -> all that it may import, where that is less than its layer allows. What is missing is loaded by plugin
+name."""
 PLUGINS = {"models", "backends", "launchers"}
 """Folders whose modules nobody imports: they are loaded by plugin name."""
 MODELS_MAY_IMPORT = {"nn", "ops", "interfaces"}
@@ -102,7 +104,7 @@ def areas_imported(file: Path) -> set[str]:
 
 
 def allowed(folder: str) -> set[str]:
-    """What a folder may import."""
+    """Return the folders that a folder may import."""
     place = next(number for number, layer in enumerate(LAYERS) if folder in layer)
     return NARROWER.get(folder, set().union(*LAYERS[:place]) - PLUGINS)
 

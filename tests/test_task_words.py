@@ -1,4 +1,4 @@
-"""What belongs to one kind of task is behind the task object: core, the starter and the ranks do not speak of it."""
+"""Knowledge of one kind of task stays inside the task object: core, the starter and the ranks do not mention it."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,5 @@
-"""What one rank of the DeepSpeed tests runs: ``deepspeed_ranks STUDIES BACKEND OUT OPTIONS`` (see ``rank_main``), started by
-torchrun. Names of the threads that are left come to OUT/threads-<rank>.json.
-"""
+"""Run one rank of the DeepSpeed tests: ``deepspeed_ranks STUDIES BACKEND OUT OPTIONS`` (see ``rank_main``), started by
+torchrun. The names of the remaining threads are written to OUT/threads-<rank>.json."""
 
 import json
 import sys

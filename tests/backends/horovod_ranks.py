@@ -1,6 +1,5 @@
-"""What one rank of the Horovod tests runs: ``horovod_ranks STUDIES BACKEND OUT OPTIONS`` (see ``rank_main``), started by the
-backend's own starter.
-"""
+"""Run one rank of the Horovod tests: ``horovod_ranks STUDIES BACKEND OUT OPTIONS`` (see ``rank_main``), started by the
+backend's own starter."""
 
 import os
 import sys

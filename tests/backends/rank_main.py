@@ -1,4 +1,4 @@
-"""What every rank of a backend's tests runs: studies by name, between the way in and the way out of a backend."""
+"""The main program of every rank in the backends' tests: it enters a backend, runs studies by name, and leaves it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from tests.backends import studies as shared
 
 
 def main(kind: type[Any], own: Mapping[str, Any], argv: Sequence[str]) -> tuple[int, Path]:
-    """``argv``: STUDIES BACKEND OUT OPTIONS. STUDIES names functions of ``own`` and of ``studies``, with commas between; BACKEND is
-    "ddp", which ``kind`` is compared with, or anything else for ``kind``.
+    """``argv``: STUDIES BACKEND OUT OPTIONS. STUDIES names functions of ``own`` and of ``studies``, with commas
+    between; BACKEND is "ddp", which ``kind`` is compared with, or anything else for ``kind``.
 
-    A study gets the backend; what it returns on every rank comes to OUT/<study>.json as a list ordered by rank. Returns (rank,
-    OUT), the backend left.
+    A study gets the backend; what it returns on every rank comes to OUT/<study>.json as a list ordered by rank. Returns
+    (rank, OUT), the backend left.
     """
     torch.set_num_threads(1)
     studies, name, folder, options = argv

@@ -1,4 +1,5 @@
-"""A small network, its batches and what ranks are asked to do with them: studies that the tests of several backends share.
+"""A small network, its batches and what ranks are asked to do with them: studies that the tests of several backends
+share.
 
 Each study gets the entered backend and returns, on every rank, what it found. Arrays go into it as digests: equality is
 asked for bit by bit.
@@ -160,7 +161,7 @@ def missing_in_one_micro_batch(backend: Any) -> Any:
 
 
 def evaluation(backend: Any) -> Any:
-    """What this rank makes of its batch while the averages are in the model."""
+    """Return this rank's outputs for its batch while the averages are in the model."""
     model, optimizer = backend.prepare(Whole, recipe())
     batch, *others = backend.batches(batches(backend, updates=2, accumulate=2))
     for other in others[:2]:  # BatchNorm's statistics differ between ranks afterwards

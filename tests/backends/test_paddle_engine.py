@@ -1,4 +1,4 @@
-"""What the Paddle engine alone has to get right: kernels, memory that many tensors share, refusals."""
+"""Properties of the Paddle engine alone: kernels, memory shared by many tensors, refusals."""
 
 import math
 from typing import Any

@@ -1,4 +1,5 @@
-"""What fleet adds to the Paddle engine: values over sockets of its own, its place among the ranks, its options."""
+"""Properties that fleet adds to the Paddle engine: values over its own sockets, its place among the ranks, its
+options."""
 
 import os
 import socket

@@ -55,7 +55,7 @@ class Reference:
 
 
 def gradients(backend: Any, framework: Framework, model: Any) -> dict[str, np.ndarray]:
-    """Of the loss of ``BATCH``; running statistics move."""
+    """Return the gradients of the loss of ``BATCH``; running statistics change."""
     parameters = framework.parameters(model)
     loss = model(next(backend.batches([BATCH])))["total"]
     return dict(zip(parameters, framework.gradients(loss, list(parameters.values())), strict=True))
@@ -255,7 +255,9 @@ def test_dropout_after_a_resume_is_that_of_the_uninterrupted_job(backend: Any, f
     assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_dropout_behind_a_skipped_update_is_not_that_of_the_skipped_one(backend: Any, framework: Framework) -> None:
+def test_dropout_after_a_skipped_update_differs_from_that_of_the_skipped_one(
+    backend: Any, framework: Framework
+) -> None:
     def drawn(*, skipped: bool) -> np.ndarray:
         native = __import__(framework.name).nn.Dropout
         model, optimizer = backend.prepare(lambda: build(native(0.5)), recipe())

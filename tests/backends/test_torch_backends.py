@@ -1,4 +1,4 @@
-"""What torch's backends alone do: being started by torchrun, failing together, a rank without the compiler."""
+"""Properties of torch's backends alone: start by torchrun, common failure, a rank without the compiler."""
 
 import os
 import subprocess
@@ -86,7 +86,7 @@ def test_synchronised_batchnorm_has_the_gradient_of_what_it_computes() -> None:
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_ranks_whose_waiting_cannot_be_told_are_not_said_to_wait(tells: bool) -> None:
+def test_ranks_without_measured_waiting_are_not_reported_as_waiting(tells: bool) -> None:
     class Silent(LocalCollective):
         """As an outside plugin may have it."""
 

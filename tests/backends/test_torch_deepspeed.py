@@ -59,7 +59,7 @@ def start(size: int, *arguments: str, timeout_s: float = 400) -> subprocess.Comp
 
 @pytest.fixture(scope="session")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each rank of ``size`` found in a study; all studies of a stage in one start."""
+    """Return each rank's results of a study on ``size`` ranks; all studies of a stage share one start."""
 
     @cache
     def run(backend: str, size: int, studies: tuple[str, ...], options: str) -> Path:

@@ -57,7 +57,7 @@ def start(backend: str, size: int, *arguments: str, timeout_s: float = 240) -> s
 
 @pytest.fixture(scope="session")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each rank of ``size`` found in a study."""
+    """Return each rank's results of a study on ``size`` ranks."""
 
     @cache
     def run(backend: str, size: int, studies: tuple[str, ...], options: str) -> Path:
@@ -116,7 +116,8 @@ def test_how_gradients_are_sent_together_changes_nothing_on_two_ranks(found: Any
 
 @needs_horovod
 def test_gradients_are_cut_into_groups_so_that_some_travel_while_the_backward_pass_runs() -> None:
-    """In the order of backward passes; one type each; only an array that is too long by itself makes a group too long."""
+    """In the order of backward passes; one type each; only an array that is too long by itself makes a group too
+    long."""
     process = python("""
         import torch
         from mtrain.backends._horovod.exchange import groups

@@ -1,4 +1,5 @@
-"""``train.channels_last`` settles the memory layout of every convolution and BatchNorm, whichever way pictures arrive."""
+"""``train.channels_last`` settles the memory layout of every convolution and BatchNorm, whichever way pictures
+arrive."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,7 @@ LAYOUTS = {True: torch.channels_last, False: torch.contiguous_format}
 
 
 class Small(nn.Module):
-    """Two convolutions behind pictures that arrive as (B, H, W, 3), as in the shipped models."""
+    """Two convolutions on pictures that arrive as (B, H, W, 3), as in the shipped models."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -162,7 +162,7 @@ ALIKE = {"ddp": ["-b", "ddp"], "horovod": ["-b", "horovod"], **{f"deepspeed-{n}"
 
 
 def learnt(folder: Path, name: str, *more: str) -> dict:
-    """What a job of two ranks has at its end: digests, and every figure of its evaluation."""
+    """Run a job of two ranks; return its final digests and every figure of its evaluation."""
     stack = [*ALIKE[name], "--nproc-per-node", "2", "--name", f"exact-{name}"]
     values = [*QUICK, *EXACT, "checkpoint.every_updates=5", "checkpoint.keep_last=9"]
     process = mtrain("-c", "vit_digits", *stack, *overrides(*values), *more, cwd=folder)
@@ -173,7 +173,7 @@ def learnt(folder: Path, name: str, *more: str) -> dict:
 
 @pytest.fixture(scope="module")
 def by_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """What two ranks of ddp learn."""
+    """The results of two ranks of ddp."""
     return learnt(tmp_path_factory.mktemp("by-ddp"), "ddp")
 
 

@@ -40,7 +40,7 @@ def spec_of(*files: Path, overrides=(), cards=None) -> config.Loaded:
 
 
 def differences(a, b, path=()) -> dict[str, tuple]:
-    """Where two resolved specs differ: dotted path -> both values."""
+    """Return the differences of two resolved specs: dotted path -> both values."""
     if isinstance(a, dict) and isinstance(b, dict):
         keys = dict.fromkeys([*a, *b])
         return {k: v for key in keys for k, v in differences(a.get(key), b.get(key), (*path, key)).items()}

@@ -1,4 +1,5 @@
-"""`mtrain doctor` looks at this host and its libraries, and lets backends add up, through the launchers that training uses."""
+"""`mtrain doctor` looks at this host and its libraries, and lets backends add up, through the launchers that training
+uses."""
 
 import json
 import os
@@ -137,7 +138,7 @@ def test_where_nothing_is_installed_it_says_what_to_install(tmp_path):
     assert "all-reduce" not in findings
 
 
-def test_what_an_asked_backend_lacks_is_bad():
+def test_a_missing_requirement_of_the_requested_backend_is_bad():
     lacking = Entry("backends", "mine", "x:Y", "mine", needs="a_module_that_nobody_has", extra="mine")
     first, *_ = libraries([lacking], chosen="mine", environ=os.environ)
     assert (first.state, first.check) == ("bad", "a_module_that_nobody_has")

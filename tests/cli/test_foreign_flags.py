@@ -157,7 +157,7 @@ def test_the_help_of_a_command_lists_its_own_flags_only():
 
 
 # ------------------------------------------------------------------------------------------------ one rule for all commands
-def test_two_values_behind_one_o_are_two_overrides_for_every_command(capsys, here):  # noqa: F811
+def test_two_values_after_one_o_flag_are_two_overrides_for_every_command(capsys, here):  # noqa: F811
     for command in (["config", "show"], ["plan"], ["data", "check"], ["evaluate"]):
         assert main([*command, "-o", "train.batch=1", "train.seeds=2"]) == 2
         stderr = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What is typed becomes a spec or a clear refusal."""
+"""Command lines become a spec or a clear refusal."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def parse(*args: str) -> dict:
-    """What a job command receives for ``args``."""
+    """Return the arguments that a job command receives for ``args``."""
 
     @click.command(cls=JobCommand)
     @job_options
@@ -259,7 +259,7 @@ def test_completion_scripts_are_printed(shell, capsys):
 
 
 def completed(line: str, *, replaced: str = "") -> list[str]:
-    """What mtrain answers to bash's question about ``line``, of which bash would replace ``replaced``."""
+    """Return mtrain's answer to bash's completion request for ``line``, of which bash would replace ``replaced``."""
     completing_bash.register()
     environment = {COMPLETE: "bash_complete", "COMP_HEAD": line, "COMP_REPLACED": replaced}
     result = CliRunner(env=environment).invoke(front, [], prog_name="mtrain", complete_var=COMPLETE)
@@ -279,7 +279,8 @@ def test_only_the_piece_that_bash_replaces_is_answered():
 
 @pytest.fixture
 def bash(tmp_path):
-    """Types a line into a real bash that has read ``mtrain completion bash``; returns the words it ends up with, and the screen."""
+    """Types a line into a real bash that has read ``mtrain completion bash``; returns the words it ends up with, and
+    the screen."""
     (tmp_path / "mtrain").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m mtrain "$@"\n')
     (tmp_path / "mtrain").chmod(0o700)
     script = CliRunner().invoke(front, ["completion", "bash"], prog_name="mtrain").output

@@ -1,4 +1,4 @@
-"""What a person with data of their own types first, through the command line."""
+"""The first commands of a person with their own data."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What can happen to a job that trains on three hosts, and how long its end may take."""
+"""Faults that can happen to a job on three hosts, and the time in which it must end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ SEEN_S = 10.0
 FAILURE_TIMEOUT_S = 20
 """``--failure-timeout-s`` of these jobs: from a fault that nobody can see to the end."""
 SLACK_S = 60.0
-"""More, before a test takes a job for one that hangs: this machine plays all the hosts, among other work. Nothing is measured
-by tests; ``benchmarks/hosts_faults.py`` does."""
+"""More, before a test takes a job for one that hangs: this machine plays all the hosts, among other work. Nothing is
+measured by tests; ``benchmarks/hosts_faults.py`` does."""
 
 
 @dataclass(frozen=True)

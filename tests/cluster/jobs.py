@@ -43,7 +43,7 @@ class Exploding(YOLOv5n):
 
 
 def prepare(folder: Path) -> None:
-    """What every job needs, in a folder that all hosts see."""
+    """Write the files that every job needs to a folder that all hosts see."""
     make = [sys.executable, "-m", "mtrain", "data", "make", "digits", str(folder / "data")]
     subprocess.run([*make, "--train", "24", "--val", "6", "--size", "64"], check=True, stdout=subprocess.DEVNULL)
     (folder / "plugins.toml").write_text(PLUGINS)
@@ -77,7 +77,7 @@ class Output:
 
     @property
     def text(self) -> str:
-        """What it has printed so far."""
+        """Return the output so far."""
         return self.file.read_text()
 
     @property
@@ -120,7 +120,7 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """Return the run's folder."""
         return self.runs / self.name
 
     def finish(self, *, timeout_s: float = 240) -> Output:
@@ -159,7 +159,7 @@ class Job:
         return self
 
     def summary(self) -> dict[str, Any]:
-        """Of a job that has ended well."""
+        """Return the summary of a job that has ended well."""
         actual: dict[str, Any] = json.loads(self.read("summary.json"))
         return actual
 

@@ -1,7 +1,7 @@
 """Hosts for tests: network namespaces with addresses, sshd and process lists of their own, made by ``hosts.sh``.
 
-node1, node2 ... have the addresses 10.77.0.1, 10.77.0.2 ...; all see one folder, ``share``, and this checkout; their /tmp and
-home are their own.
+node1, node2 ... have the addresses 10.77.0.1, 10.77.0.2 ...; all see one folder, ``share``, and this checkout; their
+/tmp and home are their own.
 """
 
 import os
@@ -37,7 +37,7 @@ class Process:
 
     @property
     def module(self) -> str:
-        """What ``python -m`` runs; empty: something else."""
+        """Return the module that ``python -m`` runs; empty for other processes."""
         return self.words[self.words.index("-m") + 1] if "-m" in self.words[:-1] else ""
 
 
@@ -121,7 +121,7 @@ class Lab:
         return output
 
     def processes(self, node: str | None = None) -> list[Process]:
-        """What runs on a host, or on all."""
+        """Return the processes on one host or on all."""
         lines = self._call("ps", *([node] if node else [])).stdout.splitlines()
         fields = [line.split() for line in lines if not line.endswith(" off")]
         return [Process(f[0], int(f[1]), int(f[2]), f[3], tuple(f[5:])) for f in fields if not f[3].startswith("Z")]
@@ -151,7 +151,7 @@ class Lab:
             process.communicate()
 
     def left(self, *, within_s: float) -> list[Process]:
-        """What still runs after a while."""
+        """Return the processes that still run after a while."""
         limit = time.monotonic() + within_s
         while (found := self.processes()) and time.monotonic() < limit:
             time.sleep(0.1)
@@ -175,7 +175,7 @@ class Lab:
 
 
 def address(node: str) -> str:
-    """Of a host by its name."""
+    """Return the address of a host by its name."""
     return "10.77.0." + node.removeprefix("node")
 
 

@@ -1,4 +1,5 @@
-"""A scheduler that starts the command on every host, or several times, does not get as many jobs of one host in silence."""
+"""A scheduler that starts the command on every host, or several times, does not get as many jobs of one host in
+silence."""
 
 from pathlib import Path
 
@@ -26,7 +27,7 @@ ALONE = ["slurm-sbatch-1-host", "slurm-srun-1-task", "lsf-1-host", "kubernetes-p
 
 
 def environ(name: str) -> dict[str, str]:
-    """What was recorded, or documented: the first line of each file says which."""
+    """Return a recorded or documented environment; the first line of each file names its origin."""
     lines = (FOLDER / f"{name}.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
 

@@ -1,4 +1,5 @@
-"""A rank, a host or the network fails while three real hosts train: the job ends soon, says why, and leaves nothing behind."""
+"""A rank, a host or the network fails while three real hosts train: the job ends soon with a reason, and no process
+remains."""
 
 import re
 import time

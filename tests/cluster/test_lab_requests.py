@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM, wherever they arrive: ranks of all hosts save and end, and the job goes on later as if nothing had been."""
+"""Ctrl-C and SIGTERM, wherever they arrive: ranks of all hosts save and end, and the job goes on later as if nothing
+had been."""
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_a_request_at_another_host_of_a_job_by_hand_ends_all_of_it(jobs: Jobs, l
 
 @pytest.mark.slow
 def test_a_request_at_all_hosts_at_once_lets_all_of_them_save_and_end(jobs: Jobs, lab: Lab):
-    """What `scancel` and the deletion of pods do."""
+    """`scancel` and the deletion of pods send such requests."""
     job = jobs.by_hand("cancelled", **ENDLESSLY).reach(3)
     starters = [job.starter(node) for node in ("node1", "node2", "node3")]
     script = [lab.start(starter.node, ["kill", "-TERM", str(starter.pid)]) for starter in starters]

@@ -13,7 +13,7 @@ QUICKLY_S = 60.0
 
 
 def refused(job: Job, pattern: str, *, code: int | tuple[int, ...] = 2, within_s: float = QUICKLY_S) -> str:
-    """What the leader says; no rank was started and no traceback is shown."""
+    """Return the leader's message; no rank was started and no traceback is shown."""
     for output in job.outputs:
         output.finish(timeout_s=within_s)
     codes = (code,) if isinstance(code, int) else code

@@ -1,4 +1,4 @@
-"""What a leader says, does and leaves on hosts that are two addresses of this machine."""
+"""Messages, actions and files of a leader whose hosts are two addresses of this machine."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def here(tmp_path):
     return tmp_path
 
 
-def test_what_is_in_the_way_is_told_once_and_nothing_is_started(here):
+def test_an_obstacle_is_reported_once_and_nothing_is_started(here):
     process = mtrain(here, "train", "--backend", "ddp", *HOSTS)
     message = process.stdout + process.stderr
     assert process.returncode == 2, message

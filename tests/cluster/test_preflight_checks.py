@@ -59,7 +59,7 @@ FACTS = {
 
 
 def asked(tmp_path, *overrides, backend="fleet"):
-    """What a spec asks of its two hosts."""
+    """Return the questions that a spec asks its two hosts."""
     flags = {"cluster.ips": ["10.0.0.1", "10.0.0.2"], "backend.name": backend, "train.batch_size": 16}
     loaded = config.load("digits", overrides=overrides, flags=flags)
     plan = make_plan(loaded, run_dir=tmp_path, resume=None, machine=Machine(cores=2, devices=0))

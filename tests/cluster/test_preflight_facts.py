@@ -1,4 +1,4 @@
-"""What a host tells of itself, and how two hosts find the file in which their data differs."""
+"""A host describes itself, and two hosts find the file in which their data differs."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def test_an_address_is_its_own_answer_and_waits_for_nobody():
     }  # fmt: skip
 
 
-def test_a_file_that_ranks_read_is_told_by_size_and_content(tmp_path):
+def test_a_file_that_ranks_read_is_identified_by_size_and_content(tmp_path):
     (tmp_path / "w.pt").write_bytes(b"one")
     actual = collect(wanted(cwd=str(tmp_path), files={"model.weights": "w.pt", "plugins": "none.toml"}))["files"]
     assert actual["model.weights"]["bytes"] == 3

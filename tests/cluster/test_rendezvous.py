@@ -1,4 +1,5 @@
-"""The same command on every host, by hand: hosts of one job find each other, and any that would train something else is refused."""
+"""The same command on every host, by hand: hosts of one job find each other, and any that would train something else is
+refused."""
 
 import dataclasses
 import json
@@ -53,7 +54,7 @@ def party(node: int, port: int, **changes) -> Party:
 
 @pytest.fixture(autouse=True)
 def few_come_late(monkeypatch):
-    """Where nobody does, the waiting for them would be long."""
+    """Shorten the time in which late hosts are answered: where none comes, the wait would be long."""
     monkeypatch.setattr(mtrain.cluster.rendezvous, "TELLING_S", 0.3)
 
 
@@ -527,7 +528,7 @@ def test_a_replayed_message_does_not_authenticate_its_sender(joins):
             prove(here, "open sesame", joins=not joins)
 
 
-def test_what_one_end_has_said_proves_nothing_from_the_other():
+def test_an_echoed_message_does_not_authenticate_its_sender():
     here, there = socket.socketpair()
     with here, there:
         echo = threading.Thread(target=lambda: [there.sendall(part) for part in iter(lambda: there.recv(4096), b"")])

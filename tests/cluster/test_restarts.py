@@ -1,4 +1,5 @@
-"""A job on three hosts that are three addresses of this machine: whatever happens to ranks, agents or the leader, one clear end."""
+"""A job on three hosts, which are three addresses of this machine, ends clearly after any fault of ranks, agents or the
+leader."""
 
 import io
 import os
@@ -218,7 +219,8 @@ def test_an_agent_that_is_asked_to_end_ends_the_whole_job_politely(job, tmp_path
 
 
 def test_a_request_to_all_hosts_at_once_lets_every_rank_save(job, tmp_path, meanwhile):
-    """A scheduler that cancels a job, or deletes its pods, signals every host: that is one request, told in many places."""
+    """A scheduler that cancels a job, or deletes its pods, signals every host: that is one request, told in many
+    places."""
 
     def cancel() -> None:
         for node in range(3):

@@ -1,4 +1,5 @@
-"""A job without ranks: the recipe's mathematics on four small arrays, as traces. Anything of it can be planted wrong."""
+"""A job without ranks: the recipe's mathematics on four small arrays, as traces. Anything of it can be planted
+wrong."""
 
 import math
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ RECIPE = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """What one job does otherwise; the defaults change nothing."""
+    """The deviations of one job; the defaults change nothing."""
 
     recipe: Recipe = RECIPE
     start: float = 0.0

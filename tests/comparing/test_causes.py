@@ -71,7 +71,7 @@ def test_gradients_that_are_not_divided_by_the_micro_batches():
     )
 
 
-def test_a_gradient_that_is_scaled_behind_its_norm():
+def test_a_gradient_that_is_scaled_after_its_norm_was_taken():
     message, _, what = told(Planted(applied_factor=2.0))
     assert "the gradient that is applied is not: it is 2 times as large, the number of ranks (2)" in message
     assert what[0] == "moments"

@@ -1,4 +1,4 @@
-"""What a profile allows: at each bound, beyond it, and where a job is not finite."""
+"""The limits of a profile: at each bound, beyond it, and for a job that is not finite."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Where backends differ, float64 tells who is off, and a nudged job how far apart rounding takes two jobs."""
+"""Where backends differ, float64 shows the inexact one, and a nudged job the expected effect of rounding."""
 
 from dataclasses import replace
 
@@ -85,7 +85,7 @@ def test_a_norm_that_is_not_finite_is_off() -> None:
     assert list(result.off) == ["two"]
 
 
-def test_a_float64_that_differs_is_told_to_be_no_rounding() -> None:
+def test_a_difference_in_float64_is_not_called_rounding() -> None:
     wrong = off_by(1.0)
     assert "two differs from one in float64 too (gradient norm 1.0e+00 apart): that is no rounding" in told(
         settled({"one": EXACTLY, "two": wrong}, exact={"two": wrong})

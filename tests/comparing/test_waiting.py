@@ -1,4 +1,4 @@
-"""What counts as waiting for other ranks."""
+"""Measurement of the time spent waiting for other ranks."""
 
 import pytest
 

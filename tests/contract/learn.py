@@ -1,4 +1,4 @@
-"""What one rank learns on one framework: ``python -m tests.contract.learn FRAMEWORK RULE OUT.npz``."""
+"""Train one rank on one framework and save the result: ``python -m tests.contract.learn FRAMEWORK RULE OUT.npz``."""
 
 import sys
 from pathlib import Path

@@ -45,7 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where what solo learns is kept; the first test writes it."""
+    """Return the folder of solo's results; the first test writes them."""
     return tmp_path_factory.mktemp("references")
 
 

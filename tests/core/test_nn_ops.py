@@ -53,7 +53,7 @@ def t(framework):
 
 
 def stub(name):
-    """What a stub declares: {name: node}."""
+    """Return the declarations of a stub: {name: node}."""
     tree = ast.parse((CORE / f"{name}.pyi").read_text())
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 

@@ -1,4 +1,4 @@
-"""Who sees which sample."""
+"""The distribution of samples over ranks."""
 
 import numpy as np
 import pytest

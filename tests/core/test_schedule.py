@@ -1,4 +1,4 @@
-"""Rates over a job, and the recipe behind them."""
+"""Rates over a job, and the recipe from which they follow."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What ranks send each other as bytes: values come back, and nothing is called."""
+"""Values that ranks send each other as bytes: they come back unchanged, and no code is called."""
 
 import collections
 import dataclasses
@@ -15,7 +15,7 @@ from mtrain.errors import TrainingError
 
 
 class Runs:
-    """What a hostile pickle is."""
+    """A hostile pickle that runs code."""
 
     def __reduce__(self) -> Any:
         return os.system, ("touch owned",)
@@ -23,7 +23,7 @@ class Runs:
 
 @dataclasses.dataclass
 class Figures:
-    """What an evaluator of a plugin may send."""
+    """A value that a plugin's evaluator may send."""
 
     found: dict[int, Any]
 

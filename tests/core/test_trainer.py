@@ -387,7 +387,8 @@ def test_one_rank_agrees_with_itself() -> None:
 
 # ------------------------------------------------------------------------------------------------- agreement of ranks
 class Ranks:
-    """As many ranks as there are threads: what one gives, all get. A rank that does not come is an error, not a hang."""
+    """As many ranks as there are threads: what one gives, all get. A rank that does not come is an error, not a
+    hang."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -402,7 +403,7 @@ class Ranks:
         return everyone
 
     def run(self, work: Callable[[int, "Member"], Any]) -> list[Any]:
-        """What ``work`` returns or raises on each rank."""
+        """Return the result or the exception of ``work`` on each rank."""
 
         def attempt(rank: int) -> Any:
             try:

@@ -1,4 +1,4 @@
-"""Where the bright red rectangles of the made pictures are, seen in the pixels."""
+"""Locate the bright red rectangles of the generated pictures by their pixels."""
 
 import cv2
 import numpy as np

@@ -169,7 +169,7 @@ def test_boxes_that_are_too_small_too_thin_or_mostly_gone_do_not_survive() -> No
     assert survives(before, after).tolist() == [True, False, False, False, True]
 
 
-def test_a_box_behind_the_horizon_has_no_image() -> None:
+def test_a_box_beyond_the_horizon_has_no_image() -> None:
     matrix = np.array([[1.0, 0, 0], [0, 1, 0], [-0.01, 0, 1]])
     boxes = map_boxes(np.array([[10.0, 10, 20, 20], [90, 10, 110, 20]]), matrix)
     assert boxes[0, 2] == pytest.approx(25.0)

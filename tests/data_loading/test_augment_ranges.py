@@ -1,6 +1,7 @@
 """Every augmentation option alone does what its description says, as often and as far: 1,000 draws each.
 
-What is measured is the sample as the network is given it. All options but one are off, so what has changed is its doing.
+What is measured is the sample as the network is given it. All options but one are off, so what has changed is its
+doing.
 """
 
 from collections.abc import Callable
@@ -203,7 +204,8 @@ def test_mixup_blends_that_share_of_the_mosaics(tmp_path: Path) -> None:
 
 
 def test_mixup_blends_about_halves(tmp_path: Path) -> None:
-    """Of a black and a white picture come greys near the middle: the share follows Beta(32, 32), whose deviation is 0.062."""
+    """A black and a white picture give greys near the middle: the share follows Beta(32, 32), whose deviation is
+    0.062."""
     pictures = [np.full((SIDE, SIDE, 3), level, np.uint8) for level in (0, 255)]
     source = source_of(tmp_path, pictures, [[0.4, 0.4, 0.2, 0.2]] * 2, mosaic=1.0, mixup=1.0)
     greys = []
@@ -238,7 +240,7 @@ def test_multi_scale_draws_one_side_for_each_update_from_all_multiples_of_32_in_
 
 @pytest.mark.parametrize("options", [{"mosaic": 1.0, "mixup": 0.5}, {"mosaic": 0.0}, {"mosaic9": 1.0, "degrees": 10.0}])
 def test_a_sample_of_another_side_shows_the_same_in_other_pixels(annotations: Annotations, options: dict) -> None:
-    """What is drawn depends on (seed, epoch, index) alone; the side of the update only says at which size."""
+    """The random draws depend on (seed, epoch, index) alone; the side of the update only sets the size."""
     spec = AugmentSpec(**{**OFF, **options, "translate": 0.1, "scale": 0.2}, sizes=[96, 192])
     source = DetectionSource(annotations, image_size=128, augment=spec, seed=5)
     sides = [source.shape(0, update)[0] for update in range(40)]

@@ -1,4 +1,4 @@
-"""The loader: same batches for any number of workers, in order, resumable; nobody hangs and nothing is left behind."""
+"""The loader: same batches for any number of workers, in order, resumable; nothing hangs and no process remains."""
 
 import os
 import signal

@@ -134,7 +134,7 @@ def test_a_detector_that_finds_all_scores_one_on_stretched_pictures(annotations:
 
 
 def detections(batch: Mapping[str, np.ndarray], side: int) -> list[np.ndarray]:
-    """What a perfect detector finds, in the pixels alone: the left rectangle of each picture is of class 0."""
+    """Return a perfect detector's boxes, found in the pixels: the left rectangle of each picture is of class 0."""
     results = []
     for number in range(len(batch["images"])):
         rows = batch["targets"][batch["targets"][:, 0] == number][:, 1:]

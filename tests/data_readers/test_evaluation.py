@@ -1,4 +1,4 @@
-"""Our figures are those of the COCO evaluation, to six decimals, whatever the ranks and the order."""
+"""The figures equal those of the COCO evaluation to six decimals, for any number of ranks and any order."""
 
 import json
 from pathlib import Path

@@ -148,7 +148,7 @@ def test_a_picture_that_waits_for_a_writer_is_refused_where_it_is_decoded(tmp_pa
 
 
 def test_no_program_is_started_for_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow starts Ghostscript for EPS; whatever the file is called, it is not asked."""
+    """Pillow starts Ghostscript for EPS files; mtrain never lets it, under any file name."""
     import subprocess
 
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))

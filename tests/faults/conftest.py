@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 CACHES = ("home/.cache/matplotlib", "home/.config/matplotlib", "home/.cache/paddle", "tmp/torchinductor_")
-"""What libraries keep for their next start: matplotlib's list of fonts, an empty folder of Paddle's, torch's compiled kernels."""
+"""What libraries keep for their next start: matplotlib's list of fonts, an empty folder of Paddle's, torch's compiled
+kernels."""
 UPDATES = 10
 """Of the whole job; five an epoch."""
 
@@ -65,7 +66,7 @@ class Runner:
         return folder
 
     def left_outside(self) -> list[str]:
-        """What jobs have left there, without ``CACHES`` and the folders that hold them."""
+        """Return the files that jobs have left outside, without ``CACHES`` and the folders that hold them."""
         base = self.folder / "outside"
         actual = sorted(str(path.relative_to(base)) for path in base.glob("*/**/*"))
         saved = [path for path in actual if not path.startswith(CACHES)]
@@ -112,7 +113,7 @@ def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
 
 
 def is_worker(words: Sequence[str]) -> bool:
-    """Whether a command line is a rank's, and not that of an agent which names a rank's."""
+    """Return whether a command line is a rank's, and not that of an agent which names a rank's."""
     return "-m" in words and words[words.index("-m") + 1] == "mtrain.rank.worker"
 
 

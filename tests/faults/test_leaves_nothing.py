@@ -1,7 +1,7 @@
-"""What a job leaves outside its run folder: nothing but caches of libraries, whichever backend trained and however it ended.
+"""A job leaves only caches of libraries outside its run folder, with every backend and after every kind of end.
 
-Each job has a TMPDIR and a HOME of its own, and, where this user may mount, a /dev/shm of its own too. The quick cases are
-those of the other tests of this folder: `runner` looks after each of them.
+Each job has a TMPDIR and a HOME of its own, and, where this user may mount, a /dev/shm of its own too. The quick cases
+are those of the other tests of this folder: `runner` looks after each of them.
 """
 
 import shutil

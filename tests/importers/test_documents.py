@@ -1,4 +1,4 @@
-"""Foreign YAML is read as plain data with file and line, whatever it holds; no value of it makes the import crash."""
+"""Foreign YAML is read as plain data with file and line; no value makes the import crash."""
 
 import copy
 from pathlib import Path

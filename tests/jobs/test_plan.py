@@ -1,4 +1,4 @@
-"""What a plan takes from this machine and from the hosts of a job."""
+"""The values that a plan takes from this machine and from the hosts of a job."""
 
 from pathlib import Path
 from typing import Any

@@ -59,7 +59,7 @@ def make_plan(
 
 
 class Result:
-    """What one run gave."""
+    """The result of one run."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir

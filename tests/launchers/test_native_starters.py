@@ -1,4 +1,5 @@
-"""What is the same under every native starter that tests/launchers/test_starter.py does not use: failures, requests, a killed job."""
+"""Behaviour common to the native starters that tests/launchers/test_starter.py does not use: failures, requests, a
+killed job."""
 
 import os
 import signal

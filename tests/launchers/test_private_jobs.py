@@ -1,4 +1,5 @@
-"""What a running job shows to others: no secret of its environment in any file, and no port to other machines."""
+"""A running job hides its secrets: no file contains a secret of its environment, and no port is open to other
+machines."""
 
 import os
 import signal
@@ -95,7 +96,7 @@ class Job:
 
 
 def _module(process: psutil.Process) -> str:
-    """What ``python -m`` runs."""
+    """Return the module that ``python -m`` runs."""
     words = process.cmdline()
     return words[words.index("-m") + 1] if "-m" in words[:-1] else ""
 

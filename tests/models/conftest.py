@@ -1,4 +1,4 @@
-"""What the model tests share: a bound framework and the golden numbers."""
+"""Fixtures of the model tests: a bound framework and the golden numbers."""
 
 import importlib.util
 import json

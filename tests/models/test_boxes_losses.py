@@ -10,7 +10,7 @@ from mtrain.models.common.losses import focal_cross_entropy
 
 @pytest.fixture
 def overlap(framework):
-    """Of two arrays of boxes."""
+    """Compute the overlap of two arrays of boxes."""
     return lambda boxes, others, **options: ops.to_numpy(
         complete_iou_N(framework.tensor(boxes), framework.tensor(others), **options)
     )

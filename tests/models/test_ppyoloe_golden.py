@@ -1,4 +1,5 @@
-"""PP-YOLOE computes what the published code computes, on either framework: the tolerances are those of the stored numbers."""
+"""PP-YOLOE computes what the published code computes, on either framework: the tolerances are those of the stored
+numbers."""
 
 import json
 
@@ -338,7 +339,7 @@ def test_three_steps_and_their_average(framework, name, rate):
 
 
 def check_after(framework, job, image, wanted, static, numbers, expected, prefix):
-    """The loss behind the last step, and what the stepped network sees in evaluation."""
+    """Check the loss after the last step, and the outputs of the stepped network in evaluation."""
     from mtrain.models.ppyoloe.loss import decode
 
     ops = framework.ops

@@ -75,7 +75,7 @@ def attended(x_ND, values, name, heads):
 
 
 def logits_of(picture, values, options):
-    """Of one uint8 picture, cut by loops."""
+    """Compute the logits of one uint8 picture, cut into patches by loops."""
     side, patch = len(picture), options.patch
     pixels = picture.astype(np.float64) * (2 / 255) - 1
     patches = [

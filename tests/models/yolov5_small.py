@@ -13,7 +13,7 @@ TASK = Task(kind="detection", class_names=("a", "b", "c"), image_size=64, global
 
 
 def shapes_of(framework: Framework, network: Any) -> dict[str, tuple[int, ...]]:
-    """Of the state."""
+    """Return the shapes of the state's entries."""
     return {name: ops.shape(x) for name, x in framework.state(network).items()}
 
 

@@ -1,7 +1,9 @@
-"""``python -m tests.mutants``: plant each fault of the catalogue in a copy of the source, run its killers, print the survivors.
+"""``python -m tests.mutants``: plant each fault of the catalogue in a copy of the source, run its killers, print the
+survivors.
 
-The working tree is never touched. The killers must pass without a fault first: a test that fails anyway notices nothing.
-Libraries are imported once, here; each run of pytest is a fork that imports mtrain and the tests anew, from its copy.
+The working tree is never touched. The killers must pass without a fault first: a test that fails anyway notices
+nothing. Libraries are imported once, here; each run of pytest is a fork that imports mtrain and the tests anew, from
+its copy.
 """
 
 import argparse
@@ -41,7 +43,7 @@ NOTHING_COLLECTED = (4, 5)
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What became of one fault."""
+    """The result of one fault."""
 
     fault: Fault
     outcome: str
@@ -106,7 +108,7 @@ def _copy(source: Path, target: Path) -> Path:
 
 
 def _passes(copy: Path, faults: Sequence[Fault]) -> bool:
-    """Whether all killers pass as the source is."""
+    """Return whether all killers pass on the unchanged source."""
     killers = sorted({killer for fault in faults for killer in _present(copy, fault.killers)})
     code = os.waitstatus_to_exitcode(os.waitpid(_forked_pytest(copy, killers), 0)[1])
     if code != 0:
@@ -149,7 +151,7 @@ def _planted(fault: Fault, copy: Path) -> Run | Finding:
 
 
 def _outcome(code: int) -> str:
-    """What an exit code says; a run without an end is no proof: a busy machine does the same."""
+    """Interpret an exit code; a run that did not end proves nothing, because a busy machine does the same."""
     if code in NOTHING_COLLECTED:
         return "no test"
     return "survived" if code == 0 else "timed out" if code == -signal.SIGKILL else "killed"

@@ -1,7 +1,7 @@
 """Real jobs through the command line, and how far apart two of them are.
 
-A job trains on the embedded digits at 96 px; its losses and norms come from ``metrics.jsonl``, its weights, averages and
-moments from its last checkpoint.
+A job trains on the embedded digits at 96 px; its losses and norms come from ``metrics.jsonl``, its weights, averages
+and moments from its last checkpoint.
 """
 
 import json
@@ -36,12 +36,12 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Of its run folder."""
+        """Return the name of the run folder."""
         stack = f"solo-{self.framework}" if self.backend == "solo" else self.backend
         return f"{self.model}-{stack}-{self.ranks}-{self.precision}-{self.updates}"
 
     def arguments(self, folder: Path, data: Path) -> list[str]:
-        """What follows ``mtrain train``: sgd with momentum, warm-up, clipping, EMA, augmentation."""
+        """Return the arguments of ``mtrain train``: sgd with momentum, warm-up, clipping, EMA, augmentation."""
         values: dict[str, Any] = {
             "data.format": "coco",
             "data.root": data,
@@ -76,7 +76,8 @@ class Setting:
 
 CONFIGS = {"yolov5n": "yolov5n", "ppyoloe_s": "ppyoloe"}
 SPECS: Mapping[str, Mapping[str, Any]] = {
-    # Training from scratch multiplies a difference: at rate 0.01 and batch 4, a torch job whose start weights are moved by 1e-15
+    # Training from scratch multiplies a difference: at rate 0.01 and batch 4, a torch job whose start weights are moved
+    # by 1e-15
     # has another loss in the third digit after 20 updates. These jobs learn and stay within 1e-11 of such a neighbour.
     "yolov5n": {"optimizer.rate": 0.0005, "train.clip_norm": 1.0, "train.ema.ramp": 20},
     "ppyoloe_s": {
@@ -92,7 +93,7 @@ SPECS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What a job has left."""
+    """The records of a finished job."""
 
     losses: Array
     """(updates,) total, mean over the global batch."""
@@ -139,7 +140,7 @@ def run(setting: Setting, folder: Path, data: Path, *, resume: Path | None = Non
 
 
 def trace(run_folder: Path) -> Trace:
-    """Of a finished job."""
+    """Read the records of a finished job."""
     lines = (run_folder / "metrics.jsonl").read_text().splitlines()
     updates = [row for row in map(json.loads, lines) if row["kind"] == "update"]
     newest = sorted((run_folder / "checkpoints").glob("step-*"))[-1]

@@ -1,16 +1,19 @@
 """A checkpoint goes anywhere: saved under one backend, resumed under another and on another number of ranks.
 
-``python -m tests.parity.matrix [--backends ddp,fleet,...] [--ranks 1,2,3] [--precision fp32] [--quick] [--every]`` prints the table;
-exit code 1 when something in it is wrong. Every row is one real job of 20 updates, which saves behind update 10 (2 ranks; solo: 1);
-every cell is one more, which goes on from that checkpoint. What it has at the end is compared with what the row's own job has, which
-was never interrupted: weights, moments, averages, losses, norms, and exactly: rates, momentum, place in the epoch, counters.
+``python -m tests.parity.matrix [--backends ddp,fleet,...] [--ranks 1,2,3] [--precision fp32] [--quick] [--every]``
+prints the table; exit code 1 when something in it is wrong. Every row is one real job of 20 updates, which saves behind
+update 10 (2 ranks; solo: 1); every cell is one more, which goes on from that checkpoint. What it has at the end is
+compared with what the row's own job has, which was never interrupted: weights, moments, averages, losses, norms, and
+exactly: rates, momentum, place in the epoch, counters.
 
-Rows whose checkpoints hold the same bits share the jobs that go on from them, unless ``--every`` is given: most rows on torch do.
+Rows whose checkpoints hold the same bits share the jobs that go on from them, unless ``--every`` is given: most rows on
+torch do.
 
-The job is ``small/small.yml``. Its batches are cut differently on one, two and three ranks, yet mean the same: the loss is a mean over
-samples, synchronised BatchNorm takes the statistics of all ranks, accumulation is the spec's. So in float64 all cells agree to
-rounding, whatever the number of ranks. Without ``sync_batchnorm`` they could not: order of samples, schedule and global batch stay
-on other numbers of ranks, but each rank would normalise by fewer or more samples.
+The job is ``small/small.yml``. Its batches are cut differently on one, two and three ranks, yet mean the same: the loss
+is a mean over samples, synchronised BatchNorm takes the statistics of all ranks, accumulation is the spec's. So in
+float64 all cells agree to rounding, whatever the number of ranks. Without ``sync_batchnorm`` they could not: order of
+samples, schedule and global batch stay on other numbers of ranks, but each rank would normalise by fewer or more
+samples.
 """
 
 import argparse
@@ -79,7 +82,7 @@ class Stack:
         return f"{self.name} x{self.ranks}"
 
     def arguments(self) -> list[str]:
-        """Of ``mtrain train``."""
+        """Return the arguments of ``mtrain train``."""
         options = [
             word for key, value in STACKS[self.name].items() for word in ("-o", f"backend.options.{key}={value}")
         ]
@@ -88,7 +91,7 @@ class Stack:
 
 @cache
 def framework_of(backend: str) -> str:
-    """Of a backend with its default options."""
+    """Return the framework of a backend with its default options."""
     loaded: Any = plugins.load("backends", backend)
     return str(loaded(loaded.Options()).framework)
 
@@ -111,7 +114,7 @@ def readers(name: str, sizes: Sequence[int]) -> list[Stack]:
 
 @dataclass(frozen=True, kw_only=True)
 class Half:
-    """What a job has done between update 10 and its end."""
+    """The second half of a job, from update 10 to its end."""
 
     state: State = field(repr=False)
     progress: Any
@@ -120,7 +123,7 @@ class Half:
 
     @classmethod
     def of(cls, run: Path) -> "Half":
-        """Of the finished job in ``run``."""
+        """Read the second half of the finished job in ``run``."""
         saved = load(run / "checkpoints" / f"step-{WHOLE:08d}")
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         updates = [row for row in rows if row["kind"] == "update" and row["update"] >= HALF]
@@ -240,7 +243,7 @@ class Matrix:
         self._train(column, run.name, "--resume", str(run), *more)
 
     def judge(self, row: Stack, column: Stack, continued: Half) -> Cell:
-        """What came of it. Equal frameworks on as many ranks must give the same bits."""
+        """Return the verdict. Equal frameworks on as many ranks must give the same bits."""
         bitwise = (row.framework, row.ranks) == (column.framework, column.ranks)
         return compare(Half.of(self.saved(row)), continued, bitwise=bitwise, bound=BOUNDS[self.precision])
 
@@ -279,7 +282,7 @@ def show(matrix: Matrix, names: Sequence[str], sizes: Sequence[int], say: Callab
 
 
 def summary(cells: Mapping[str, Cell], matrix: Matrix, seconds: float) -> list[str]:
-    """Lines behind the tables."""
+    """Return the lines after the tables."""
     same = sum(cell.identical for cell in cells.values())
     rounded = {path: cell for path, cell in cells.items() if cell.differences and not cell.identical}
     lines = [

@@ -1,7 +1,8 @@
 """One spec on two ranks of ddp, Horovod and DeepSpeed ZeRO 0 to 3: digests of what they learn, which must be the same.
 
-``python -m tests.parity.same_bits [--model ppyoloe_s] [--updates 50] [--rule sgd]``; exit code 1 when they are not. Real jobs through
-the command line, in float32: momentum, warm-up, clipping on some updates, two micro batches an update, an average.
+``python -m tests.parity.same_bits [--model ppyoloe_s] [--updates 50] [--rule sgd]``; exit code 1 when they are not.
+Real jobs through the command line, in float32: momentum, warm-up, clipping on some updates, two micro batches an
+update, an average.
 """
 
 import argparse
@@ -28,7 +29,7 @@ STACKS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Learnt:
-    """What a job has learnt, to the last bit."""
+    """The exact bits that a job has learnt."""
 
     weights: str
     ema: str

@@ -1,4 +1,4 @@
-"""Fingerprints: backends that promise the same bits give them, and whatever differs between two builds is reported."""
+"""Fingerprints: backends that promise the same bits give them, and any difference between two builds is reported."""
 
 import json
 import sys
@@ -175,7 +175,8 @@ Main = Callable[..., int]
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Main:
-    """The command, with runs that are written instead of trained; ``changed``: what ``write_run`` does for the working tree."""
+    """The command, with runs that are written instead of trained; ``changed``: what ``write_run`` does for the working
+    tree."""
 
     def run(*arguments: str, changed: Mapping[str, Any] | None = None, job: str = "", fails: bool = False) -> int:
         """``job``: the only one that is changed or fails; empty: all."""

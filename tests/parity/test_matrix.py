@@ -1,4 +1,5 @@
-"""A checkpoint goes anywhere: a few cells of the matrix on every run, a cell for every pair of neighbours when slow tests run."""
+"""A checkpoint goes anywhere: a few cells of the matrix on every run, a cell for every pair of neighbours when slow
+tests run."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -45,14 +46,15 @@ def test_a_checkpoint_goes_on_elsewhere(filled: Matrix, row: str, column: str, r
 
 @pytest.fixture(scope="session")
 def alone(filled: Matrix) -> Callable[..., Cell]:
-    """The cell of solo behind solo, with something changed between the two: a function of the checkpoint's folder, arguments."""
+    """Return a function that resumes a job of solo under solo after a change to its checkpoint folder, with further
+    arguments, and judges the cell."""
 
     def judged(name: str, change: Callable[[Path], None], *more: str) -> Cell:
         solo = writer("solo")
         run = filled.hand_over(solo, f"tampered-{name}")
         change(run / "checkpoints" / f"step-{HALF:08d}")
         filled.go_on(solo, run, *more)
-        return filled.judge(solo, Stack(name="solo", ranks=2), Half.of(run))  # rounding is forgiven
+        return filled.judge(solo, Stack(name="solo", ranks=2), Half.of(run))  # rounding is allowed
 
     return judged
 
@@ -89,7 +91,7 @@ def one_update_back(saved: files.Saved) -> None:
 
 @pytest.mark.slow
 class TestThePlantedFaultIsNoticed:
-    """What a continued job could have lost on the way."""
+    """State that a continued job could have lost is noticed as missing."""
 
     @pytest.mark.parametrize(
         ("lost", "part"), [(without_momentum, "moments"), (without_average, "ema"), (without_statistics, "weights")]
@@ -114,7 +116,7 @@ class TestThePlantedFaultIsNoticed:
 
 
 def half(updates: int = 2) -> Half:
-    """Of a job that never ran."""
+    """Return the second half of a job that never ran."""
     record = dict.fromkeys(matrix.EXACT, 0)
     records = [{**record, "update": HALF + i, "losses": {"total": 1.0}, "norm": 1.0} for i in range(updates)]
     return Half(state=matrix.State(), progress=None, records=records)

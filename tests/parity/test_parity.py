@@ -1,4 +1,5 @@
-"""Torch and Paddle train the same model from the same weights on the same pictures, and go on from each other's checkpoints."""
+"""Torch and Paddle train the same model from the same weights on the same pictures, and go on from each other's
+checkpoints."""
 
 import json
 import shutil
@@ -77,7 +78,7 @@ def test_in_float32_the_first_updates_differ_by_rounding_alone(trained, setting)
 
 
 def test_the_weights_do_move(trained):
-    """Weights that stand still would agree too: these leave their own average behind by far more than the bound."""
+    """Weights that do not change would agree too: these differ from their own average by far more than the bound."""
     arrays = trained(Setting(model="yolov5n", backend="ddp", ranks=2, precision="fp64")).arrays
     gaps = [jobs.relative(average, arrays["weights"][name]) for name, average in arrays["ema"].items()]
     assert np.median(gaps) > 1e5 * FLOAT64

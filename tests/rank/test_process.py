@@ -1,4 +1,4 @@
-"""What one rank leaves behind, and what it starts from."""
+"""The files that one rank leaves, and the state from which it starts."""
 
 import json
 

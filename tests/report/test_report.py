@@ -1,4 +1,4 @@
-"""What a run writes about itself, and what a person sees of it."""
+"""The records of a run, and the reports that a person sees."""
 
 import errno
 import io

@@ -1,4 +1,5 @@
-"""Hostile host names, paths and values: what a real shell, and a real ssh, makes of the commands that are sent to other hosts."""
+"""Hostile host names, paths and values: what a real shell, and a real ssh, makes of the commands that are sent to other
+hosts."""
 
 import os
 import shutil
@@ -36,7 +37,7 @@ def encodes(text: str) -> bool:
 
 
 def spoken(shell: str, line: str) -> list[str]:
-    """What a program that prints its arguments, each ended by NUL, has printed through ``shell -c``."""
+    """Return the output of a program that prints its arguments, each ended by NUL, run through ``shell -c``."""
     process = subprocess.run([shell, "-c", line], capture_output=True, check=True, stdin=subprocess.DEVNULL)
     assert process.stderr == b""
     return [os.fsdecode(part) for part in process.stdout.split(b"\0")[:-1]]

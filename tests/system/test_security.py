@@ -1,4 +1,4 @@
-"""What a spec, a policy, an environment or a peer that means harm can do: nothing, and it is told in one line."""
+"""A malicious spec, policy, environment or peer achieves nothing, and is reported in one line."""
 
 import os
 import stat
@@ -268,7 +268,8 @@ def test_each_job_has_a_secret_of_its_own_that_no_other_job_inherits():
 
 # ----------------------------------------------------------------------------------------------------------- run folder
 def test_everything_that_a_run_writes_is_for_its_owner_alone(tmp_path):
-    """TensorBoard's events, checkpoints, pictures and logs of a real job, started with a mask that lets everybody read."""
+    """TensorBoard's events, checkpoints, pictures and logs of a real job, started with a mask that lets everybody
+    read."""
     words = ["-c", "digits", "--backend", "solo", "--devices", "cpu"]
     values = ["train.updates=2", "train.epochs=null", "train.batch_size=4", "data.image_size=64", "data.workers=0"]
     values += [

@@ -1,4 +1,4 @@
-"""What one rank of solo learns on torch, as the kit compares others with."""
+"""Fixtures of the kit's tests: the results of one rank of solo on torch, with which the kit compares others."""
 
 import os
 import subprocess

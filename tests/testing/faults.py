@@ -185,7 +185,7 @@ def exchanges_each(model: Any, recipe: Recipe, size: int) -> dict[str, Callable[
 
 
 def no_warmup(model: Any, recipe: Recipe, size: int) -> dict[str, Callable[..., Any]]:
-    """The momentum of an update is the group's, whatever the schedule says."""
+    """A planted fault: the momentum of an update is always the group's, regardless of the schedule."""
     return {"step": lambda inside, rates: inside.step(Rates(rates=rates.rates))}
 
 

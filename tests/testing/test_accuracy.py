@@ -12,7 +12,7 @@ from tests.framework import Framework
 
 @pytest.fixture(scope="module")
 def measures(framework: Framework, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measure]:
-    """What the check measures of solo, by the first word."""
+    """Return the measures of solo by their first word."""
     references = tmp_path_factory.mktemp("references")
     framework.one_thread()
     with framework.solo() as backend:

@@ -130,7 +130,7 @@ class TestWrongBackends:
         assert actual["collective.place"]["verdict"] == "passed"
         assert actual["plugin.leaves"]["error"].startswith("not done in time: rank")
 
-    def test_ranks_that_fail_behind_the_last_check(self, tmp_path: Path) -> None:
+    def test_ranks_that_fail_after_the_last_check(self, tmp_path: Path) -> None:
         actual, _ = report_on("aborting", tmp_path, "collective.place")
         assert actual["collective.place"]["verdict"] == "passed"
         assert actual["plugin.leaves"]["verdict"] == "failed"
@@ -166,7 +166,7 @@ class TestWrongBackends:
         assert verdicts == {"place": "passed", "reduces": "passed", "gathers": "failed", "agrees": "passed"}
         assert "KeyError" in actual["collective.gathers"]["error"]
 
-    def test_what_stays_behind(self, tmp_path: Path) -> None:
+    def test_a_thread_and_a_process_that_stay_are_reported(self, tmp_path: Path) -> None:
         actual, _ = report_on("staying", tmp_path, "plugin.leaves")
         values = {m["what"]: m["value"] for m in actual["plugin.leaves"]["measures"]}
         assert values["processes"] >= 1
@@ -182,7 +182,7 @@ class TestWrongBackends:
         assert all(measure.ok for measure in finding.measures[1:])
 
 
-def test_a_port_that_stays_taken_behind_a_job(tmp_path: Path) -> None:
+def test_a_port_that_stays_in_use_after_a_job(tmp_path: Path) -> None:
     ended = Ended(code=0, text="", run_dir=tmp_path, job="", at=0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What Python itself reports as import, execution, file, process or network access while something runs."""
+"""Record the import, execution, file, process and network accesses that Python itself reports while code runs."""
 
 import sys
 from collections.abc import Iterator

@@ -17,7 +17,7 @@ def _filled(entries):
 
 
 def yolov5(variant="n", *, classes=80):
-    """Of YOLOv5's published checkpoints."""
+    """Return arrays with the entries of YOLOv5's published checkpoints."""
     facts = json.loads((DATA / "golden_yolov5" / "facts.json").read_text())[f"yolov5{variant}"]
     entries = {name: (name, shape, dtype) for name, shape, dtype in facts["nc80"]["state_dict"]}
     if classes == 3:
@@ -27,7 +27,7 @@ def yolov5(variant="n", *, classes=80):
 
 
 def ppyoloe(size="s"):
-    """Of PaddleDetection's published PP-YOLOE."""
+    """Return arrays with the entries of PaddleDetection's published PP-YOLOE."""
     facts = json.loads((DATA / "golden_ppyoloe" / "state_dicts" / f"ppyoloe_crn_{size}_nc80.json").read_text())
     arrays = _filled((name, shape, "float32") for name, shape, *_ in facts["entries"])
     arrays["yolo_head.proj_conv.weight"] = np.arange(17, dtype=np.float32).reshape(1, 17, 1, 1)

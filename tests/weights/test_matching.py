@@ -1,4 +1,4 @@
-"""What of a file goes into a model, what does not, and the reason that is given."""
+"""Which entries of a file go into a model, which do not, and the reported reason."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Pickles are data: whatever a file of weights says, nothing is imported, called, opened or started, and memory is bounded."""
+"""Pickles are data: a file of weights cannot make anything be imported, called, opened or started, and memory is
+bounded."""
 
 import collections
 import contextlib

@@ -14,7 +14,7 @@ from mtrain.backends.solo import Solo
 
 
 class Clipping(Solo):
-    """Clips at 0.25, whatever the recipe says."""
+    """A backend that clips at 0.25 regardless of the recipe."""
 
     def prepare(self, build: Any, recipe: Any) -> Any:
         return super().prepare(build, replace(recipe, clip_norm=0.25))

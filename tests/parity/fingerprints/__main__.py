@@ -1,8 +1,9 @@
 """Digests of what tiny jobs learn, to show that a change of the code changes no bit of the results.
 
-``python -m tests.parity.fingerprints`` trains the jobs of ``jobs.py`` with the working tree. ``--base COMMIT`` trains each of them with
-that commit as well and prints what differs. Digests differ from one CPU and one library version to another, so a comparison trains
-both here. Exit code 1: something differs, a job failed, or two jobs that must agree do not.
+``python -m tests.parity.fingerprints`` trains the jobs of ``jobs.py`` with the working tree. ``--base COMMIT`` trains
+each of them with that commit as well and prints what differs. Digests differ from one CPU and one library version to
+another, so a comparison trains both here. Exit code 1: something differs, a job failed, or two jobs that must agree do
+not.
 """
 
 import argparse
@@ -45,8 +46,8 @@ Outcome = Fingerprint | JobError
 def train_all(jobs: Sequence[Job], builds: Sequence[Build]) -> Iterator[tuple[Job, list[Outcome]]]:
     """Train each job with each build, two at a time; yields a job with its outcomes in the order of ``builds``.
 
-    The builds take turns. Checkpoints are large, so the run folder of a job that no other refers to is removed when the next pair
-    is asked for.
+    The builds take turns. Checkpoints are large, so the run folder of a job that no other refers to is removed when the
+    next pair is asked for.
     """
     with ThreadPoolExecutor(JOBS_AT_A_TIME) as pool:
         outcomes: dict[tuple[str, str], Future[Outcome]] = {}
@@ -73,7 +74,8 @@ def _train(job: Job, one: Build, before: Future[Outcome] | None) -> Outcome:
 
 
 def disagreement(job: Job, outcome: Outcome, reference: Outcome | None) -> list[str]:
-    """What differs from the job that must give the same bits; nothing where one of the two failed or there is none."""
+    """Return the differences from the job that must give the same bits; nothing if one of the two failed or is
+    missing."""
     if not isinstance(outcome, Fingerprint) or not isinstance(reference, Fingerprint):
         return []
     # A resumed job has records of the updates after its checkpoint only.
@@ -132,7 +134,8 @@ def row(job: Job, outcome: Outcome, verdict: str) -> str:
 
 
 def changes(outcomes: Sequence[Outcome]) -> list[str]:
-    """What differs in one job between the base, where there is one, and the working tree; a failure is a difference."""
+    """Return the differences of one job between the base, if there is one, and the working tree; a failure is a
+    difference."""
     names = ("the base", "the working tree")[-len(outcomes) :]
     failures = [
         f"failed with {name}: {outcome}"

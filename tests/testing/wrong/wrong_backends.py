@@ -32,7 +32,7 @@ class Closed(DDP):
 
 
 class Aborting(DDP):
-    """Its ranks fail behind everything."""
+    """A backend whose ranks fail after everything else."""
 
     def __enter__(self) -> Self:
         atexit.register(os._exit, 7)
@@ -112,7 +112,7 @@ class Nameless(DDP):
 
 
 class Staying(DDP):
-    """A thread and a process stay behind."""
+    """A backend that leaves a thread and a process running."""
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
