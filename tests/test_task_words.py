@@ -58,7 +58,7 @@ def test_every_exception_is_still_needed():
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("a box of AP50 and mAP", {"box", "AP50", "mAP"}),
         ('names = ("AP", "AP75")', {"AP", "AP75"}),
@@ -67,5 +67,5 @@ def test_every_exception_is_still_needed():
         ("DetectionTask.Detector", {"detection", "detector"}),
     ],
 )
-def test_the_search_sees_words_and_not_parts_of_words(text, found):
-    assert words_of(text) == found
+def test_the_search_sees_words_and_not_parts_of_words(text, expected):
+    assert words_of(text) == expected

@@ -28,9 +28,9 @@ LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
+def relative(result: Tensor, expected: Tensor) -> float:
     expected = expected.detach()
-    return float((found.detach().double() - expected).norm() / expected.norm())
+    return float((result.detach().double() - expected).norm() / expected.norm())
 
 
 def layer(kind: type[nn.BatchNorm2d] = ours.BatchNorm2d) -> nn.BatchNorm2d:

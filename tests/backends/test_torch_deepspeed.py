@@ -58,7 +58,7 @@ def start(size: int, *arguments: str, timeout_s: float = 400) -> subprocess.Comp
 
 
 @pytest.fixture(scope="session")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def study_results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return each rank's results of a study on ``size`` ranks; all studies of a stage share one start."""
 
     @cache
@@ -85,44 +85,47 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("stage", STAGES)
 class TestEveryStage:
     @pytest.mark.parametrize("study", [*EQUAL_TO_DDP, *MISSING])
-    def test_learns_what_ddp_learns_bit_for_bit(self, found: Any, study: str, stage: int) -> None:
+    def test_learns_what_ddp_learns_bit_for_bit(self, study_results: Any, study: str, stage: int) -> None:
         if study in MISSING and stage == 3:
             pytest.skip("in stage 3 every rank must pass through the same layers")
-        ours, theirs = found(study, stage=stage), found(study, "ddp")
+        ours, theirs = study_results(study, stage=stage), study_results(study, "ddp")
         print(f"{study}, stage {stage}: {ours[0]}")
         assert ours == theirs
 
-    def test_goes_on_bit_for_bit_from_a_state(self, found: Any, stage: int) -> None:
-        for rank in found("resumed", stage=stage):
+    def test_goes_on_bit_for_bit_from_a_state(self, study_results: Any, stage: int) -> None:
+        for rank in study_results("resumed", stage=stage):
             assert rank["whole"] == rank["in two parts"]
 
-    def test_goes_on_from_a_state_of_every_other_stage(self, found: Any, stage: int) -> None:
-        for rank in found("exchanged", stage=stage):
+    def test_goes_on_from_a_state_of_every_other_stage(self, study_results: Any, stage: int) -> None:
+        for rank in study_results("exchanged", stage=stage):
             assert rank["straight"] == rank["through stage 0"] == rank["through stage 1"] == rank["through stage 3"]
 
-    def test_offloaded_states_learn_the_same(self, found: Any, stage: int) -> None:
+    def test_offloaded_states_learn_the_same(self, study_results: Any, stage: int) -> None:
         if stage:
-            assert found("fifty_updates", stage=stage, offload=True) == found("fifty_updates", "ddp")
+            assert study_results("fifty_updates", stage=stage, offload=True) == study_results("fifty_updates", "ddp")
 
-    def test_three_ranks_go_on_bit_for_bit(self, found: Any, stage: int) -> None:
-        for rank in found("resumed", size=3, stage=stage):
+    def test_three_ranks_go_on_bit_for_bit(self, study_results: Any, stage: int) -> None:
+        for rank in study_results("resumed", size=3, stage=stage):
             assert rank["whole"] == rank["in two parts"]
 
-    def test_a_job_of_one_rank_learns_what_ddp_learns(self, found: Any, stage: int) -> None:
-        ours = found("fifty_updates", size=1, stage=stage)
-        assert ours == found("fifty_updates", "ddp", size=1)
+    def test_a_job_of_one_rank_learns_what_ddp_learns(self, study_results: Any, stage: int) -> None:
+        ours = study_results("fifty_updates", size=1, stage=stage)
+        assert ours == study_results("fifty_updates", "ddp", size=1)
 
-    def test_leaves_no_thread_behind(self, found: Any, stage: int) -> None:
-        threads = found("fifty_updates", size=1, file="threads-0", stage=stage)
+    def test_leaves_no_thread_behind(self, study_results: Any, stage: int) -> None:
+        threads = study_results("fifty_updates", size=1, file="threads-0", stage=stage)
         assert [name for name in threads if "gloo" in name] == []
 
 
 @needs_deepspeed
 @pytest.mark.slow
-def test_reducing_in_every_micro_batch_is_rounded_differently_but_hardly(found: Any) -> None:
+def test_reducing_in_every_micro_batch_is_rounded_differently_but_hardly(study_results: Any) -> None:
     ours, theirs = (
         [float.fromhex(norm) for norm in rank["norms"]]
-        for rank in (found("adam", stage=2, reduction="micro_batch")[0], found("adam", stage=2, bucket_mb=1.0)[0])
+        for rank in (
+            study_results("adam", stage=2, reduction="micro_batch")[0],
+            study_results("adam", stage=2, bucket_mb=1.0)[0],
+        )
     )
     assert ours == pytest.approx(theirs, rel=1e-4)
 
@@ -249,8 +252,8 @@ def test_it_says_what_it_is_without_loading_a_framework() -> None:
 
 
 def test_without_deepspeed_there_is_one_error_with_the_command_that_installs_it() -> None:
-    hide = "import importlib.util as u; found = u.find_spec\n"
-    hide += "u.find_spec = lambda name, *a: None if name == 'deepspeed' else found(name, *a)\n"
+    hide = "import importlib.util as u; original = u.find_spec\n"
+    hide += "u.find_spec = lambda name, *a: None if name == 'deepspeed' else original(name, *a)\n"
     process = python(hide + textwrap.dedent(ENTER))
     message = process.stdout.strip()
     assert message.startswith(
@@ -271,8 +274,8 @@ def test_gradients_in_float64_are_reduced_in_stage_0() -> None:
         from mtrain.backends._deepspeed.float64 import engines_in_float64
         with engines_in_float64():
             pass
-        _, found = split_half_float_double_sparse([torch.zeros(2, dtype=torch.float64), torch.zeros(3)])
-        assert sorted(tensor.numel() for _, bucket in found for tensor in bucket) == [2, 3]
+        _, buckets = split_half_float_double_sparse([torch.zeros(2, dtype=torch.float64), torch.zeros(3)])
+        assert sorted(tensor.numel() for _, bucket in buckets for tensor in bucket) == [2, 3]
     """)
     assert process.returncode == 0, process.stderr
 

@@ -56,7 +56,7 @@ def start(backend: str, size: int, *arguments: str, timeout_s: float = 240) -> s
 
 
 @pytest.fixture(scope="session")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def study_results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return each rank's results of a study on ``size`` ranks."""
 
     @cache
@@ -75,43 +75,43 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @needs_horovod
 @pytest.mark.parametrize("study", EQUAL_TO_DDP)
-def test_two_ranks_learn_what_two_ranks_of_ddp_learn_bit_for_bit(found: Any, study: str) -> None:
-    ours, theirs = found(study), found(study, "ddp")
+def test_two_ranks_learn_what_two_ranks_of_ddp_learn_bit_for_bit(study_results: Any, study: str) -> None:
+    ours, theirs = study_results(study), study_results(study, "ddp")
     print(f"{study}: horovod {ours[0]}, ddp {theirs[0]}")
     assert ours == theirs
     assert study == "evaluation" or ours[0]["weights"] == ours[1]["weights"]
 
 
 @needs_horovod
-def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all(found: Any) -> None:
-    for rank in found("not_finite"):
+def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all(study_results: Any) -> None:
+    for rank in study_results("not_finite"):
         assert [norm for norm in rank["norms"] if norm == "nan"] == ["nan"]
         assert (rank["counters"]["updates"], rank["counters"]["skipped"]) == (3, 1)
 
 
 @needs_horovod
-def test_a_parameter_that_no_rank_uses_is_left_alone(found: Any) -> None:
+def test_a_parameter_that_no_rank_uses_is_left_alone(study_results: Any) -> None:
     """With a gradient of zeros weight decay would shrink it."""
-    assert [rank["never"] for rank in found("missing_in_one_micro_batch")] == [[1.0, 1.0, 1.0]] * 2
+    assert [rank["never"] for rank in study_results("missing_in_one_micro_batch")] == [[1.0, 1.0, 1.0]] * 2
 
 
 @needs_horovod
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_job_goes_on_bit_for_bit_from_a_state(found: Any, size: int) -> None:
-    for rank in found("resumed", size=size):
+def test_a_job_goes_on_bit_for_bit_from_a_state(study_results: Any, size: int) -> None:
+    for rank in study_results("resumed", size=size):
         assert rank["whole"] == rank["in two parts"]
 
 
 @needs_horovod
-def test_three_ranks_learn_the_same_twice(found: Any) -> None:
+def test_three_ranks_learn_the_same_twice(study_results: Any) -> None:
     """A ring of three adds in an order that depends on what is sent together: it must not depend on time."""
-    first, second = found("fifty_updates", size=3), found("fifty_updates", size=3, cycle_ms=3.0)
+    first, second = study_results("fifty_updates", size=3), study_results("fifty_updates", size=3, cycle_ms=3.0)
     assert first == second
 
 
 @needs_horovod
-def test_how_gradients_are_sent_together_changes_nothing_on_two_ranks(found: Any) -> None:
-    assert found("fifty_updates") == found("fifty_updates", fusion_mb=0, cycle_ms=0.5)
+def test_how_gradients_are_sent_together_changes_nothing_on_two_ranks(study_results: Any) -> None:
+    assert study_results("fifty_updates") == study_results("fifty_updates", fusion_mb=0, cycle_ms=0.5)
 
 
 @needs_horovod
@@ -124,9 +124,9 @@ def test_gradients_are_cut_into_groups_so_that_some_travel_while_the_backward_pa
         lengths = [10] * 12 + [100] + [10] * 11
         parameters = [torch.zeros(n) for n in lengths] + [torch.zeros(5, dtype=torch.float64)]
         for most_bytes in (1e9, 80, 0):
-            found = groups(parameters, most_bytes)
-            assert [id(p) for group in found for p in group] == [id(p) for p in reversed(parameters)]
-            print([[p.numel() for p in group] for group in found])
+            buckets = groups(parameters, most_bytes)
+            assert [id(p) for group in buckets for p in group] == [id(p) for p in reversed(parameters)]
+            print([[p.numel() for p in group] for group in buckets])
     """)
     assert process.stdout.splitlines() == [
         "[[5], [10, 10, 10, 10], [10, 10, 10, 10], [10, 10, 10], [100], [10, 10, 10, 10], [10, 10, 10, 10], [10, 10, 10, 10]]",
@@ -137,10 +137,10 @@ def test_gradients_are_cut_into_groups_so_that_some_travel_while_the_backward_pa
 
 
 @needs_horovod
-def test_gradients_sent_as_fp16_are_nearly_the_same(found: Any) -> None:
+def test_gradients_sent_as_fp16_are_nearly_the_same(study_results: Any) -> None:
     whole, half = (
         [float.fromhex(norm) for norm in rank["norms"]]
-        for rank in (found("frozen")[0], found("frozen", compression="fp16")[0])
+        for rank in (study_results("frozen")[0], study_results("frozen", compression="fp16")[0])
     )
     assert half != whole
     assert half == pytest.approx(whole, rel=2e-3)
@@ -148,9 +148,11 @@ def test_gradients_sent_as_fp16_are_nearly_the_same(found: Any) -> None:
 
 @needs_horovod
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_ranks_reduce_and_gather(found: Any, size: int) -> None:
+def test_ranks_reduce_and_gather(study_results: Any, size: int) -> None:
     total = size * (size + 1) / 2
-    everyone = found("collectives", size=size) if size > 1 else found("collectives", size=1, cycle_ms=2.0)
+    everyone = (
+        study_results("collectives", size=size) if size > 1 else study_results("collectives", size=1, cycle_ms=2.0)
+    )
     for rank, each in enumerate(everyone):
         assert each == {
             "sum": [[total, -total]],
@@ -169,8 +171,8 @@ def test_ranks_reduce_and_gather(found: Any, size: int) -> None:
 
 
 @needs_horovod
-def test_settings_do_not_stay_in_the_environment_and_the_compiler_is_not_imported(found: Any) -> None:
-    assert found("environment") == [{"left": [], "compiler": False}] * 2
+def test_settings_do_not_stay_in_the_environment_and_the_compiler_is_not_imported(study_results: Any) -> None:
+    assert study_results("environment") == [{"left": [], "compiler": False}] * 2
 
 
 # ------------------------------------------------------------------------------------------------------------- endings

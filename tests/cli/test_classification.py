@@ -104,7 +104,7 @@ def test_plan_prints_the_job_as_for_any_other(trained):
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         (["data.format=digits"], "digits is a data set for detection, but model.name: vit is for classification"),
         (["evaluate.score=AP"], "evaluate.score: 'AP' given, expected a figure of this job's evaluation; known: accuracy"),
@@ -114,10 +114,10 @@ def test_plan_prints_the_job_as_for_any_other(trained):
         (["data.root=somewhere"], "digits_classes comes with scikit-learn"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_with_a_remedy(trained, values, told):
+def test_what_does_not_fit_is_refused_with_a_remedy(trained, values, message):
     process = mtrain("-c", "vit_digits", "-b", "solo", "--name", "refused", *overrides(*QUICK, *values), cwd=trained)
     assert process.returncode == 2, process.stdout + process.stderr
-    assert told in process.stderr
+    assert message in process.stderr
     assert "Traceback" not in process.stderr
     assert not (trained / "runs" / "refused").exists()
 

@@ -33,8 +33,8 @@ def compare(folder: Path, backends: str, *more: str, status: int) -> tuple[dict,
     return json.loads((folder / "compare.json").read_text()), process.stdout
 
 
-def rows_of(found: dict) -> dict[str, dict]:
-    return {row["label"]: row for row in found["backends"]}
+def rows_of(comparison: dict) -> dict[str, dict]:
+    return {row["label"]: row for row in comparison["backends"]}
 
 
 @pytest.mark.slow

@@ -267,11 +267,11 @@ def test_what_the_head_leaves_out_is_paddledetections_default_and_minus_one_is_a
     assert load(imported.text).spec.model.options == {"max_candidates": 100_000, "max_detections": 100_000}
 
 
-@pytest.mark.parametrize(("resize", "told"), [("{interp: 2, target_size: 640}", 0), ("{target_size: 640}", 1)])
-def test_another_interpolation_in_evaluation_is_noted_stated_or_not(resize, told):
+@pytest.mark.parametrize(("resize", "note_count"), [("{interp: 2, target_size: 640}", 0), ("{target_size: 640}", 1)])
+def test_another_interpolation_in_evaluation_is_noted_stated_or_not(resize, note_count):
     reader = f"EvalReader: {{batch_size: 2, sample_transforms: [Decode: {{}}, Resize: {resize}]}}"
     imported = convert([variant_of(ppyoloe("s"), "log_iter: 100", reader)])
-    assert sum("cubic interpolation" in note for note in imported.notes) == told
+    assert sum("cubic interpolation" in note for note in imported.notes) == note_count
 
 
 def test_pictures_in_one_folder_and_a_second_data_root():

@@ -27,8 +27,8 @@ def read(kind: str, root: Path) -> list[Annotations]:
     return actual
 
 
-def assert_same(found: list[Annotations], expected: list[Annotations], *, places_px: float) -> None:
-    for one, other in zip(found, expected, strict=True):
+def assert_same(result: list[Annotations], expected: list[Annotations], *, places_px: float) -> None:
+    for one, other in zip(result, expected, strict=True):
         assert one.class_names == other.class_names
         assert one.problems == other.problems
         assert [p.path.name for p in one.pictures] == [p.path.name for p in other.pictures]

@@ -214,7 +214,7 @@ def test_sources_without_pictures_are_all_named_and_nothing_starts(trained):
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         (["train.batch_size=7", "cluster.nproc_per_node=2", "backend.name=ddp"], "use 6 or 8"),
         (["train.batch_size=64"], "use at most 16"),
@@ -223,11 +223,11 @@ def test_sources_without_pictures_are_all_named_and_nothing_starts(trained):
         (["model.weights=absent.safetensors"], "absent.safetensors does not exist"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_with_a_remedy(trained, values, told):
+def test_what_cannot_be_trained_is_refused_with_a_remedy(trained, values, message):
     arguments = ["data.format=coco", "data.root=digits", "data.image_size=64", "train.batch_size=8", *values]
     process = mtrain("train", "-c", "digits", "--backend", "solo", "--name", "refused", "-o", *arguments, cwd=trained)
     assert process.returncode == 2, process.stdout + process.stderr
-    assert told in process.stderr
+    assert message in process.stderr
     assert "Traceback" not in process.stderr
     assert not (trained / "runs" / "refused").exists()
 

@@ -52,7 +52,7 @@ def test_show_lists_names_types_and_shapes(files, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ("import {files}/yolov5n.pt --model yolov5s --to {out}/w.safetensors", "349 fit yolov5n: use that model"),
         ("import {files}/yolov5n.pt --model yolov5n --to {out}/w.pt", "import writes .safetensors"),
@@ -65,10 +65,10 @@ def test_show_lists_names_types_and_shapes(files, capsys):
         ("show {files}", "neither a checkpoint nor a run folder"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(files, tmp_path, capsys, arguments, told):
+def test_wrong_use_is_one_line_and_exit_code_2(files, tmp_path, capsys, arguments, message):
     assert main(["weights", *arguments.format(files=files, out=tmp_path).split()]) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
@@ -201,18 +201,18 @@ def test_the_form_for_inference_is_scored_with_the_option_that_says_so(digits):
 
 
 @pytest.mark.parametrize(
-    ("command", "values", "told"),
+    ("command", "values", "message"),
     [
         ("train", "model.weights={files}/ppyoloe_s.pdparams", "423 fit ppyoloe_s: use that model, or another file"),
         ("train", "model.weights={files}/none.pdparams", "model.weights: {files}/none.pdparams does not exist"),
         ("evaluate", "model.weights={files}/yolov5n.pt", "evaluation needs all: the number of classes differs"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_before_anything_starts(files, digits, command, values, told):
+def test_a_file_that_does_not_fit_is_refused_before_anything_starts(files, digits, command, values, message):
     model = "model.name=yolov5n"
     process = mtrain(command, *JOB, model, values.format(files=files), "--name", "refused", cwd=digits)
     assert process.returncode == 2, process.stdout + process.stderr
-    assert told.format(files=files) in process.stderr
+    assert message.format(files=files) in process.stderr
     assert process.stderr.count("\n") == 1
     assert not (digits / "runs" / "refused").exists()
 

@@ -51,7 +51,7 @@ BY_HAND = ["--ips", "127.0.0.1,127.0.0.2", "--failure-timeout-s", "4", "--nproc-
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["--node-rank", "1"], "--node-rank 1: no host is named"),
         (
@@ -61,17 +61,28 @@ BY_HAND = ["--ips", "127.0.0.1,127.0.0.2", "--failure-timeout-s", "4", "--nproc-
     ],
     ids=["none of none", "one port for two"],
 )
-def test_what_hosts_cannot_be_started_by_hand_with_is_refused(here, typed, said):
+def test_what_hosts_cannot_be_started_by_hand_with_is_refused(here, typed, message):
     process = mtrain(here, "train", "--backend", "ddp", *typed)
     assert process.returncode == 2
-    assert said in process.stderr.splitlines()[-1]
+    assert message in process.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("wanted", [[], ["-c", "mtrain.yml", "--run", "runs/mine"]], ids=["newest", "named"])
-def test_a_host_that_serves_another_needs_no_checkpoint_of_its_own(here, wanted):
+@pytest.mark.parametrize(
+    "checkpoint_arguments", [[], ["-c", "mtrain.yml", "--run", "runs/mine"]], ids=["newest", "named"]
+)
+def test_a_host_that_serves_another_needs_no_checkpoint_of_its_own(here, checkpoint_arguments):
     port = str(held_port())
     process = mtrain(
-        here, "evaluate", "--backend", "ddp", *BY_HAND, "--node-rank", "1", "--control-port", port, *wanted
+        here,
+        "evaluate",
+        "--backend",
+        "ddp",
+        *BY_HAND,
+        "--node-rank",
+        "1",
+        "--control-port",
+        port,
+        *checkpoint_arguments,
     )
     assert process.returncode == 1, process.stderr
     assert f"the first host, 127.0.0.1, has not answered at port {port}" in process.stderr

@@ -70,15 +70,15 @@ def test_the_source_that_another_folder_has_is_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("python", "said"),
+    ("python", "output"),
     [
         ("/nowhere/python", "/nowhere/python is not there"),
         ("/bin/true", "does not answer as Python does"),
         ("/bin/false", "exit code 1"),
     ],
 )
-def test_an_interpreter_that_is_none_is_named(python, said):
-    assert said in collect(wanted(python=python))["python"]["error"]
+def test_an_interpreter_that_is_none_is_named(python, output):
+    assert output in collect(wanted(python=python))["python"]["error"]
 
 
 def test_a_taken_port_is_told_with_the_process_that_has_it(listener):

@@ -128,9 +128,9 @@ def run(planted: Planted = Planted(), *, updates: int = 12) -> Trace:
 
 
 def _step(
-    recipe: Recipe, options: Mapping[str, float], weight: Any, grad: Any, held: tuple, momentum: float | None
+    recipe: Recipe, options: Mapping[str, float], weight: Any, grad: Any, values: tuple, momentum: float | None
 ) -> Any:
-    moments, squares, name = held
+    moments, squares, name = values
     if recipe.rule == "sgd":
         momentum = options["momentum"] if momentum is None else momentum
         added = grad + options["weight_decay"] * weight

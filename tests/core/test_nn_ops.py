@@ -324,11 +324,11 @@ def array(x):
     return x if isinstance(x, np.ndarray) else ops.to_numpy(x)
 
 
-def agree(found, expected, rtol=1e-10, atol=1e-12):
-    found, expected = array(found), np.asarray(expected)
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
+def agree(result, expected, rtol=1e-10, atol=1e-12):
+    result, expected = array(result), np.asarray(expected)
+    assert result.dtype == expected.dtype
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result, expected, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("name", ops.NAMES)

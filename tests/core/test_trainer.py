@@ -443,10 +443,10 @@ def run_on_ranks(setup: Callable[[int, Bench], None], *, size: int = 3, **cadenc
     return list(zip(benches, Ranks(size).run(work), strict=True))
 
 
-@pytest.mark.parametrize("asked", range(3))
-def test_one_rank_that_is_asked_to_end_ends_all_at_the_same_update_saved(asked: int) -> None:
+@pytest.mark.parametrize("stopping_rank", range(3))
+def test_one_rank_that_is_asked_to_end_ends_all_at_the_same_update_saved(stopping_rank: int) -> None:
     def ask_one(rank: int, bench: Bench) -> None:
-        if rank == asked:
+        if rank == stopping_rank:
             bench.stop_at = 5
 
     ended = run_on_ranks(ask_one)
@@ -472,11 +472,11 @@ def test_the_clock_of_rank_0_alone_says_when_all_ranks_save() -> None:
     assert [bench.log for bench, _ in ended] == [[("save", 40, None)]] * 3
 
 
-@pytest.mark.parametrize("asked", range(3))
-def test_one_rank_that_is_asked_to_end_ends_the_evaluation_of_all(asked: int) -> None:
+@pytest.mark.parametrize("stopping_rank", range(3))
+def test_one_rank_that_is_asked_to_end_ends_the_evaluation_of_all(stopping_rank: int) -> None:
     def evaluate_share(rank: int, collective: Member) -> None:
         calls: list[Any] = []
-        calls.extend(interruptible([{}] * 4, collective=collective, stop=lambda: rank == asked))
+        calls.extend(interruptible([{}] * 4, collective=collective, stop=lambda: rank == stopping_rank))
 
     raised = Ranks(3).run(evaluate_share)
     assert [type(error) for error in raised] == [Interrupted] * 3

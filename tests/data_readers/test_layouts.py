@@ -61,9 +61,9 @@ def read(root: Path, kind: str, **data: Any) -> tuple[Annotations, Annotations]:
     return opened.train, opened.val
 
 
-def assert_boxes_of_bccd(found: tuple[Annotations, Annotations], *, places_px: float = 0.0) -> None:
+def assert_boxes_of_bccd(result: tuple[Annotations, Annotations], *, places_px: float = 0.0) -> None:
     """The pictures and boxes of both splits are those that the reference files have."""
-    for split, annotations in zip(SPLITS, found, strict=True):
+    for split, annotations in zip(SPLITS, result, strict=True):
         truth = open_data(DataSpec(format="coco", root=str(SMALL)))
         expected = {sample.path.stem: sample for sample in getattr(truth, split).samples}
         assert {sample.path.stem for sample in annotations.samples} == set(expected)

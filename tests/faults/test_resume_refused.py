@@ -61,7 +61,7 @@ def test_a_job_that_patience_has_ended_says_so_and_what_resume_would_do(stopped)
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         (
             "model.name=yolov5s",
@@ -72,13 +72,13 @@ def test_a_job_that_patience_has_ended_says_so_and_what_resume_would_do(stopped)
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_starts_and_the_run_is_as_before(
-    stopped, capsys, more, told
+    stopped, capsys, more, message
 ):
     runner, _ = stopped
     before = specs(runner)
     assert main(["train", "--resume", str(runner.run_folder("first")), "-o", more]) == 2
     output = capsys.readouterr().err
-    for part in [*told, "start a new job from its weights with model.weights: "]:
+    for part in [*message, "start a new job from its weights with model.weights: "]:
         assert part in output
     assert specs(runner) == before
 

@@ -274,7 +274,7 @@ class Asked:
         self.first_at = at if count else None
 
 
-def explained(asked: Asked, *, failure: dict | None = None, reason: str | None = None, killed: bool = False):
+def explained(request: Asked, *, failure: dict | None = None, reason: str | None = None, killed: bool = False):
     traces = Traces(
         ok=False,
         reason=reason,
@@ -283,7 +283,9 @@ def explained(asked: Asked, *, failure: dict | None = None, reason: str | None =
         run_dir=Path("runs/x"),
         starter_killed=killed,
     )
-    return explain(traces, asked, newest=lambda: None, judge=lambda: Verdict(code=2, headline="why", text="error: why"))
+    return explain(
+        traces, request, newest=lambda: None, judge=lambda: Verdict(code=2, headline="why", text="error: why")
+    )
 
 
 def test_a_refusal_is_told_though_somebody_has_pressed_ctrl_c_meanwhile():

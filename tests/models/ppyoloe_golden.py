@@ -85,18 +85,18 @@ def stats_vector(array: Array, k: int) -> Array:
     return np.concatenate(([a.mean(), a.std(), np.abs(a).max(), np.sqrt(np.square(a).sum())], first))
 
 
-def assert_close(found: Any, expected: Any, rtol: float, message: str = "") -> None:
+def assert_close(result: Any, expected: Any, rtol: float, message: str = "") -> None:
     """Within ``rtol`` of the largest expected value."""
-    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    assert found.shape == expected.shape, f"{message}: {found.shape}, not {expected.shape}"
+    result, expected = np.asarray(result, np.float64), np.asarray(expected, np.float64)
+    assert result.shape == expected.shape, f"{message}: {result.shape}, not {expected.shape}"
     if expected.size:
-        off, scale = float(np.abs(found - expected).max()), float(np.abs(expected).max())
+        off, scale = float(np.abs(result - expected).max()), float(np.abs(expected).max())
         assert off <= rtol * scale, f"{message}: {off:.2e} off where {scale:.2e} is the largest"
 
 
-def assert_rows_close(names: Any, found: Array, expected: Array, rtol: float, *, floor: float = 1e-30) -> None:
+def assert_rows_close(names: Any, result: Array, expected: Array, rtol: float, *, floor: float = 1e-30) -> None:
     """Summary rows: each figure within ``rtol`` of the norm of its array, or of ``floor`` where that is larger."""
-    off = np.abs(found - expected).max(axis=1) / np.maximum(expected[:, 0], floor)
+    off = np.abs(result - expected).max(axis=1) / np.maximum(expected[:, 0], floor)
     worst = int(off.argmax())
     assert off[worst] <= rtol, f"{names[worst]}: {off[worst]:.2e} of its norm {expected[worst, 0]:.2e}"
 
@@ -137,9 +137,9 @@ class Job:
             if not is_counter(name)
         }
 
-    def losses(self, image: Any, wanted: Any, *, static: bool) -> dict[str, Any]:
+    def losses(self, image: Any, targets: Any, *, static: bool) -> dict[str, Any]:
         outputs, points = self.network.outputs(image)
-        return self.network.loss(outputs, points, wanted, static=static)
+        return self.network.loss(outputs, points, targets, static=static)
 
     def numbers(self, losses: Mapping[str, Any]) -> Array:
         return np.array([float(self.framework.ops.to_numpy(losses[part])) for part in PARTS])

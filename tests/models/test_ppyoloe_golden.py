@@ -247,12 +247,12 @@ def test_losses_assignment_and_gradients(framework, name):
         assert_close(gradients[key.removeprefix("grad.")], expected[key], EXACT, key)
 
 
-def check_assignment(framework, found, classes, expected, labels, boxes, scores):
+def check_assignment(framework, result, classes, expected, labels, boxes, scores):
     ops = framework.ops
-    positive, found_labels = ops.to_numpy(found.positive_BL), ops.to_numpy(found.labels_BL)
+    positive, found_labels = ops.to_numpy(result.positive_BL), ops.to_numpy(result.labels_BL)
     np.testing.assert_array_equal(np.where(positive, found_labels, classes), expected[labels])
-    assert_close(ops.to_numpy(found.boxes_BL4), expected[boxes], EXACT, "assigned boxes")
-    quality = ops.to_numpy(found.quality_BL)
+    assert_close(ops.to_numpy(result.boxes_BL4), expected[boxes], EXACT, "assigned boxes")
+    quality = ops.to_numpy(result.quality_BL)
     assert not quality[~positive].any()
     columns = np.eye(classes)[found_labels] * (quality * positive)[:, :, None]
     assert_close(columns, expected[scores], EXACT, "assigned scores")

@@ -159,12 +159,12 @@ def test_a_plugin_that_imports_from_a_former_place_is_told_the_new_one(here):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("def (", "SyntaxError"), ("raise RuntimeError('boom')", "RuntimeError: boom")]
+    ("text", "message"), [("def (", "SyntaxError"), ("raise RuntimeError('boom')", "RuntimeError: boom")]
 )
-def test_a_local_module_that_fails_when_imported_is_named(text, told, here):
+def test_a_local_module_that_fails_when_imported_is_named(text, message, here):
     (here / "outside_plugin_f.py").write_text(text)
     rules = policy(here, '[backends.broken]\nmodule = "outside_plugin_f:X"\n')
-    with pytest.raises(PluginError, match=f"the backend 'broken' .* cannot be imported: {told}"):
+    with pytest.raises(PluginError, match=f"the backend 'broken' .* cannot be imported: {message}"):
         plugins.load("backends", "broken", policy=rules)
 
 

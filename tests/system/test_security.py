@@ -71,11 +71,11 @@ def test_thousands_of_mistakes_are_not_all_explained(spec_file):
 
 
 @pytest.mark.parametrize(
-    "given", [["train.epochs=" + "9" * 500_000], ["x" * 500_000], ["model.options.x=" + "[1," * 3000]]
+    "value", [["train.epochs=" + "9" * 500_000], ["x" * 500_000], ["model.options.x=" + "[1," * 3000]]
 )
-def test_a_long_override_is_not_repeated_whole(given):
+def test_a_long_override_is_not_repeated_whole(value):
     with pytest.raises(SpecError) as caught:
-        config.load("digits", overrides=given, environ={})
+        config.load("digits", overrides=value, environ={})
     assert len(str(caught.value)) < 1000
 
 

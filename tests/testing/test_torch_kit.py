@@ -21,7 +21,7 @@ WRONG = Path(__file__).parent / "wrong"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["ddpp"], "no backend 'ddpp' (known: "),
         (["ddp", "--ranks", "5"], "--ranks 5: expected one of 1, 2, 3, 4, 6"),
@@ -41,10 +41,10 @@ WRONG = Path(__file__).parent / "wrong"
         (["ddp", "-o", "cluster.nproc_per_node=3"], "cannot be given to the kit: use --ranks"),
     ],
 )
-def test_wrong_use_is_told_in_a_line(arguments: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_is_told_in_a_line(arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "test", *arguments]) == 2
     stderr = capfd.readouterr().err
-    assert told in stderr
+    assert message in stderr
     assert "Traceback" not in stderr
 
 

@@ -34,14 +34,14 @@ def ppyoloe(size="s"):
     return arrays
 
 
-def equal(found, expected):
+def equal(result, expected):
     """Names, types, shapes and bits."""
-    assert set(found) == set(expected)
+    assert set(result) == set(expected)
     different = [
         name
         for name, array in expected.items()
-        if found[name].dtype != array.dtype
-        or found[name].shape != array.shape
-        or found[name].tobytes() != np.asarray(array, order="C").tobytes()
+        if result[name].dtype != array.dtype
+        or result[name].shape != array.shape
+        or result[name].tobytes() != np.asarray(array, order="C").tobytes()
     ]
     assert different == []

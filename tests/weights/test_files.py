@@ -150,7 +150,7 @@ def test_views_strides_and_bfloat16_are_resolved(by_torch):
 
 @needs("torch")
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("expanded.pt", "larger than its storage"),
         ("sparse.pt", "the name torch._utils._rebuild_sparse_tensor"),
@@ -161,8 +161,8 @@ def test_views_strides_and_bfloat16_are_resolved(by_torch):
         ),
     ],
 )
-def test_what_torch_saves_beside_plain_tensors_is_refused(by_torch, name, told):
-    with pytest.raises(CheckpointError, match=f"nothing of it was executed: .*{told}"):
+def test_what_torch_saves_beside_plain_tensors_is_refused(by_torch, name, message):
+    with pytest.raises(CheckpointError, match=f"nothing of it was executed: .*{message}"):
         read(by_torch / name)
 
 
@@ -414,7 +414,7 @@ def test_damaged_files_are_read_or_refused_and_nothing_happens(seeds, tmp_path_f
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("w.npz", "unknown ending '.npz'; expected .safetensors, .pdparams, .pt, .pth"),
         ("w.pdparam", "did you mean .pdparams?"),
@@ -423,9 +423,9 @@ def test_damaged_files_are_read_or_refused_and_nothing_happens(seeds, tmp_path_f
         ("folder.pt", "is a folder"),
     ],
 )
-def test_a_target_that_cannot_be_written_is_refused(tmp_path, name, told):
+def test_a_target_that_cannot_be_written_is_refused(tmp_path, name, message):
     (tmp_path / "here.pt").touch()
     (tmp_path / "folder.pt").mkdir()
     with pytest.raises(CheckpointError) as caught:
         check_target(tmp_path / name, force=name == "folder.pt")
-    assert told in str(caught.value)
+    assert message in str(caught.value)

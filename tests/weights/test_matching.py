@@ -137,17 +137,17 @@ def test_a_wrapper_of_all_names_is_taken_off():
 
 
 @pytest.mark.parametrize(
-    ("arrays", "layout", "given", "right"),
+    ("arrays", "layout", "value", "right"),
     [
         (golden.ppyoloe("m"), "paddle", "ppyoloe_s", "ppyoloe_m"),
         (golden.yolov5("s"), "torch", "yolov5n", "yolov5s"),
         (golden.yolov5("n"), "torch", "ppyoloe_x", "yolov5n"),
     ],
 )
-def test_weights_of_another_model_are_refused_and_that_model_is_named(arrays, layout, given, right):
+def test_weights_of_another_model_are_refused_and_that_model_is_named(arrays, layout, value, right):
     file = weights(arrays, layout)
-    with pytest.raises(CheckpointError, match=rf"arrays fit {given} by name and shape; {len(arrays)} fit {right}: use"):
-        fitted(file, expected(file, given))
+    with pytest.raises(CheckpointError, match=rf"arrays fit {value} by name and shape; {len(arrays)} fit {right}: use"):
+        fitted(file, expected(file, value))
 
 
 def test_weights_of_no_known_model_are_refused():

@@ -105,7 +105,7 @@ def array_state(shape, dtype=b"X\x02\x00\x00\x00f4", content=b"C\x04abcd"):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"\x80\x02\x82\x01.", "EXT1"),
         (b"\x80\x02\x83\x01\x00.", "EXT2"),
@@ -147,8 +147,8 @@ def array_state(shape, dtype=b"X\x02\x00\x00\x00f4", content=b"C\x04abcd"):
         (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00xX\x03\x00\x00\x00hex\x86R.", "_codecs.encode"),
     ],
 )
-def test_tricks_of_the_protocol_are_refused(content, told):
-    with audited() as events, pytest.raises(Refused, match=told.replace("(", r"\(").replace(")", r"\)")):
+def test_tricks_of_the_protocol_are_refused(content, message):
+    with audited() as events, pytest.raises(Refused, match=message.replace("(", r"\(").replace(")", r"\)")):
         read(content)
     assert events == []
 
