@@ -67,13 +67,13 @@ def asked(tmp_path, *overrides, backend="fleet"):
 
 
 def test_a_spec_asks_for_its_ports_modules_files_and_data(tmp_path):
-    given = (
+    overrides = (
         "cluster.master_port=29777",
         "cluster.start_port=17000",
         "cluster.nproc_per_node=2",
         "cluster.devices=[0,1]",
     )
-    first, second = asked(tmp_path, *given, "data.format=coco", "data.root=pictures", "model.weights=w.pt")
+    first, second = asked(tmp_path, *overrides, "data.format=coco", "data.root=pictures", "model.weights=w.pt")
     ranks = [(17000, "cluster.start_port"), (17001, "cluster.start_port")]
     assert first["ports"] == [(29777, "cluster.master_port"), *ranks]
     assert second["ports"] == ranks
@@ -92,31 +92,31 @@ def test_what_the_system_chooses_or_a_plugin_makes_is_not_asked_for(tmp_path):
 
 def hosts(**change):
     """Three hosts that agree, but for ``change`` in the facts of the second: dotted path with ``__`` -> value."""
-    seen = []
+    host_facts = []
     for index in range(3):
         facts, address = copy.deepcopy(FACTS), f"10.0.0.{index + 1}"
         facts["host"] = f"node{index + 1}"
         facts["identity"] = f"machine {index + 1}"
         facts["addresses"] += [["eth0", address]]
-        seen.append(HostFacts(index=index, required=wanted(address), facts=facts))
+        host_facts.append(HostFacts(index=index, required=wanted(address), facts=facts))
     for path, value in change.items():
         *parents, last = path.split("__")
-        place = seen[1].facts
+        place = host_facts[1].facts
         for parent in parents:
             place = place[parent]
         place[last] = value
-    return seen
+    return host_facts
 
 
-def only(seen):
+def only(host_facts):
     """The one finding that is not ok."""
-    (found,) = [finding for finding in compare(seen) if finding.state != "ok"]
-    return found
+    (actual,) = [finding for finding in compare(host_facts) if finding.state != "ok"]
+    return actual
 
 
 def test_hosts_that_agree_have_one_good_finding_for_each_check():
-    found = compare(hosts())
-    assert [(finding.check, finding.state) for finding in found] == [
+    actual = compare(hosts())
+    assert [(finding.check, finding.state) for finding in actual] == [
         (check, "ok")
         for check in ("address", "clock", "python", "mtrain", "packages", "data", "ports", "disk", "devices")
     ]
@@ -156,11 +156,11 @@ WRONG = {
 
 @pytest.mark.parametrize(("change", "check", "text"), WRONG.values(), ids=WRONG)
 def test_what_keeps_a_job_from_starting_is_one_line_with_its_host_and_a_remedy(change, check, text):
-    found = only(hosts(**change))
-    assert (found.check, found.state, found.hosts) == (check, "bad", ("10.0.0.2 (node2)",))
-    assert text in found.text
-    assert found.remedy
-    assert "\n" not in found.line()
+    actual = only(hosts(**change))
+    assert (actual.check, actual.state, actual.hosts) == (check, "bad", ("10.0.0.2 (node2)",))
+    assert text in actual.text
+    assert actual.remedy
+    assert "\n" not in actual.line()
 
 
 DOUBTFUL = {
@@ -173,74 +173,74 @@ DOUBTFUL = {
 
 @pytest.mark.parametrize(("change", "check"), DOUBTFUL.values(), ids=DOUBTFUL)
 def test_what_may_go_well_is_a_warning(change, check):
-    found = only(hosts(**change))
-    assert (found.check, found.state) == (check, "warning")
-    assert bad([found]) == []
+    actual = only(hosts(**change))
+    assert (actual.check, actual.state) == (check, "warning")
+    assert bad([actual]) == []
 
 
 def test_several_things_wrong_at_once_are_all_told():
-    seen = hosts(python__python="3.12.1", data__digests=["y"], disk__free=0)
-    seen[0].required = wanted("10.0.0.1", ports=[[29500, "cluster.master_port"]])
-    seen[0].facts["ports"] = {"29500": "process 7 (sshd) listens there"}
-    seen[2].skew_s = (30.0, 30.4)
-    found = [finding for finding in compare(seen) if finding.state != "ok"]
-    assert [finding.check for finding in found] == ["clock", "python", "data", "ports", "disk"]
-    assert "29500 is taken on 10.0.0.1: process 7 (sshd) listens there" in found[3].text
+    host_facts = hosts(python__python="3.12.1", data__digests=["y"], disk__free=0)
+    host_facts[0].required = wanted("10.0.0.1", ports=[[29500, "cluster.master_port"]])
+    host_facts[0].facts["ports"] = {"29500": "process 7 (sshd) listens there"}
+    host_facts[2].skew_s = (30.0, 30.4)
+    actual = [finding for finding in compare(host_facts) if finding.state != "ok"]
+    assert [finding.check for finding in actual] == ["clock", "python", "data", "ports", "disk"]
+    assert "29500 is taken on 10.0.0.1: process 7 (sshd) listens there" in actual[3].text
 
 
 def test_a_name_that_is_loopback_on_its_own_host_is_found():
     """Debian and Ubuntu write 127.0.1.1 beside a host's own name."""
-    seen = hosts()
-    for index, host in enumerate(seen):
+    host_facts = hosts()
+    for index, host in enumerate(host_facts):
         host.required = wanted(f"node{index + 1}", names=["node1", "node2", "node3"])
         host.facts["names"] = {f"node{number}": [f"10.0.0.{number}"] for number in (1, 2, 3)}
-    assert compare(seen)[0].state == "ok"
-    seen[1].facts["names"]["node2"] = ["127.0.1.1"]
-    found = only(seen)
-    assert found.text.startswith(
+    assert compare(host_facts)[0].state == "ok"
+    host_facts[1].facts["names"]["node2"] = ["127.0.1.1"]
+    actual = only(host_facts)
+    assert actual.text.startswith(
         "node2 means 127.0.1.1 on that host itself, where no other host reaches it; it has 10.0.0.2 (eth0)"
     )
 
 
 def test_an_own_name_that_is_loopback_does_no_harm_where_addresses_are_given():
-    seen = hosts()
-    seen[1].facts["names"]["node2"] = ["127.0.1.1"]
-    assert "node2 eth0 (not 127.0.1.1, as its own name says)" in compare(seen)[0].text
+    host_facts = hosts()
+    host_facts[1].facts["names"]["node2"] = ["127.0.1.1"]
+    assert "node2 eth0 (not 127.0.1.1, as its own name says)" in compare(host_facts)[0].text
 
 
 def test_a_name_that_means_another_machine_elsewhere_is_found():
-    seen = hosts()
-    for index, host in enumerate(seen):
+    host_facts = hosts()
+    for index, host in enumerate(host_facts):
         host.required = wanted(f"node{index + 1}")
         host.facts["names"] = {f"node{number}": [f"10.0.0.{number}"] for number in (1, 2, 3)}
-    seen[0].facts["names"]["node3"] = ["10.9.9.9"]
-    assert only(seen).text == "takes node3 for 10.9.9.9, which is no address of that host"
-    seen[0].facts["names"]["node3"] = []
-    assert only(seen).text == "does not know the name node3"
+    host_facts[0].facts["names"]["node3"] = ["10.9.9.9"]
+    assert only(host_facts).text == "takes node3 for 10.9.9.9, which is no address of that host"
+    host_facts[0].facts["names"]["node3"] = []
+    assert only(host_facts).text == "does not know the name node3"
 
 
 @pytest.mark.parametrize(
-    ("bounds", "told"),
+    ("bounds", "message"),
     [((3.0, 3.5), "3.0 s ahead of"), ((-9.0, -8.0), "8.0 s behind"), ((-1.0, 60.0), None), ((1.0, 1.9), None)],
     ids=["ahead", "behind", "a slow answer proves nothing", "a little"],
 )
-def test_clocks_count_as_far_as_their_difference_is_certain(bounds, told):
-    seen = hosts()
-    seen[2].skew_s = bounds
-    found = compare(seen)[1]
-    assert found.check == "clock"
-    assert (found.state == "ok") if told is None else (found.state == "warning" and told in found.text)
+def test_clocks_count_as_far_as_their_difference_is_certain(bounds, message):
+    host_facts = hosts()
+    host_facts[2].skew_s = bounds
+    actual = compare(host_facts)[1]
+    assert actual.check == "clock"
+    assert (actual.state == "ok") if message is None else (actual.state == "warning" and message in actual.text)
 
 
 def test_clocks_are_compared_with_that_of_the_first_host_not_with_this_machine():
-    seen = hosts()
-    for host in seen:
+    host_facts = hosts()
+    for host in host_facts:
         host.skew_s = (60.0, 60.4)
-    assert compare(seen)[1].state == "ok"
-    seen[1].skew_s = (0.0, 0.4)
-    (found,) = [finding for finding in compare(seen) if finding.check == "clock"]
-    assert (found.hosts, found.state) == ((seen[1].label,), "warning")
-    assert "59.6 s behind that of 10.0.0.1 (node1)" in found.text
+    assert compare(host_facts)[1].state == "ok"
+    host_facts[1].skew_s = (0.0, 0.4)
+    (actual,) = [finding for finding in compare(host_facts) if finding.check == "clock"]
+    assert (actual.hosts, actual.state) == ((host_facts[1].label,), "warning")
+    assert "59.6 s behind that of 10.0.0.1 (node1)" in actual.text
 
 
 @pytest.mark.parametrize(
@@ -255,19 +255,19 @@ def test_clocks_are_compared_with_that_of_the_first_host_not_with_this_machine()
     ids=["numbers", "cuda", "as the others", "cpu", "none anywhere"],
 )
 def test_gpus_that_are_asked_for_must_be_there(more, present, text):
-    seen = hosts()
-    for host, count in zip(seen, present, strict=True):
+    host_facts = hosts()
+    for host, count in zip(host_facts, present, strict=True):
         host.required = wanted(host.address, **more)
         host.facts["devices"]["present"] = count
-    found = [finding for finding in compare(seen) if finding.check == "devices"]
-    assert [finding.text for finding in found if finding.state == "bad"] == ([text] if text else [])
+    actual = [finding for finding in compare(host_facts) if finding.check == "devices"]
+    assert [finding.text for finding in actual if finding.state == "bad"] == ([text] if text else [])
 
 
 def test_different_gpus_are_a_warning():
-    seen = hosts(devices={"present": 1, "models": ["slow"]})
-    for host in (seen[0], seen[2]):
+    host_facts = hosts(devices={"present": 1, "models": ["slow"]})
+    for host in (host_facts[0], host_facts[2]):
         host.facts["devices"] = {"present": 1, "models": ["fast"]}
-    assert "node2): slow" in only(seen).text
+    assert "node2): slow" in only(host_facts).text
 
 
 # ---------------------------------------------------------------------------------------------------------------- agents
@@ -313,9 +313,9 @@ def trial(folder, **more):
 
 
 def test_agents_are_asked_and_reach_each_other(agents, tmp_path):
-    found = preflight(agents(3), [trial(tmp_path)] * 3)
-    assert worst(found) == "ok", table(found)
-    assert found[-1].text == "all 6 ways between 3 hosts, over TCP"
+    actual = preflight(agents(3), [trial(tmp_path)] * 3)
+    assert worst(actual) == "ok", table(actual)
+    assert actual[-1].text == "all 6 ways between 3 hosts, over TCP"
 
 
 def test_the_first_file_that_differs_is_named_and_a_taken_port_and_a_file_that_is_missing(agents, tmp_path):
@@ -331,23 +331,23 @@ def test_the_first_file_that_differs_is_named_and_a_taken_port_and_a_file_that_i
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        found = preflight(agents(2), [{**left, "ports": [[port, "cluster.master_port"]]}, right])
-    told = {finding.check: finding.text for finding in bad(found)}
-    assert sorted(told) == ["data", "files", "ports"], table(found)
-    assert "7.jpg has 5 bytes, expected 3" in told["data"]
-    assert told["files"].endswith("w.pt: No such file or directory")
-    assert f"{port} is taken on 127.0.0.1: process {os.getpid()} (" in told["ports"]
+        actual = preflight(agents(2), [{**left, "ports": [[port, "cluster.master_port"]]}, right])
+    values = {finding.check: finding.text for finding in bad(actual)}
+    assert sorted(values) == ["data", "files", "ports"], table(actual)
+    assert "7.jpg has 5 bytes, expected 3" in values["data"]
+    assert values["files"].endswith("w.pt: No such file or directory")
+    assert f"{port} is taken on 127.0.0.1: process {os.getpid()} (" in values["ports"]
 
 
 def test_an_agent_that_has_gone_is_a_finding_among_the_others(agents, tmp_path):
     first, second, third = agents(3)
     second.close()
-    known = Finding(check="ssh", state="bad", text="no way", hosts=("10.0.0.9",))
-    found = preflight([None, first, second, third], [trial(tmp_path)] * 4, earlier=[known])
-    assert found[0] is known
-    assert [finding.check for finding in bad(found)] == ["ssh", "agent"]
-    assert found[-1].text == "all 2 ways between 2 hosts, over TCP"
-    assert found[-1].hosts == ("127.0.0.1", "127.0.0.1"), "nothing is said to be well on hosts that did not answer"
+    known_names = Finding(check="ssh", state="bad", text="no way", hosts=("10.0.0.9",))
+    actual = preflight([None, first, second, third], [trial(tmp_path)] * 4, earlier=[known_names])
+    assert actual[0] is known_names
+    assert [finding.check for finding in bad(actual)] == ["ssh", "agent"]
+    assert actual[-1].text == "all 2 ways between 2 hosts, over TCP"
+    assert actual[-1].hosts == ("127.0.0.1", "127.0.0.1"), "nothing is said to be well on hosts that did not answer"
 
 
 # ----------------------------------------------------------------------------------------------------------------- words
@@ -366,16 +366,16 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize(("said", "remedy"), SAID.values(), ids=SAID)
-def test_what_ssh_says_becomes_a_remedy(said, remedy):
-    found = start_failures.explain("b", status=255, printed=said.splitlines(), python="/py", local=False)
-    assert (found.check, found.state, found.hosts) == ("ssh", "bad", ("b",))
-    assert remedy in found.remedy
-    assert said.splitlines()[-1].removeprefix("ssh: ") in found.text
+@pytest.mark.parametrize(("output", "remedy"), SAID.values(), ids=SAID)
+def test_what_ssh_says_becomes_a_remedy(output, remedy):
+    actual = start_failures.explain("b", status=255, printed=output.splitlines(), python="/py", local=False)
+    assert (actual.check, actual.state, actual.hosts) == ("ssh", "bad", ("b",))
+    assert remedy in actual.remedy
+    assert output.splitlines()[-1].removeprefix("ssh: ") in actual.text
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "text"),
+    ("status", "output", "text"),
     [
         (127, "bash: line 1: /py: No such file or directory", "cannot run /py: bash"),
         (1, "/py: Error while finding module specification: No module named 'mtrain'", "/py has no mtrain there"),
@@ -384,9 +384,9 @@ def test_what_ssh_says_becomes_a_remedy(said, remedy):
     ],
     ids=["no interpreter", "no mtrain", "broken", "the agent's own status"],
 )
-def test_an_agent_that_does_not_start_says_why(status, said, text):
-    found = start_failures.explain("b", status=status, printed=[said], python="/py", local=status == 255)
-    assert found.text.startswith(text)
+def test_an_agent_that_does_not_start_says_why(status, output, text):
+    actual = start_failures.explain("b", status=status, printed=[output], python="/py", local=status == 255)
+    assert actual.text.startswith(text)
 
 
 def test_a_table_is_plain_lines_where_there_is_no_terminal(capsys):

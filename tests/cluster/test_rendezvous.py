@@ -66,9 +66,9 @@ def port():
 @pytest.fixture
 def meeting(port):
     """The first host's; closed at the end, which ends its agent."""
-    told = []
-    made = Meeting(party=party(0, port), python=sys.executable, environ=caller(), note=told.append)
-    made.told = told
+    messages = []
+    made = Meeting(party=party(0, port), python=sys.executable, environ=caller(), note=messages.append)
+    made.told = messages
     yield made
     made.close()
 
@@ -79,21 +79,21 @@ def joining(port):
     started = []
 
     def start(node: int, **changes) -> subprocess.Popen[str]:
-        given = json.dumps(fields(node, port, **changes))
+        original = json.dumps(fields(node, port, **changes))
         started.append(
             subprocess.Popen(
-                [sys.executable, "-c", JOINING, given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                [sys.executable, "-c", JOINING, original], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
         )
         return started[-1]
 
     def answers():
-        found = []
+        results = []
         for process in started:
             out, problems = process.communicate(timeout=60)
             assert process.returncode == 0, problems
-            found.append(tuple(json.loads(out)))
-        return found
+            results.append(tuple(json.loads(out)))
+        return results
 
     start.answers = answers
     yield start
@@ -179,30 +179,30 @@ def test_a_second_process_of_a_host_ends_no_job_that_has_begun(meeting, joining)
     second = joining(1)
     with ThreadPoolExecutor(1) as background:
         gathering = background.submit(gather, meeting, [2])
-        said, _ = second.communicate(timeout=60)
+        message, _ = second.communicate(timeout=60)
         joining(2)
         members, missing = gathering.result()
     assert missing == []
-    assert json.loads(said)[0] == 2
-    assert "--node-rank: it has 1, which" in said
+    assert json.loads(message)[0] == 2
+    assert "--node-rank: it has 1, which" in message
     goodbye(members)
 
 
 def test_a_request_to_end_at_a_host_that_has_come_ends_the_waiting_for_the_others(meeting, joining):
-    asked = joining(1)
+    requests = joining(1)
     gather(meeting, [1])
-    asked.send_signal(signal.SIGINT)
+    requests.send_signal(signal.SIGINT)
     members, _ = gather(meeting, [1, 2], timeout_s=600.0)
     goodbye(members, 130, "ended before anything was started")
     assert joining.answers() == [(130, "ended before anything was started")]
 
 
 def test_a_second_request_ends_a_host_whose_first_one_says_nothing(meeting, joining):
-    asked = joining(1)
+    requests = joining(1)
     members, _ = gather(meeting, [1])
-    asked.send_signal(signal.SIGINT)
+    requests.send_signal(signal.SIGINT)
     assert members[1].channel.wait(60.0)["event"] == "asked"
-    asked.send_signal(signal.SIGINT)
+    requests.send_signal(signal.SIGINT)
     assert joining.answers() == [(130, "ended before anything was started")]
 
 
@@ -290,8 +290,8 @@ def test_a_job_that_was_refused_for_one_host_tells_the_others_why(meeting, port,
         with pytest.raises(UsageError) as refused:
             gathering.result()
     meeting.close()
-    said = [json.loads(line) for line in closed(right).splitlines()]
-    assert Farewell.refused(str(refused.value)).message() in said
+    messages = [json.loads(line) for line in closed(right).splitlines()]
+    assert Farewell.refused(str(refused.value)).message() in messages
 
 
 def closed(connection: socket.socket) -> bytes:
@@ -399,13 +399,13 @@ def test_a_stranger_who_says_he_is_a_host_of_the_job_neither_ends_it_nor_is_told
         members, missing = gather(
             meeting, [1, 2], timeout_s=60.0, stop=lambda: any(STRANGER in n for n in meeting.told)
         )
-        said = closed(stranger).decode()
+        message = closed(stranger).decode()
     joining(2)
     members, missing = gather(meeting, [1, 2])
     assert missing == []
     assert all(note.isprintable() for note in meeting.told)
-    assert "does not take 127.0.0.9" in said
-    assert not [word for word in ("batch_size", "mtrain 0", "127.0.0.3") if word in said and word != HOSTS[place]]
+    assert "does not take 127.0.0.9" in message
+    assert not [word for word in ("batch_size", "mtrain 0", "127.0.0.3") if word in message and word != HOSTS[place]]
     goodbye(members)
 
 
@@ -455,11 +455,11 @@ def test_many_who_connect_and_say_nothing_bind_few_threads_and_keep_no_host_out(
 @pytest.fixture
 def guarded(port):
     """The first host of a job with a secret."""
-    told = []
+    messages = []
     made = Meeting(
-        party=party(0, port, secret="open sesame"), python=sys.executable, environ=caller(), note=told.append
+        party=party(0, port, secret="open sesame"), python=sys.executable, environ=caller(), note=messages.append
     )
-    made.told = told
+    made.told = messages
     yield made
     made.close()
 

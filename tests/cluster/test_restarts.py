@@ -426,12 +426,12 @@ def test_no_other_loss_is_taken_for_silence_whatever_the_words_are(tmp_path, cau
     assert "127.0.0.2" not in outcome.unheard()
 
 
-@pytest.mark.parametrize(("told", "here", "blamed"), [(False, False, [2]), (True, False, []), (False, True, [])])
-def test_a_killed_starter_is_to_blame_unless_the_job_itself_has_killed_it(tmp_path, told, here, blamed):
+@pytest.mark.parametrize(("reported", "here", "blamed"), [(False, False, [2]), (True, False, []), (False, True, [])])
+def test_a_killed_starter_is_to_blame_unless_the_job_itself_has_killed_it(tmp_path, reported, here, blamed):
     outcome = outcome_of(tmp_path, failed_at=2.0, lost_at=1.0)
     outcome.lost.clear()
     well = {"status": 0, "log": "", "told": False, "when": 3.0}
-    outcome.ended = {0: well, 1: well, 2: well | {"status": -9, "told": told, "ended_here": here}}
+    outcome.ended = {0: well, 1: well, 2: well | {"status": -9, "told": reported, "ended_here": here}}
     assert outcome.killed_starters() == blamed
     blames_starter = "the starter of the ranks on 127.0.0.3 was ended by signal 9" in outcome.judge().headline
     assert blames_starter == bool(blamed)
