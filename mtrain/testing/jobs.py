@@ -35,7 +35,7 @@ SETTLED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class KitRequest:
     """A request to test a backend."""
 
     backend: str
@@ -71,10 +71,10 @@ class Ended:
 class Jobs:
     """Starts jobs. Run folders go into ``folder``; ranks find the results of solo in ``references``."""
 
-    def __init__(self, wanted: Wanted, folder: Path, references: Path) -> None:
+    def __init__(self, request: KitRequest, folder: Path, references: Path) -> None:
         """Raise ``UsageError`` for an override that would have no effect."""
-        _check_overrides(wanted.overrides)
-        self._wanted = wanted
+        _check_overrides(request.overrides)
+        self._request = request
         self._folder = folder
         self._references = references
 
@@ -87,10 +87,10 @@ class Jobs:
         """
         loaded = self.tested(1)
         spec, policy = loaded.spec, loaded.policy
-        entry = plugins.find("backends", self._wanted.backend, policy=policy)
+        entry = plugins.find("backends", self._request.backend, policy=policy)
         if not entry.installed and spec.backend.python is None:
             needed = ", ".join(name for name in (entry.needs, entry.library) if name)
-            remedy = entry.remedy(self._wanted.python)
+            remedy = entry.remedy(self._request.python)
             raise PluginError(f"backend {entry.name!r} needs {needed}, which is not installed here; {remedy}")
         options = plugins.options("backends", entry.name, spec.backend.options, path=OWN_OPTIONS, policy=policy)
         backend = plugins.made("backends", entry.name, options, policy=policy)
@@ -105,22 +105,22 @@ class Jobs:
     def tested(self, ranks: int, more: Sequence[str] = ()) -> Loaded:
         """Return the spec with the tested backend on this number of ranks; ``more``: overrides, weaker than the
         caller's."""
-        return _load(self._wanted.backend, ranks, (*more, *self._wanted.overrides))
+        return _load(self._request.backend, ranks, (*more, *self._request.overrides))
 
     def solo(self, framework: str, more: Sequence[str] = ()) -> Loaded:
         """Return the same spec with solo."""
-        overrides = [text for text in self._wanted.overrides if not text.startswith(OWN_OPTIONS)]
+        overrides = [text for text in self._request.overrides if not text.startswith(OWN_OPTIONS)]
         return _load("solo", 1, (*more, *overrides, f"{OWN_OPTIONS}.framework={framework}"))
 
     def plan(self, loaded: Loaded, run_dir: Path, arguments: Sequence[str] | None, job: str = "") -> Plan:
         """Plan a job of the kit's own ranks; with ``arguments`` None, a job of mtrain's ranks."""
-        machine = Machine.here(environ=self._wanted.environ, python=loaded.spec.backend.python or self._wanted.python)
+        machine = Machine.here(environ=self._request.environ, python=loaded.spec.backend.python or self._request.python)
         planned = plan.make_plan(loaded, run_dir=run_dir, resume=None, machine=machine)
         if arguments is None:
             return planned
         ranks = loaded.spec.cluster.nproc_per_node
         common = ("--references", str(self._references.absolute()), "--ranks", str(ranks), "--job", job)
-        own = (*arguments, *common, "--limit", str(self._wanted.limit_s))
+        own = (*arguments, *common, "--limit", str(self._request.limit_s))
         return replace(planned, commands=[_with_kit_ranks(command, own) for command in planned.commands])
 
     def run(self, loaded: Loaded, name: str, arguments: Sequence[str] | None) -> Ended:
@@ -136,7 +136,7 @@ class Jobs:
         mark = secrets.token_hex(8)
         planned = self.plan(loaded, run_dir, arguments, mark)
         output = io.StringIO()
-        environ = {**self._wanted.environ, JOB: mark}
+        environ = {**self._request.environ, JOB: mark}
         job = supervisor.Job(display=Quiet(output), environ=environ, stream=output)
         code = supervisor.run(planned, job)
         if code in supervisor.EXIT_CODES.values():

@@ -189,20 +189,20 @@ def test_a_second_process_of_a_host_ends_no_job_that_has_begun(meeting, joining)
 
 
 def test_a_request_to_end_at_a_host_that_has_come_ends_the_waiting_for_the_others(meeting, joining):
-    requests = joining(1)
+    second_host = joining(1)
     gather(meeting, [1])
-    requests.send_signal(signal.SIGINT)
+    second_host.send_signal(signal.SIGINT)
     members, _ = gather(meeting, [1, 2], timeout_s=600.0)
     goodbye(members, 130, "ended before anything was started")
     assert joining.answers() == [(130, "ended before anything was started")]
 
 
 def test_a_second_request_ends_a_host_whose_first_one_says_nothing(meeting, joining):
-    requests = joining(1)
+    second_host = joining(1)
     members, _ = gather(meeting, [1])
-    requests.send_signal(signal.SIGINT)
+    second_host.send_signal(signal.SIGINT)
     assert members[1].channel.wait(60.0)["event"] == "asked"
-    requests.send_signal(signal.SIGINT)
+    second_host.send_signal(signal.SIGINT)
     assert joining.answers() == [(130, "ended before anything was started")]
 
 

@@ -1,7 +1,7 @@
 """A checkpoint goes anywhere: saved under one backend, resumed under another and on another number of ranks.
 
 ``python -m tests.parity.matrix [--backends ddp,fleet,...] [--ranks 1,2,3] [--precision fp32] [--quick] [--every]``
-prints the table; exit code 1 when something in it is wrong. Every row is one real job of 20 updates, which saves behind
+prints the table; exit code 1 when something in it is wrong. Every row is one real job of 20 updates, which saves after
 update 10 (2 ranks; solo: 1); every cell is one more, which goes on from that checkpoint. What it has at the end is
 compared with what the row's own job has, which was never interrupted: weights, moments, averages, losses, norms, and
 exactly: rates, momentum, place in the epoch, counters.

@@ -113,14 +113,14 @@ def write_run(
     return run
 
 
-def found(tmp_path: Path, **changed: Any) -> list[str]:
-    """What differs between a run and one with something changed."""
+def changed_run_differences(tmp_path: Path, **changed: Any) -> list[str]:
+    """Return the differences between a run and a copy with something changed."""
     before = fingerprint(write_run(tmp_path / "before"))
     return differences(before, fingerprint(write_run(tmp_path / "after", **changed)))
 
 
 def test_runs_that_differ_only_in_time_and_place_have_the_same_fingerprint(tmp_path: Path) -> None:
-    assert found(tmp_path) == []
+    assert changed_run_differences(tmp_path) == []
 
 
 @pytest.mark.parametrize("part", list(FILES))
@@ -129,26 +129,26 @@ def test_one_changed_bit_of_an_array_is_reported_with_its_size(tmp_path: Path, p
         array = arrays[part]["b.weight"]
         array[1, 1] = np.nextafter(array[1, 1], np.float32(np.inf))
 
-    (line,) = found(tmp_path, change=change)
+    (line,) = changed_run_differences(tmp_path, change=change)
     assert line.startswith(f"{part}: 1 of 2 arrays differ: b.weight; largest relative difference ")
     assert 0 < float(line.split()[-3].rstrip(",")) < 1e-6
     assert line.endswith("in b.weight")
 
 
 def test_a_loss_that_differs_in_its_last_bit_is_reported_with_its_update(tmp_path: Path) -> None:
-    (line,) = found(tmp_path, losses=(4.0, 3.0, float(np.nextafter(2.5, 3)), 2.25))
+    (line,) = changed_run_differences(tmp_path, losses=(4.0, 3.0, float(np.nextafter(2.5, 3)), 2.25))
     assert "losses.total: differs in 1 of 4 updates, first in update 3: 2.5 (0x1.4000000000000p+1) before" in line
     assert "largest relative difference 1.8e-16" in line
 
 
 def test_a_loss_that_is_no_number_differs_from_a_number(tmp_path: Path) -> None:
-    (line,) = found(tmp_path, losses=(4.0, float("nan"), 2.5, 2.25))
+    (line,) = changed_run_differences(tmp_path, losses=(4.0, float("nan"), 2.5, 2.25))
     assert "first in update 2" in line
     assert "largest relative difference inf" in line
 
 
 def test_fewer_updates_are_reported(tmp_path: Path) -> None:
-    assert "losses.total: 4 updates before, 3 after" in found(tmp_path, losses=(4.0, 3.0, 2.5))
+    assert "losses.total: 4 updates before, 3 after" in changed_run_differences(tmp_path, losses=(4.0, 3.0, 2.5))
 
 
 def test_arrays_that_come_go_or_change_type_or_shape_are_reported(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_arrays_that_come_go_or_change_type_or_shape_are_reported(tmp_path: Path
         arrays["ema"]["a.weight"] = arrays["ema"]["a.weight"].astype(np.float64)
         arrays["moments"]["a.weight"] = arrays["moments"]["a.weight"].reshape(2, 3)
 
-    assert found(tmp_path, change=change) == [
+    assert changed_run_differences(tmp_path, change=change) == [
         "weights: 1 arrays only before: b.weight",
         "weights: 1 arrays only after: c.weight",
         "ema: 1 of 2 arrays differ: a.weight; largest relative difference 0.0e+00, in a.weight",
@@ -166,7 +166,7 @@ def test_arrays_that_come_go_or_change_type_or_shape_are_reported(tmp_path: Path
 
 
 def test_another_place_in_the_job_is_reported(tmp_path: Path) -> None:
-    assert [line.split()[0] for line in found(tmp_path, update=3)] == ["progress", "counters"]
+    assert [line.split()[0] for line in changed_run_differences(tmp_path, update=3)] == ["progress", "counters"]
 
 
 # ---------------------------------------------------------------------------------------------------- the command's code

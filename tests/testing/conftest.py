@@ -11,10 +11,10 @@ from mtrain.testing import kit
 ROOT = Path(__file__).parents[2]
 
 
-def wanted(backend: str, **settings: object) -> kit.Wanted:
+def wanted(backend: str, **settings: object) -> kit.KitRequest:
     """The kit on this interpreter, outside of any job."""
     environ = {**environment.cleaned(dict(os.environ)), "PYTHONPATH": str(ROOT)}
-    return kit.Wanted(backend=backend, environ=environ, python=sys.executable, **settings)  # type: ignore[arg-type]
+    return kit.KitRequest(backend=backend, environ=environ, python=sys.executable, **settings)  # type: ignore[arg-type]
 
 
 def solo_learns(folder: Path) -> Path:
