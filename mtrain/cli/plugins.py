@@ -129,7 +129,7 @@ def test_plugin(name: str, **params: Any) -> int:
     from mtrain.system import environment
     from mtrain.testing import kit, wording
 
-    order = kit.Wanted(
+    order = kit.KitRequest(
         backend=name,
         ranks=params["ranks"],
         overrides=params["overrides"],
