@@ -53,6 +53,16 @@ def test_a_file_here_wins_over_a_shipped_config_of_the_same_name(here):
     assert load("yolov5.yml").spec.model.name == "yolov5x"
 
 
+def test_a_file_is_shipped_by_where_it_lies_and_not_by_how_its_path_reads(here):
+    assert load("yolov5").source.startswith("the shipped config mtrain/configs/")
+    (here / "mtrain" / "configs").mkdir(parents=True)
+    (here / "mtrain" / "configs" / "mine.yml").write_text("train: {epochs: 1}\n")
+    (here / "mtrain" / "configs" / "plugins.toml").write_text("")
+    loaded = load("mtrain/configs/mine.yml")
+    assert loaded.source == "mtrain/configs/mine.yml"
+    assert loaded.values["plugins"] == str(here / "mtrain" / "configs" / "plugins.toml")
+
+
 def test_a_name_that_is_nowhere_is_answered_with_the_closest(here):
     assert problems("yolov5n_bcd") == (
         "yolov5n_bcd: no such file, and no shipped config of that name; did you mean 'yolov5n_bccd'?",
