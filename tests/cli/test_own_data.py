@@ -97,7 +97,7 @@ def test_plugins_show_and_explain_list_the_options_of_a_format(here: Path, capsy
     assert main(["plugins", "show", "voc"]) == 0
     shown = capsys.readouterr().out
     assert "ImageSets/Main/<split>.txt" in shown
-    assert "use_difficult (true or false, default true): false: what is marked difficult" in shown
+    assert "use_difficult (true or false, default true): false: objects marked difficult" in shown
     assert main(["config", "explain", "data.options", "-c", "my.yml"]) == 0
     assert "of       data.format voc:\n    use_difficult (true or false, default true)" in capsys.readouterr().out
     assert main(["plugins", "show", "vco"]) == 2

@@ -35,7 +35,7 @@ WRONG = Path(__file__).parent / "wrong"
         (["nameless", "-o", f"plugins={WRONG / 'plugins.toml'}"], "does not say its `rendezvous`: expected text"),
         (
             ["ddp", "-o", "backend.name=solo"],
-            "-o backend.name=solo: cannot be given to the kit: what is tested is named",
+            "-o backend.name=solo: cannot be given to the kit: name the backend after",
         ),
         (["ddp", "-o", "backend={name: solo}"], "holds backend.name, which cannot be given to the kit"),
         (["ddp", "-o", "cluster.nproc_per_node=3"], "cannot be given to the kit: use --ranks"),
