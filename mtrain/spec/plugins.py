@@ -153,6 +153,11 @@ def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
         pinned = policy.of(kind, name).distribution
         if pinned is not None:
             raise PluginError(f"no {what} {name!r} from the distribution {pinned!r} to which {POLICY_FILE} pins it")
+        if name in _shipped_names(kind):
+            raise PluginError(
+                f"no {what} {name!r}: mtrain ships one, but its installation is older than its sources and does not "
+                f"list it; install again with: {remedies.install('')}"
+            )
         usable = [other for other, entry in entries.items() if entry.enabled]
         listed = f" (known: {', '.join(usable)})" if usable else ""
         raise PluginError(f"no {what} {name!r}{listed}{_meant(name, usable)}")
@@ -166,6 +171,12 @@ def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
             f'or pin one in {POLICY_FILE}: [{kind}.{name}] distribution = "..."'
         )
     return entry
+
+
+def _shipped_names(kind: str) -> set[str]:
+    """Return the plugins of a kind that mtrain's own ``plugins.toml`` describes."""
+    shipped = _lay_over(Policy(), Path(__file__).parents[1] / POLICY_FILE)
+    return set(shipped.kinds.get(kind, KindPolicy()).names)
 
 
 MOVED = {
