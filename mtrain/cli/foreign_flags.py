@@ -107,7 +107,8 @@ def _refuse(_ctx: click.Context, parameter: click.Parameter, value: Any) -> None
 def foreign_values(params: Mapping[str, Any]) -> Values:
     """Return the values of the spec that the typed flags stand for: dotted path -> ``Given``.
 
-    Raises: ``click.UsageError`` for a value that has no meaning here; the message says what to do.
+    Raises: ``click.UsageError`` for a value that has no meaning here, for ``--fleet`` beside another ``--backend`` and for
+    ``--noval`` beside ``--eval``; the message says what to do.
     """
     from mtrain.spec.config import Given
 
@@ -132,6 +133,8 @@ def foreign_values(params: Mapping[str, Any]) -> Values:
 
 def config_of(params: Mapping[str, Any]) -> str | None:
     """Return the spec to read: that of ``-c``, else the shipped one that ``--cfg`` names, else None.
+
+    None means the ``mtrain.yml`` of the current folder, which ``--cfg`` does not replace, or else the embedded demo.
 
     Raises: ``click.UsageError`` where ``--data`` or ``--cfg`` would modify the embedded demo, whose recipe is for
     digits only.

@@ -78,23 +78,23 @@ class Book:
         self._enter(path, self.carried, f"{target}: {shown(value)}{f' ({remark})' if remark else ''}")
 
     def same(self, source: str | Path, remark: str) -> None:
-        """Enter a ``source`` that requests mtrain's normal behaviour."""
+        """Report ``source``, and all keys below it, as carried over: it requests what mtrain does anyway."""
         self._enter(path_of(source), self.carried, remark)
 
     def bare(self, source: str | Path, remark: str) -> None:
-        """Like ``same``, if ``source`` has no keys of its own; otherwise those below it are entered one by one."""
+        """Like ``same``, if ``source`` has no keys below it; otherwise the caller reports those one by one."""
         if not self.get(source):
             self.same(source, remark)
 
     def drop(self, source: str | Path, reason: str = NO_COUNTERPART) -> None:
-        """Enter a ``source`` that is not carried over."""
+        """Report ``source`` as not carried over; the import goes on."""
         self._enter(path_of(source), self.dropped, reason)
 
     def fixed(self, source: str | Path, value: Any, *, what: str) -> None:
-        """Enter a ``source`` that cannot be chosen in mtrain, where it always is ``value``; ``what`` names the part of
-        mtrain.
+        """Report a ``source`` that cannot be chosen in mtrain, where it always is ``value``.
 
-        A missing ``source`` is skipped.
+        Another value is reported as not carried over, and the import goes on. A missing ``source`` is skipped.
+        ``what`` names the part of mtrain.
         """
         if equal(self.get(source), value):
             self.same(source, f"always so in {what}")

@@ -15,7 +15,7 @@ class Display(Protocol):
     """Shows the progress of a job to a person."""
 
     def record(self, record: Record) -> None:
-        """Show one record, a line of ``metrics.jsonl``."""
+        """Show one record: a line of ``metrics.jsonl``, which rank 0 writes."""
         ...
 
     def note(self, text: str) -> None:
@@ -55,7 +55,7 @@ class Quiet:
             self.note(f"warning: {record.get('message', '')}")
 
     def note(self, text: str) -> None:
-        """Print it."""
+        """Print the text as a line of its own."""
         print(text, file=self._stream, flush=True)
 
     def tick(self) -> None:
@@ -66,7 +66,11 @@ class Quiet:
 
 
 class Plain:
-    """A display for logs and pipes. It prints a line every ``every_s`` seconds and at each evaluation."""
+    """A display for logs and pipes, one line a record.
+
+    It prints an update at most every ``every_s`` seconds, and always the last one, evaluations, notes, warnings, the start
+    and the end.
+    """
 
     def __init__(
         self, stream: IO[str], *, title: str, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic
@@ -78,7 +82,7 @@ class Plain:
         self.note(title)
 
     def record(self, record: Record) -> None:
-        """Print the record as a line; updates at most every ``every_s`` seconds."""
+        """Print the record as a line, as the class says."""
         kind = record.get("kind")
         if kind == "update":
             last = record.get("update", 0) + 1 == record.get("total_updates")

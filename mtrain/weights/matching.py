@@ -44,7 +44,7 @@ class Match:
     reshaped: list[str] = field(default_factory=list)
     """Entries whose shape differs for another reason."""
     missing: list[str] = field(default_factory=list)
-    """Entries that the file does not contain."""
+    """Entries that the file lacks although files of its format contain them; see ``counters`` for the others."""
     inexact: list[str] = field(default_factory=list)
     """Integer entries for which the file has numbers that are not integers."""
     unused: list[str] = field(default_factory=list)

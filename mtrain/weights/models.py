@@ -32,6 +32,8 @@ class Expected:
 def expected(file: Weights, model: str, *, options: Mapping[str, Any] | None = None) -> Expected | None:
     """Return the state of ``model`` for the number of classes in ``file``; None if the model cannot be outlined.
 
+    If nothing in the file depends on the number of classes, the state is that for one class.
+
     Raises:
         PluginError: There is no such model.
     """
@@ -40,7 +42,11 @@ def expected(file: Weights, model: str, *, options: Mapping[str, Any] | None = N
 
 
 def policy_of(file: Weights) -> plugins.Policy:
-    """Return which plugins may load: as in the run that wrote ``file``; if it is unknown, as for any command."""
+    """Return which plugins may load for ``file``.
+
+    Those of the run that wrote it, if the file names that run's ``plugins.toml`` and it still exists; otherwise those that
+    any command may load here: the shipped ``plugins.toml`` with the one of the current folder over it.
+    """
     return plugins.read_policy(_policy_file(file))
 
 
@@ -52,7 +58,8 @@ def fitted(file: Weights, expected_state: Expected) -> Match:
     """Match ``file`` with a model.
 
     Raises:
-        CheckpointError: The file belongs to another model, which is named if it is known.
+        CheckpointError: Less than half of the file fits, and either another model fits better, which is named, or
+            nothing fits; or the BatchNorms of the file are folded into its convolutions.
     """
     result = refuse_folded(match(file, expected_state.state, expected_state.published))
     if result.share < _ENOUGH:
@@ -91,7 +98,7 @@ def check_start(spec: Spec, outline: SpecOutline, *, training: bool) -> None:
         training: Whether the job trains; if not, every entry must come from the file.
 
     Raises:
-        CheckpointError: The file cannot be read.
+        CheckpointError: The file cannot be read, or its BatchNorms are folded into its convolutions.
         SpecError: It belongs to another model, or lacks entries that evaluation needs.
     """
     try:

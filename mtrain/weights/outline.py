@@ -1,8 +1,9 @@
 """Outline models: find names, shapes and types of a model's state without a framework.
 
-The network is built on layers that consist of names and shapes only. This happens in a process of its own, because a
-process can bind its neutral layers only once: ``python -m mtrain.weights.outline`` reads questions as JSON from
-standard input and prints the answers as JSON.
+Models are written on ``core.nn`` and ``core.ops``, which are empty until they are bound to a framework's layers and
+functions. Here they are bound to layers that consist of names and shapes only. That happens in a process of its own,
+because a process can bind them only once: ``python -m mtrain.weights.outline`` reads questions as JSON from standard
+input and prints the answers as JSON.
 """
 
 import json

@@ -86,7 +86,7 @@ class DetectionSource:
         return DetectionItem(item.index, item.targets, item.scale_pad, image)
 
     def fill(self, epoch: int, index: int, out: Array, *, update: int = 0) -> DetectionItem:
-        """Prepare a sample like ``sample``, with the picture written to ``out`` (S, S, 3) uint8.
+        """Prepare a sample like ``sample``, with the picture written to ``out`` (S, S, 3) uint8 instead of the result.
 
         Raises:
             DataError: the picture, or another one of its mosaic, is unreadable.
