@@ -43,7 +43,9 @@ REFUSED: Mapping[str, tuple[bool, str]] = {
     "--to-static": (False, "train.compile compiles the model where the backend can: -o train.compile=true"),
     "--save-prediction-only": (False, "`mtrain predict` writes predictions, `mtrain evaluate` scores them"),
 }  # fmt: skip
-"""Refused flag -> whether it takes a value, and what to do instead."""
+"""Refused flag -> whether it takes a value, and what to do instead, where ``{value}`` is the value that was typed.
+
+Typing one ends the command with a usage error."""
 
 
 def foreign_options() -> list[Option]:
