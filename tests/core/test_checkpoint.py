@@ -206,14 +206,14 @@ def test_a_best_checkpoint_that_is_written_again_stays_the_first_of_its_ties(tmp
 
 
 def test_summary_and_best_checkpoint_name_the_same_update_of_equal_scores(tmp_path):
-    from mtrain.rank.worker import _Result
+    from mtrain.rank.train import Results
 
     scores = {1: 0.2, 2: 0.5, 3: 0.5, 4: 0.4, 5: 0.5}
-    checkpoints, result = store(tmp_path, keep_last=1, keep_best=1), _Result(progress=Progress())
+    checkpoints, result = store(tmp_path, keep_last=1, keep_best=1), Results(progress=Progress())
     for update, score in scores.items():
         if update == 4:  # a job that is resumed knows the figures of its checkpoint alone
             saved = checkpoint.load(checkpoints.newest())
-            checkpoints, result = store(tmp_path, keep_last=1, keep_best=1), _Result.of(saved)
+            checkpoints, result = store(tmp_path, keep_last=1, keep_best=1), Results.of(saved)
         progress = scored(replace(result.progress, update=update), score)
         result.take({"score": score}, progress, Figures())
         result.progress = progress

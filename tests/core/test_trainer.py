@@ -490,9 +490,9 @@ def test_an_evaluation_that_is_repeated_behind_the_same_update_does_not_use_up_p
 
 
 def test_the_first_of_equal_scores_stays_the_best_of_the_summary() -> None:
-    from mtrain.rank.worker import _Result
+    from mtrain.rank.train import Results
 
-    result, evaluator = _Result(progress=Progress()), Figures()
+    result, evaluator = Results(progress=Progress()), Figures()
     messages = [
         result.take({"score": score}, Progress(update=update), evaluator)
         for update, score in ((1, 0.2), (2, 0.5), (3, 0.5))

@@ -1,0 +1,339 @@
+"""Training on one rank: the functions that the trainer calls, and what they record."""
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mtrain.core import cadence
+from mtrain.core.checkpoint import store as checkpoint
+from mtrain.core.checkpoint.sharing import load_everywhere
+from mtrain.core.collective import barrier
+from mtrain.core.digest import digest
+from mtrain.core.evaluate import evaluate, interruptible
+from mtrain.core.interfaces import Evaluator, Progress, TaskData
+from mtrain.core.schedule import Schedule, total_updates
+from mtrain.core.trace import Shares, Tracer, traffic
+from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
+from mtrain.errors import Interrupted, SpecError
+from mtrain.rank import process
+from mtrain.rank.assembly import Assembly, assembled, open_task, unused_gpus
+from mtrain.rank.records import log_to_stderr, report_weights, text_of, writers
+from mtrain.system.devices import device_words
+from mtrain.system.runfolder import RunFolder, adopt
+
+Stop = Callable[[], bool]
+"""Returns whether this rank was asked to end."""
+log = logging.getLogger(__name__)
+
+
+def train(spec: Any, run_folder: RunFolder, resume: Path | None, *, stop: Stop, leave: process.Leaving) -> None:
+    """Train to the end, or from ``resume`` to the end."""
+    log_to_stderr()
+    started = time.perf_counter()
+    data = open_task(spec)
+    with assembled(spec, data, leave=leave, training=True, restored=resume is not None) as job:
+        saved = None if resume is None else load_everywhere(resume, job.backend.collective)
+        session = Session(job, data, run_folder, Results.of(saved))
+        if saved is not None:
+            session.check_continues()
+            job.backend.restore(job.model, job.optimizer, saved.state)
+            session.adopt_spec()
+        session.announce(resumed_from=resume)
+        try:
+            session.trainer(stop).run(session.progress)
+        except Interrupted:
+            session.end("interrupted", seconds=time.perf_counter() - started)
+            raise
+        except BaseException as error:
+            leave(error)
+            try:
+                session.end("failed", seconds=time.perf_counter() - started)
+            except Exception:
+                log.exception("after the failure")
+            raise
+        session.end("done", seconds=time.perf_counter() - started)
+
+
+class Session:
+    """One rank's training run: the functions that the trainer calls, and the report and checkpoints that it writes."""
+
+    def __init__(self, job: Assembly, data: TaskData, run_folder: RunFolder, result: "Results") -> None:
+        self.job = job
+        self._data = data
+        self.run_folder = run_folder
+        self.loader = job.training_loader()
+        self._tracer: Tracer | None = None
+        self._shares = Shares()
+        if job.spec.report.trace == "state":
+            self._tracer = Tracer(
+                job.backend.collective,
+                job.optimizer.groups,
+                lambda: job.backend.state(job.model, job.optimizer),
+                accumulate=job.recipe.accumulate,
+            )
+            self.loader = self._tracer.watch(self.loader)
+        self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
+        self.report, self.checkpoints = writers(job, run_folder, result.progress)
+        self._result = result
+        self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
+        self._stop: Stop = lambda: False
+        self.device = job.backend.device
+        """Description of this rank's device; once ``announce`` was called, of all ranks' devices."""
+
+    @property
+    def progress(self) -> Progress:
+        """Progress at the last save, or at the start."""
+        return self._result.progress
+
+    def check_continues(self) -> None:
+        """See ``cadence.check_continues``."""
+        cadence.check_continues(
+            self.progress,
+            updates_per_epoch=self.loader.updates_per_epoch,
+            global_batch=self.job.spec.train.batch_size,
+        )
+
+    def trainer(self, stop: Stop) -> Trainer:
+        """Make the training loop with everything that it calls."""
+        self._stop = lambda: self._asked_to_end(stop)
+        job, spec = self.job, self.job.spec
+        schedule = Schedule(spec, updates_per_epoch=self.loader.updates_per_epoch, total_updates=self.updates)
+        return Trainer(
+            Job(
+                backend=job.backend,
+                model=job.model,
+                optimizer=job.optimizer,
+                loader=self.loader,
+                schedule=schedule,
+                total_updates=self.updates,
+                accumulate=job.recipe.accumulate,
+                global_batch=spec.train.batch_size,
+            ),
+            Cadences(
+                report_every=spec.report.every_updates,
+                evaluations=cadence.evaluations(spec.evaluate),
+                saves=cadence.saves(spec.checkpoint),
+                evaluate_at_end=spec.evaluate.at_end and spec.evaluate.enabled,
+                patience=spec.train.patience,
+                max_nonfinite=spec.train.max_nonfinite,
+            ),
+            Hooks(on_update=self.updated, evaluate=self.evaluate, save=self.save, stop=self._stop),
+        )
+
+    def _asked_to_end(self, stop: Stop) -> bool:
+        """Return whether this rank was asked to end. Also notices a failed background save before the next save does.
+
+        Raises:
+            TrainingError: A background save has failed.
+        """
+        self.checkpoints.check()
+        return stop()
+
+    def adopt_spec(self) -> None:
+        """Make this job's spec that of the run folder, once all ranks have restored the checkpoint."""
+        barrier(self.job.backend.collective)  # every rank has restored
+        if self.job.backend.collective.rank == 0:
+            adopt(self.run_folder)
+
+    def announce(self, *, resumed_from: Path | None) -> None:
+        """Write the first record of the report, which says what is about to be trained; every rank must call."""
+        job = self.job
+        parameters = sum(len(group) for group in job.optimizer.groups)
+        self.device = device_words(job.backend.collective.all_gather(job.backend.device))
+        self.report.event(
+            "start",
+            update=self._result.progress.update,
+            total_updates=self.updates,
+            updates_per_epoch=self.loader.updates_per_epoch,
+            epoch=self._result.progress.epoch,
+            ranks=job.backend.collective.size,
+            device=self.device,
+            backend=job.spec.backend.name,
+            model=job.spec.model.name,
+            classes=list(job.task.class_names),
+            train_samples=job.data.length("train"),
+            val_samples=job.data.length("val"),
+            trained_arrays=parameters,
+            details=dict(job.task.details),
+            resumed_from=None if resumed_from is None else str(resumed_from),
+            **({} if self._tracer is None else {"trace": self._tracer.look()}),
+        )
+        report_weights(self.report, job)
+        if unused := unused_gpus(job.spec, job.backend, os.environ):
+            self.report.event("warning", message=unused)
+
+    def updated(self, record: Mapping[str, Any]) -> None:
+        """Report the record of one update, with a warning if the update was skipped."""
+        self._shares.take(record)
+        self.report.update({**record, **self._traced()})
+        if not math.isfinite(record["norm"]):
+            self.report.event(
+                "warning",
+                message=f"update {record['update']}: the gradient was not finite; the update was skipped, weights are as "
+                f"before ({record['skipped']} so far)",
+            )
+
+    def _traced(self) -> dict[str, Any]:
+        """Return the fields that ``report.trace`` adds to the record of an update; every rank must call."""
+        if self.job.spec.report.trace == "none":
+            return {}
+        return {**traffic(), **({} if self._tracer is None else {"trace": self._tracer.after_update()})}
+
+    def evaluate(self, progress: Progress) -> Mapping[str, float]:
+        """Score the averaged weights; every rank must call."""
+        job, began = self.job, time.perf_counter()
+        assert self._evaluations is not None, "nothing is evaluated where that is not enabled"
+        evaluator = job.data.evaluator()
+        figures = evaluate(
+            job.backend,
+            job.model,
+            job.optimizer,
+            interruptible(self._evaluations.micro_batches(0), collective=job.backend.collective, stop=self._stop),
+            predictions=job.plugin.predictions,
+            evaluator=evaluator,
+        )
+        if not figures:
+            message = f"update {progress.update}: not scored: {'; '.join(evaluator.remarks())}"
+            self.report.event("warning", message=message)
+            return figures
+        figures["score"] = _score(figures, job.spec.evaluate.score)
+        best = self._result.take(figures, progress, evaluator)
+        self._result.partial = evaluator.partial()
+        self.report.evaluation(
+            figures,
+            update=progress.update,
+            epoch=progress.epoch,
+            headline=list(evaluator.headline),
+            best=best,
+            seconds=time.perf_counter() - began,
+        )
+        return figures
+
+    def save(self, progress: Progress, score: float | None) -> None:
+        """Write a checkpoint in the background; every rank must call."""
+        job = self.job
+        state = job.backend.state(job.model, job.optimizer)
+        self._result.progress = progress
+        self.checkpoints.save(
+            state,
+            progress,
+            score=score,
+            spec=job.spec.model_dump(mode="json"),
+            extra={**self._data.labels(), "details": dict(job.task.details), "results": self._result.figures()},
+        )
+        self.report.event("checkpoint", update=progress.update, folder=str(self.run_folder.checkpoints), score=score)
+
+    def end(self, reason: str, *, seconds: float) -> None:
+        """Wait for unfinished saves, and write the last record and the summary.
+
+        Every rank must call, unless ``reason`` is "failed". A job that ends early because of ``train.patience`` is
+        "done" too; its ``stopped_by`` is "patience".
+        """
+        self.checkpoints.wait()
+        self.loader.close()
+        if self._evaluations is not None:
+            self._evaluations.close()
+        if reason == "interrupted":
+            # When one rank ends, launchers soon end the others, which may still be writing.
+            barrier(self.job.backend.collective)
+        result, job = self._result, self.job
+        summary: dict[str, Any] = {
+            "reason": reason,
+            "stopped_by": "patience" if reason == "done" and result.progress.update < self.updates else None,
+            "patience": job.spec.train.patience,
+            "name": self.run_folder.path.name,
+            "backend": job.spec.backend.name,
+            "ranks": job.backend.collective.size,
+            "device": self.device,
+            "updates": result.progress.update,
+            "total_updates": self.updates,
+            "epochs": result.progress.epoch,
+            "samples": result.progress.samples,
+            "skipped_updates": result.progress.skipped,
+            "save_wait_seconds": round(self.checkpoints.waited_s, 3),
+            "seconds": round(seconds, 2),
+            "best": result.best,
+            "last": result.last,
+            "headline": result.headline,
+            "remarks": result.remarks,
+        }
+        if reason == "done":
+            state = job.backend.state(job.model, job.optimizer)
+            summary |= {
+                "weights_sha256": digest(state.weights),
+                "ema_sha256": digest(state.ema),
+                "best_checkpoint": text_of(self.checkpoints.best() or self.checkpoints.newest()),
+                "newest_checkpoint": text_of(self.checkpoints.newest()),
+                "measured": job.backend.collective.all_gather({**job.backend.measure(), **self._shares.summary()}),
+            }
+            self._draw()
+        self.report.event("end", **summary)
+        self.report.close(summary)
+
+    def _draw(self) -> None:
+        spec, partial = self.job.spec, self._result.partial
+        if not (spec.report.plots and partial and self.job.backend.collective.rank == 0):
+            return
+        try:
+            self._data.draw(partial, self.run_folder.path / "val_batch.jpg")
+        except Exception as error:  # a finished job must not fail because of a picture
+            log.exception("val_batch.jpg could not be drawn")
+            self.report.event("warning", message=f"val_batch.jpg could not be drawn: {error}")
+
+
+@dataclass(kw_only=True)
+class Results:
+    """Results of a run so far, for its summary."""
+
+    progress: Progress
+    best_score: float = float("-inf")
+    best: dict[str, Any] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
+    headline: list[str] = field(default_factory=list)
+    """Names of the most important figures."""
+    remarks: list[str] = field(default_factory=list)
+    """Remarks about the best evaluation."""
+    partial: Any = None
+    """Predictions of the last evaluation, see ``Evaluator.partial``."""
+
+    @classmethod
+    def of(cls, saved: checkpoint.Saved | None) -> "Results":
+        """Make the results at the start of a job: empty, or those of the checkpoint that it resumes."""
+        if saved is None:
+            return cls(progress=Progress())
+        figures = saved.meta["extra"].get("results", {})
+        return cls(progress=saved.progress, best_score=saved.progress.best, **figures)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the results that a checkpoint stores."""
+        return {
+            "best": dict(self.best),
+            "last": dict(self.last),
+            "headline": list(self.headline),
+            "remarks": list(self.remarks),
+        }
+
+    def take(self, figures: Mapping[str, float], progress: Progress, evaluator: Evaluator) -> bool:
+        """Store the figures of an evaluation; return whether they are the best so far."""
+        self.last = {"update": progress.update, "epoch": progress.epoch, **figures}
+        self.headline = list(evaluator.headline)
+        best = figures["score"] > self.best_score
+        if best:
+            self.best_score, self.best, self.remarks = figures["score"], self.last, evaluator.remarks()
+        return best
+
+
+def _score(figures: Mapping[str, float], name: str | None) -> float:
+    """Return the figure to maximise: ``evaluate.score`` if set, else the evaluator's own score.
+
+    Raises:
+        SpecError: There is no such figure, for example because its class does not occur in the data.
+    """
+    if name is not None and name not in figures:
+        raise SpecError(f"evaluate.score: {name!r} given, this evaluation has {', '.join(figures)}")
+    return figures[name or "score"]
