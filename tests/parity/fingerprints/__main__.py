@@ -146,8 +146,11 @@ def changes(outcomes: Sequence[Outcome]) -> list[str]:
     return failures or [line for base in prints[:-1] for line in differences(base, prints[-1])]
 
 
-def report(jobs: Sequence[Job], builds: Sequence[Build], out: Path) -> int:
-    """Train, print the table and everything that differs, write the files. Returns the exit code."""
+def report(jobs: Sequence[Job], builds: Sequence[Build], out: Path, *, suffix: str = "") -> int:
+    """Train, print the table and everything that differs, write a file per build. Returns the exit code.
+
+    ``suffix`` follows the build's name, so that the file of some jobs does not replace that of all.
+    """
     prints: dict[str, dict[str, Outcome]] = {one.name: {} for one in builds}
     code = 0
     heads = ("records", "weights", "average", "moments")
@@ -158,14 +161,15 @@ def report(jobs: Sequence[Job], builds: Sequence[Build], out: Path) -> int:
         reference = prints[builds[-1].name].get(job.same_as)
         changed, parted = changes(outcomes), disagreement(job, outcomes[-1], reference)
         code = 1 if changed or parted else code
-        agrees = isinstance(reference, Fingerprint) and not parted
+        agrees = isinstance(outcomes[-1], Fingerprint) and isinstance(reference, Fingerprint) and not parted
         compared = len(builds) > 1 or changed or parted
         words = [("DIFFERS" if changed or parted else "same") if compared else "", f"= {job.same_as}" if agrees else ""]
         print(row(job, outcomes[-1], "  ".join(filter(None, words))), flush=True)
         print(*_indented([*changed, *parted]), sep="\n", end="\n" if changed or parted else "", flush=True)
     for one in builds:
-        write(out / f"{one.name}.json", one, jobs, prints[one.name])
-        print(f"written: {out / f'{one.name}.json'}")
+        file = out / f"{one.name}{suffix}.json"
+        write(file, one, jobs, prints[one.name])
+        print(f"written: {file}")
     return code
 
 
@@ -216,12 +220,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         except JobError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-        code = report(jobs, builds, arguments.out)
+        code = report(jobs, builds, arguments.out, suffix="-part" if len(jobs) < len(JOBS) else "")
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     minutes = (usage.ru_utime + usage.ru_stime) / 60, (time.monotonic() - began) / 60
     print(f"{len(jobs)} jobs, {minutes[0]:.1f} minutes of processor time in {minutes[1]:.1f} minutes")
     if len(builds) > 1:
-        print(f"every bit is the same as in {base}" if code == 0 else f"not the same as in {base}")
+        print(f"every bit is the same as in {base}" if code == 0 else "not every bit is the same: see DIFFERS above")
     return code
 
 

@@ -1,7 +1,7 @@
 """The tiny jobs whose results are compared: together they cover every backend, model and option of an update."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class Job:
     ranks: int = 1
     same_as: str = ""
     """Name of another job that must give the same bits; empty: there is none."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the spec that differ from the file."""
     resumes: str = ""
     """Name of the job from whose first checkpoint this one goes on; empty: it starts at the beginning."""
 
@@ -41,7 +43,8 @@ class Job:
     def arguments(self, folder: Path) -> list[str]:
         """Arguments of ``mtrain train`` for a run folder in ``folder/runs``."""
         backend, options = STACKS[self.stack]
-        values = {"report.dir": folder / "runs", **{f"backend.options.{key}": value for key, value in options.items()}}
+        values: dict[str, Any] = {"report.dir": folder / "runs", **self.overrides}
+        values |= {f"backend.options.{key}": value for key, value in options.items()}
         if self.model != "vit":  # the pictures of 8 x 8 come with scikit-learn and have no folder
             values["data.root"] = folder / f"data-{self.model}"
         pairs = [word for key, value in values.items() for word in ("-o", f"{key}={value}")]
