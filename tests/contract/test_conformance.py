@@ -54,7 +54,7 @@ def tested(framework: Framework, references: Path, tmp_path: Path) -> Tested:
     def run(backend: str, option: str, size: int, only: tuple[str, ...]) -> None:
         if find_spec(BACKENDS[framework.name][backend][0]) is None:
             pytest.skip(f"{backend} is not installed here")
-        expected = kit.Wanted(
+        expected = kit.KitRequest(
             backend=backend,
             ranks=size,
             overrides=[f"backend.options.{option}"] if option else [],

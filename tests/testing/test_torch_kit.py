@@ -186,7 +186,7 @@ def test_a_port_that_stays_in_use_after_a_job(tmp_path: Path) -> None:
     ended = Ended(code=0, text="", run_dir=tmp_path, job="", at=0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        rank_records.tell(tmp_path, ports=[port])
+        rank_records.write_facts(tmp_path, ports=[port])
         assert kit._ports_taken(ended).detail == str(port)
     assert kit._ports_taken(ended).ok
 
