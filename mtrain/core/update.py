@@ -115,7 +115,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
     def _seed_next(self) -> None:
         """Seed the model's randomness (dropout) by (seed, rank, update), so that a resumed job repeats it."""
         key = [self._recipe.seed, self._rank, self.updates + self.skipped]
-        self._seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1))
+        self._seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1)
 
     # ------------------------------------------------------------------------------------------------ the average
     @contextmanager
