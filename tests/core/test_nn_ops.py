@@ -478,6 +478,9 @@ def test_gradients_are_the_slopes(framework, name):
 
 KINKS = {
     "clip": (lambda t, x: ops.clip(x, 0, 1), [-1.0, 0, 0.5, 1, 2], [0.0, 1, 1, 1, 0]),
+    "clip from below": (lambda t, x: ops.clip(x, 0), [-1.0, 0, 0.5], [0.0, 1, 1]),
+    "clip from above": (lambda t, x: ops.clip(x, max=1), [0.5, 1, 2], [1.0, 1, 0]),
+    "hardsigmoid": (lambda t, x: ops.hardsigmoid(x, slope=0.5), [-2.0, -1, 0, 1, 2], [0.0, 0.5, 0.5, 0.5, 0]),
     "maximum": (lambda t, x: ops.maximum(x, t(np.asarray([1.0, 2, 0]))), [1.0, 1, 1], [0.5, 0, 1]),
     "minimum": (lambda t, x: ops.minimum(x, t(np.asarray([1.0, 2, 0]))), [1.0, 1, 1], [0.5, 1, 0]),
     "max": (lambda t, x: ops.max(x), [1.0, 2, 2], [0, 0.5, 0.5]),

@@ -30,8 +30,8 @@ detach = Tensor.detach
 concat, stack, reshape, permute_dims = torch.concat, torch.stack, torch.reshape, torch.permute
 expand_dims, squeeze, broadcast_to = torch.unsqueeze, torch.squeeze, torch.broadcast_to
 where, take_along_axis = torch.where, torch.take_along_dim
-abs, atan, clip, exp, floor, trunc, round = (
-    torch.abs, torch.atan, torch.clip, torch.exp, torch.floor, torch.trunc, torch.round,
+abs, atan, exp, floor, trunc, round = (
+    torch.abs, torch.atan, torch.exp, torch.floor, torch.trunc, torch.round,
 )  # fmt: skip
 isfinite, log, maximum, minimum, pow, sqrt, square = (
     torch.isfinite, torch.log, torch.maximum, torch.minimum, torch.pow, torch.sqrt, torch.square,
@@ -131,8 +131,21 @@ def argsort(x: Tensor, *, axis: int = -1, descending: bool = False) -> Tensor:
     return torch.argsort(x, dim=axis, descending=descending, stable=True)
 
 
+def _clip_by_choosing(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
+    if not x.is_floating_point():
+        return torch.clip(x, min, max)
+    if min is not None:
+        x = torch.where(x < min, min, x)
+    return x if max is None else torch.where(x > max, max, x)
+
+
+# At the limits themselves torch.clip has the gradient 0 since 2.14 (seen with 2.14.1), where the contract, torch 2.13 and Paddle have 1.
+# torch compares its own version as a version, not as text.
+clip = torch.clip if torch.__version__ < "2.14" else _clip_by_choosing
+
+
 def hardsigmoid(x: Tensor, *, slope: float = 1 / 6, offset: float = 0.5) -> Tensor:
-    return torch.clip(slope * x + offset, 0.0, 1.0)
+    return clip(slope * x + offset, 0.0, 1.0)
 
 
 def var(
