@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from typing import Any
 
+import psutil
 import pytest
 
 from mtrain.core.interfaces import Array
@@ -79,6 +81,10 @@ class TestLeaving:
         env = {**os.environ, "MTRAIN_CONFORMANCE_JOB": "c"}
         child = subprocess.Popen(["sleep", "60"], env=env, start_new_session=True)
         try:
+            # Linux shows the environment of a process some moments after exec has let its parent go on.
+            deadline = time.monotonic() + 30
+            while not psutil.Process(child.pid).environ() and time.monotonic() < deadline:
+                time.sleep(0.01)
             assert self.left(before, "c")["processes"] == 1
         finally:
             child.kill()
