@@ -17,7 +17,7 @@ ALLOWED = {
         "mosaic",
         "box",
         "coco",
-    },  # the words of the file: `tasks.detection.augment.letterboxed`, `data.train`
+    },  # the words of the file: `data.augment`, `data.train`
     "spec/yaml_reader.py": {"anchor"},  # YAML's own
     "cluster/preflight/facts.py": {"coco"},  # the name of a library
     "cluster/preflight/findings.py": {"box"},  # an argument of a table that is printed

@@ -128,7 +128,7 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
         id="start.equal",
         claim="Ranks start from the given weights, and none continues with others.",
         means="every rank trains a model of its own.",
-        look="Backend.prepare, Backend.restore (core.matching.check_equal_start)",
+        look="Backend.prepare, Backend.restore (core.state_checks.check_equal_start)",
     ): learning.starts_equal,
     **_learning(),
     Check(
