@@ -47,7 +47,8 @@ class Bash(BashComplete):
         incomplete = words.pop() if len(words) > 1 and not line[-1:].isspace() else ""
         return words[1:], incomplete
 
-    def format_completion(self, item: CompletionItem[Any]) -> str:
+    # Quoted: CompletionItem of click 8.1 is not generic.
+    def format_completion(self, item: "CompletionItem[Any]") -> str:
         """Return ``type,value``, where the value lacks the part of the word that bash keeps."""
         _, incomplete = self.get_completion_args()
         replaced = os.environ.get("COMP_REPLACED", "")
