@@ -145,7 +145,7 @@ def pow(x: Tensor, exponent: float) -> Tensor:
 
 
 def hardsigmoid(x: Tensor, *, slope: float = 1 / 6, offset: float = 0.5) -> Tensor:
-    return paddle.clip(slope * x + offset, 0.0, 1.0)
+    return clip(slope * x + offset, 0.0, 1.0)
 
 
 def sum(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
