@@ -58,7 +58,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainResult:
-    """What a training job has reached."""
+    """The result of a training job."""
 
     best: Evaluation | None
     """The evaluation with the highest score; None where none was made."""
@@ -67,7 +67,7 @@ class TrainResult:
     """The run folder; None where another host has it."""
     exit_reason: ExitReason
     """``finished``: all updates were made. ``stopped_early``: ``train.patience`` ran out. ``interrupted``: Ctrl-C or a signal
-    asked for the end and the state is saved; ``resume`` goes on from there."""
+    asked for the end; the ranks save their state unless a second request ends them at once, and ``resume`` goes on."""
     summary: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Content of ``summary.json``: numbers of updates, epochs, samples and seconds, digests of the weights, and more."""
 
@@ -113,7 +113,7 @@ def load_spec(
         flags["backend.name"] = config.Given(backend, f"backend={backend!r}")
     if ranks is not None:
         flags["cluster.nproc_per_node"] = config.Given(ranks, f"ranks={ranks!r}")
-    return config.load(None if spec is None else os.fspath(spec), flags=flags)
+    return config.load(_text(spec), flags=flags)
 
 
 def plan(
@@ -171,7 +171,8 @@ def train(
     )
     start.refuse_copies(loaded, nnodes=None)
     outcome = job.train(loaded, resume=_text(resume), quiet=quiet)
-    _check_done("training", outcome)
+    if outcome.code in FAILED:
+        raise JobFailed("training", exit_code=outcome.code, run_dir=outcome.run_dir)
     return _train_result(outcome)
 
 
@@ -205,16 +206,17 @@ def evaluate(
     from mtrain.cluster import job, start
 
     _need_main_thread("evaluate")
-    given = _text(checkpoint) or _text(run)
+    source = _text(checkpoint) or _text(run)
     values = {**dict(_flat(overrides or {})), **({} if weights is None else {"model.weights": _text(weights)})}
-    config = spec or start.resumed_config(None, given)
+    config = spec or start.resumed_config(None, source)
     loaded = load_spec(config, backend=backend, ranks=ranks, overrides=values)
     if run is not None and checkpoint is None:
         if not Path(run).is_dir():
             raise UsageError(f"run={_text(run)!r}: no such run folder; give one such as runs/digits")
-        given = _text(start.best_of(Path(run))) or given
-    outcome = job.evaluate(loaded, resume=given, quiet=quiet)
-    _check_done("evaluation", outcome)
+        source = _text(start.best_of(Path(run))) or source
+    outcome = job.evaluate(loaded, resume=source, quiet=quiet)
+    if outcome.code != 0:
+        raise JobFailed("evaluation", exit_code=outcome.code, run_dir=outcome.run_dir)
     figures = outcome.summary.get("figures", {})
     return EvaluateResult(figures=figures, run_dir=outcome.run_dir, summary=outcome.summary)
 
@@ -253,8 +255,6 @@ def predict(
         JobFailed: prediction was started and failed.
     """
     from mtrain.cluster import prediction
-    from mtrain.spec import config
-    from mtrain.spec.yaml_reader import parse_value
 
     _need_main_thread("predict")
     if not 0 <= confidence < 1:
@@ -275,12 +275,8 @@ def predict(
         device=device,
     )
 
-    def load(path: str | None, further: Sequence[str]) -> "Loaded":
-        needed = {key: parse_value(value) for key, _, value in (each.partition("=") for each in further)}
-        flags = {**dict(_flat(overrides or {})), **needed}
-        return config.load(
-            path, flags={key: config.Given(value, f"overrides[{key!r}]") for key, value in flags.items()}
-        )
+    def load(path: str | None, needed: Mapping[str, Any]) -> "Loaded":
+        return load_spec(path, overrides={**dict(_flat(overrides or {})), **needed})
 
     result = prediction.predict(request, load)
     if result.code != 0:
@@ -376,13 +372,6 @@ def _need_main_thread(name: str) -> None:
         raise UsageError(
             f"mtrain.{name} was called from another thread; call it from the main thread, or from a process of its own"
         )
-
-
-def _check_done(what: str, outcome: "Outcome") -> None:
-    if outcome.code in FAILED:
-        raise JobFailed(what, exit_code=outcome.code, run_dir=outcome.run_dir)
-    if outcome.code != 0 and what != "training":
-        raise JobFailed(what, exit_code=outcome.code, run_dir=outcome.run_dir)
 
 
 def _train_result(outcome: "Outcome") -> TrainResult:

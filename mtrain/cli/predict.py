@@ -1,10 +1,15 @@
 """``mtrain predict``: apply trained weights to pictures; write the results as JSON and as drawings."""
 
-from typing import Any
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mtrain.cli.options import JobCommand, load_job, spec_options
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded
 
 
 @click.command("predict", cls=JobCommand)
@@ -41,9 +46,12 @@ def predict(context: click.Context, /, **params: Any) -> None:
 
     overrides = tuple(params.pop("overrides") or ())
     request = prediction.Request(**params)
-    result = prediction.predict(
-        request, lambda config, further: load_job({"config": config, "overrides": (*overrides, *further)})
-    )
+
+    def load(config: str | None, needed: Mapping[str, Any]) -> "Loaded":
+        further = [f"{path}={json.dumps(value)}" for path, value in needed.items()]  # JSON is read as YAML
+        return load_job({"config": config, "overrides": (*overrides, *further)})
+
+    result = prediction.predict(request, load)
     if result.skipped:
         problems = listed([f"{entry['file_name']}: {entry['reason']}" for entry in result.skipped])
         head = f"warning: skipped {len(result.skipped)} pictures that cannot be read (--strict stops there)"

@@ -1,7 +1,7 @@
 """One job from a loaded spec to its result: training or evaluation, on this host or on several.
 
 The command line and the Python functions of ``mtrain`` are two ways to call these functions. Progress goes to the
-display that the spec asks for; nothing else is printed here.
+display that the spec asks for. A job on several hosts that people start by hand also prints the lines to type there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class Outcome:
     run_dir: Path | None = None
     """The run folder on this host; None where another host has it."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Content of ``summary.json``; empty where the job did not reach its end."""
+    """Content of ``summary.json``; empty where there is none. A resumed run that fails keeps that of its former part."""
     lines: Sequence[str] = ()
     """The result in words, for a terminal."""
 
@@ -46,7 +46,7 @@ def train(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -
         LaunchError: ranks or hosts did not come up.
     """
     if many_hosts.is_several(loaded):
-        return _train_on_hosts(loaded, resume)
+        return _train_on_hosts(loaded, resume, quiet=quiet)
     where = start.locate(loaded, resume=resume)
     start.own_node(loaded)
     size = start.planned(loaded, where).size
@@ -77,7 +77,7 @@ def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False
         UsageError: there is nothing to evaluate, or the job cannot be started.
     """
     if many_hosts.joins(loaded):  # the first host has the checkpoint, and says so where it has none
-        return _evaluate_on_hosts(loaded, start.run_name(loaded), None)
+        return _evaluate_on_hosts(loaded, start.run_name(loaded), None, quiet=quiet)
     requested = resume or (None if loaded.spec.model.weights else start.AUTO)
     checkpoint, name = None, start.run_name(loaded)
     if requested:
@@ -85,7 +85,7 @@ def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False
         checkpoint = source.checkpoint if resume else store.best(source.run / "checkpoints") or source.checkpoint
         name = source.run.name
     if many_hosts.is_several(loaded):
-        return _evaluate_on_hosts(loaded, name, checkpoint)
+        return _evaluate_on_hosts(loaded, name, checkpoint, quiet=quiet)
     where = start.Where(run_dir=Path(name), checkpoint=checkpoint)
     size = start.planned(loaded, where).size
     remarks = preflight.check(loaded.spec, size=size, training=False, resumed=checkpoint)
@@ -97,7 +97,7 @@ def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False
     return Outcome(code=code, run_dir=where.run_dir, summary=summary, lines=lines)
 
 
-def _train_on_hosts(loaded: "Loaded", resume: str | None) -> Outcome:
+def _train_on_hosts(loaded: "Loaded", resume: str | None, *, quiet: bool) -> Outcome:
     """Train on several hosts: lead the job, or serve the host that leads it."""
     brief = many_hosts.Brief(
         loaded=loaded,
@@ -106,6 +106,7 @@ def _train_on_hosts(loaded: "Loaded", resume: str | None) -> Outcome:
         machine=start.here(loaded),
         resume=resume,
         by_hand=many_hosts.carried(loaded) is None,
+        quiet=quiet,
     )
     result = many_hosts.run(brief, notes=[f"spec: {loaded.source}", *loaded.notes])
     if isinstance(result, int):
@@ -121,7 +122,7 @@ def _train_on_hosts(loaded: "Loaded", resume: str | None) -> Outcome:
     )
 
 
-def _evaluate_on_hosts(loaded: "Loaded", name: str, checkpoint: Path | None) -> Outcome:
+def _evaluate_on_hosts(loaded: "Loaded", name: str, checkpoint: Path | None, *, quiet: bool) -> Outcome:
     """Evaluate on several hosts; the first one has the checkpoint, and sends it to those that lack it."""
     brief = many_hosts.Brief(
         loaded=loaded,
@@ -130,6 +131,7 @@ def _evaluate_on_hosts(loaded: "Loaded", name: str, checkpoint: Path | None) -> 
         machine=start.here(loaded),
         start_from=checkpoint,
         by_hand=many_hosts.carried(loaded) is None,
+        quiet=quiet,
         latest=False,
     )
     result = many_hosts.run(brief, notes=[f"evaluates {checkpoint or loaded.spec.model.weights}"])

@@ -71,6 +71,8 @@ class Brief:
     """Whether the same command is started by hand on every host."""
     latest: bool = True
     """Whether ``runs/latest`` will point to the run folder."""
+    quiet: bool = False
+    """Whether no progress is shown, whatever the spec asks for."""
 
     @property
     def spec(self) -> "Spec":
@@ -154,7 +156,8 @@ def run(
         return 0
     environ = environment.caller()
     display = make_display(
-        loaded.spec.report.display, title=f"{_display_name(brief)}: {draft.title.partition(': ')[2]}"
+        "quiet" if brief.quiet else loaded.spec.report.display,
+        title=f"{_display_name(brief)}: {draft.title.partition(': ')[2]}",
     )
     gathering: Gathering
     if carrier is not None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 WORK_FOLDER = ".run"
 """Subfolder of the results in which the rank works; removed when it has succeeded."""
 PREDICTIONS = "predictions.json"
-Load = Callable[[str | None, Sequence[str]], "Loaded"]
-"""Load a spec from a config (None: the default one) with further ``PATH=VALUE`` overrides."""
+Load = Callable[[str | None, Mapping[str, Any]], "Loaded"]
+"""Load a spec from a config (None: the default one) with further values by dotted path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,29 +142,29 @@ def _on_one_rank(config: str | None, load: Load, request: Request) -> "Loaded":
     """
     from mtrain.spec import plugins
 
-    trained = load(config, ())
+    trained = load(config, {})
     backend, policy = trained.spec.backend, trained.policy
     options = plugins.options("backends", backend.name, backend.options, path="backend.options", policy=policy)
     framework: str = plugins.made("backends", backend.name, options, policy=policy).framework
-    overrides = [
-        "backend.name=solo",
-        f"backend.options={{device: {request.device}, framework: {framework}}}",
-        "cluster.ips=[]",
-        "cluster.slots=null",
-        "cluster.devices=null",
-        "cluster.launcher=auto",
-        "cluster.nproc_per_node=1",
-        "cluster.log_dir=null",
-        "model.weights=null",
-        "train.batch_size=1",
-        "train.accumulate=1",
-    ]
+    overrides: dict[str, Any] = {
+        "backend.name": "solo",
+        "backend.options": {"device": request.device, "framework": framework},
+        "cluster.ips": [],
+        "cluster.slots": None,
+        "cluster.devices": None,
+        "cluster.launcher": "auto",
+        "cluster.nproc_per_node": 1,
+        "cluster.log_dir": None,
+        "model.weights": None,
+        "train.batch_size": 1,
+        "train.accumulate": 1,
+    }
     loaded = load(config, overrides)
     model = plugins.load("models", loaded.spec.model.name, policy=loaded.policy)
     if "confidence" not in model.Options.model_fields:
         return loaded
     # A model that selects predictions itself must know the lowest score.
-    return load(config, [*overrides, f"model.options.confidence={request.confidence}"])
+    return load(config, {**overrides, "model.options.confidence": request.confidence})
 
 
 def _empty_folder(folder: Path) -> Path:
