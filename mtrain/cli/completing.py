@@ -75,6 +75,11 @@ def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str
     return _plugins("models", incomplete)
 
 
+def complete_importer(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete names of importers."""
+    return _plugins("importers", incomplete)
+
+
 def _plugins(kind: str, incomplete: str) -> list[CompletionItem]:
     from mtrain.spec import plugins
 

@@ -1,10 +1,11 @@
-"""``mtrain config import``: convert a config of PaddleDetection or YOLOv5 to a spec."""
+"""``mtrain config import``: convert the config of another project to a spec."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtrain.cli.completing import complete_importer
 from mtrain.cli.options import JobCommand
 
 if TYPE_CHECKING:
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 )
 @click.option("--force", is_flag=True, help="Replace the file of --to.")
 @click.option(
+    "--from",
+    "importer",
+    metavar="IMPORTER",
+    shell_complete=complete_importer,
+    help="The plugin that reads FILE: see `mtrain plugins list importers`. Without it, mtrain's own are tried.",
+)
+@click.option(
     "--cards",
     type=click.IntRange(min=1),
     metavar="N",
@@ -27,9 +35,7 @@ if TYPE_CHECKING:
     "-o", "--opt", "--override", "--set", "overrides", multiple=True, metavar="PATH=VALUE ...",
     help="Set values of the spec that results, for example -o data.root=coco.",
 )  # fmt: skip
-def import_(
-    *, files: tuple[Path, ...], to: Path | None, force: bool, cards: int | None, overrides: tuple[str, ...]
-) -> None:
+def import_(*, files: tuple[Path, ...], to: Path | None, force: bool, **params: Any) -> None:
     """Turn FILE, PaddleDetection's YAML or YOLOv5's model, hyp and data YAML, into a spec.
 
     The spec goes to --to, or is printed; what became of every key of FILE is told beside it.
@@ -39,7 +45,7 @@ def import_(
 
     if to is not None:
         _check_target(to, force=force)
-    imported = convert(files, cards=cards, overrides=overrides)
+    imported = convert(files, **params)
     for line in report(imported):
         click.echo(line, err=True)
     if to is None:

@@ -10,26 +10,25 @@ import click
 from mtrain.cli.options import JobCommand
 from mtrain.errors import UsageError
 from mtrain.spec import remedies
+from mtrain.spec.plugin_kinds import KINDS
 
 if TYPE_CHECKING:
     from mtrain.spec.plugins import Entry
 
-KIND_NAMES = ("backends", "models", "datasets", "tasks", "launchers")
-
 
 @click.group()
 def plugins() -> None:
-    """List backends, models, data sets, tasks and launchers; test a backend."""
+    """List plugins of every kind, show one, or test a backend."""
 
 
 @plugins.command("list")
-@click.argument("kind", required=False, type=click.Choice(KIND_NAMES))
+@click.argument("kind", required=False, type=click.Choice(KINDS))
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_plugins(kind: str | None, *, as_json: bool) -> None:
     """List every plugin that is installed or declared, without importing any."""
     from mtrain.spec import plugins as registry
 
-    entries = [entry for each in ([kind] if kind else KIND_NAMES) for entry in registry.names(each)]
+    entries = [entry for each in ([kind] if kind else KINDS) for entry in registry.names(each)]
     if as_json:
         import dataclasses
         import json
@@ -48,7 +47,7 @@ def list_plugins(kind: str | None, *, as_json: bool) -> None:
 
 @plugins.command("show")
 @click.argument("name")
-@click.option("--kind", type=click.Choice(KIND_NAMES), help="Where several plugins have that name.")
+@click.option("--kind", type=click.Choice(KINDS), help="Where several plugins have that name.")
 def show(name: str, *, kind: str | None) -> None:
     """Show what plugin NAME does, and its options with their defaults."""
     import inspect
@@ -57,7 +56,7 @@ def show(name: str, *, kind: str | None) -> None:
     from mtrain.spec import plugins as registry
     from mtrain.spec.suggest import hint
 
-    entries = [entry for each in ([kind] if kind else KIND_NAMES) for entry in registry.names(each)]
+    entries = [entry for each in ([kind] if kind else KINDS) for entry in registry.names(each)]
     matches = [entry for entry in entries if entry.name == name]
     if not matches:
         raise PluginError(

@@ -122,20 +122,21 @@ def _fitted(file_weights: "Weights", target_model: "Expected") -> "Mapping[str, 
 
 def _fused(arrays: "Mapping[str, Array]", target_model: "Expected", *, policy: "Policy") -> "Mapping[str, Array]":
     """Return the state for inference, made by the model's own ``fused``."""
+    from mtrain.core.interfaces import Model
     from mtrain.errors import CheckpointError
     from mtrain.spec import plugins
 
-    fused = getattr(plugins.load("models", target_model.model, policy=policy), "fused", None)
-    if fused is None:
-        raise CheckpointError(
-            f"--deploy: {target_model.model} has no form for inference of its own; leave the flag out"
-        )
     missing = [name for name in target_model.state if name not in arrays]
-    if missing:
+    model: type[Model] = plugins.load("models", target_model.model, policy=policy)
+    fused_arrays = None if missing else model.fused(arrays)
+    if missing and model.fused is not Model.fused:
         raise CheckpointError(
             f"--deploy: needs every array of {target_model.model}; {len(missing)} are not in the file, such as {missing[0]}"
         )
-    fused_arrays: Mapping[str, Array] = fused(arrays)
+    if fused_arrays is None:
+        raise CheckpointError(
+            f"--deploy: {target_model.model} has no form for inference of its own; leave the flag out"
+        )
     return fused_arrays
 
 

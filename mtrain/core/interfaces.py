@@ -288,8 +288,7 @@ class Task:
 class Published:
     """How weight files that others publish for a model differ from the model's state in mtrain.
 
-    It need not list how each framework spells names: that is known. Patterns are regexes searched in neutral names. A
-    plugin class may have an instance as ``published``; without one there is no difference.
+    It need not list how each framework spells names: that is known. Patterns are regexes searched in neutral names.
     """
 
     left_out: Sequence[str] = ()
@@ -306,12 +305,14 @@ class Model(Protocol):
     """The description of a network: the target of one ``mtrain.models`` entry point, constructed as ``Model(options)``.
 
     It is not a network itself; ``build`` returns one. Importing its Python module must not import the network's code,
-    because ``core.nn`` is bound only inside a rank. A class attribute ``published`` (``Published``) may say how weight
-    files that others publish differ.
+    because ``core.nn`` is bound only inside a rank. A plugin class derives from ``Model`` and so has the defaults below.
     """
 
     Options: ClassVar[type[BaseModel]]
     kind: ClassVar[str]
+    """Name of the task plugin whose data the model learns."""
+    published: ClassVar[Published] = Published()
+    """How weight files that others publish for the model differ from its state; by default they do not."""
 
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
         """Return ``task`` with the details added that depend on the data. Uses numpy only; equal on every rank."""
@@ -335,6 +336,14 @@ class Model(Protocol):
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Any]:
         """Turn the output of evaluation mode into one picklable value per sample, for the evaluator."""
         ...
+
+    @staticmethod
+    def fused(arrays: Mapping[str, Array]) -> Mapping[str, Array] | None:
+        """Return the state of the network's form for inference, made from its whole state ``arrays``.
+
+        None, the default: the model has no such form.
+        """
+        return None
 
 
 class Evaluator(Protocol):
@@ -384,11 +393,17 @@ class Source(Protocol):
 
 
 class Dataset(Protocol):
-    """A reader of one data format: the target of one ``mtrain.datasets`` entry point, made as ``Dataset(options)``."""
+    """A reader of one data format: the target of one ``mtrain.datasets`` entry point, made as ``Dataset(options)``.
+
+    A plugin class derives from it and so has the defaults below.
+    """
 
     Options: ClassVar[type[BaseModel]]
     kind: ClassVar[str]
-    """Kind of the task that its data are for."""
+    """Name of the task plugin that its data are for."""
+    made_on_first_use: ClassVar[bool] = False
+    """Whether the plugin makes the data itself. ``data.root`` may then be missing before the first job, and may differ
+    between hosts until then."""
 
     def read(
         self,

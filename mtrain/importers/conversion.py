@@ -7,19 +7,18 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from mtrain.errors import SpecError
-from mtrain.importers import paddledetection, yolov5
 from mtrain.importers.documents import Document, read
-from mtrain.importers.key_report import Book, Entry, Given
-from mtrain.spec import config
+from mtrain.importers.importer import Importer, unrecognised
+from mtrain.importers.key_report import Entry, Given
+from mtrain.spec import config, plugins
 from mtrain.spec.model import Spec
 from mtrain.spec.provenance import lookup
 from mtrain.spec.schema import dotted, walk
 from mtrain.spec.sources import display
 from mtrain.spec.yaml_reader import flow
 
-_EXPECTED = (
-    "PaddleDetection's YAML with `architecture`, or YOLOv5's model (`backbone`), hyp (`lr0`) or data (`names`) YAML"
-)
+SHIPPED_BY = "mtrain"
+"""Distribution whose importers are tried where none is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +34,26 @@ class Imported:
     notes: Sequence[str]
 
 
-def convert(files: Sequence[FilePath], *, cards: int | None = None, overrides: Sequence[str] = ()) -> Imported:
+def convert(
+    files: Sequence[FilePath],
+    *,
+    importer: str | None = None,
+    cards: int | None = None,
+    overrides: Sequence[str] = (),
+) -> Imported:
     """Return the spec that files of another project describe.
 
     Args:
-        files: one YAML of PaddleDetection, or up to three of YOLOv5, one of each kind.
-        cards: number of cards for which PaddleDetection's batch per card is meant; None: eight.
+        files: one or more files of that project, for example up to three YAMLs of YOLOv5, one of each kind.
+        importer: name of the importer plugin; None: the first of mtrain's own that recognises the files.
+        cards: number of devices for which a batch per device is meant; None: as the importer assumes.
         overrides: ``PATH=VALUE`` settings that override the result.
 
     Raises: ``SpecError`` if a file is damaged or unknown, describes a feature that mtrain does not have, or has values
     that a spec refuses: one line each, with file and line.
     """
     documents = [read(file) for file in files]
-    books = _translate(documents, cards)
+    books = _importer(importer, documents).translate(documents, cards=cards)
     values = {path: setting for book in books for path, setting in book.values.items()}
     loaded = _check(values, overrides)
     return Imported(
@@ -60,36 +66,29 @@ def convert(files: Sequence[FilePath], *, cards: int | None = None, overrides: S
     )
 
 
-def _translate(documents: Sequence[Document], cards: int | None) -> Sequence[Book]:
-    first = documents[0]
-    foreign = [document for document in documents if paddledetection.is_one(document)]
-    if foreign and len(documents) > 1:
-        raise SpecError(f"{foreign[0].name}: import a config of PaddleDetection alone; it names its bases itself")
-    if foreign:
-        return [paddledetection.translate(first, cards=cards)]
-    kinds: dict[str, Document] = {}
-    for document in documents:
-        kind = None if _sections(document) else yolov5.kind_of(document)
-        if kind is None:
-            raise SpecError(f"{document.name}: {_unknown(document)}; expected {_EXPECTED}")
-        if kind in kinds:
-            raise SpecError(f"{document.name}: {kinds[kind].name} is a {kind} YAML of YOLOv5 too; give one of them")
-        kinds[kind] = document
-    if cards is not None:
-        raise SpecError(f"--cards {cards}: {first.name} is YOLOv5's, which states no batch per card; leave it out")
-    return yolov5.translate({kind: kinds[kind] for kind in yolov5.KINDS if kind in kinds})
+def _importer(name: str | None, documents: Sequence[Document]) -> Importer:
+    """Return the named importer, or the first of mtrain's own that recognises the files.
+
+    Raises: ``SpecError`` where none does, ``PluginError`` for an unknown name.
+    """
+    policy = plugins.read_policy()
+    if name is not None:
+        return _made(name, policy)
+    entries = [entry for entry in plugins.names("importers", policy=policy) if entry.enabled]
+    shipped = [_made(entry.name, policy) for entry in entries if entry.distribution == SHIPPED_BY]
+    chosen = next((importer for importer in shipped if importer.recognises(documents)), None)
+    if chosen is None:
+        others = [entry.name for entry in entries if entry.distribution != SHIPPED_BY]
+        expected = [importer.expected for importer in shipped]
+        expected += [f"files of another project with --from {' or '.join(others)}"] if others else []
+        raise unrecognised(documents[0], ", or ".join(expected))
+    return chosen
 
 
-def _sections(document: Document) -> list[str]:
-    """Return the names of the document's sections that belong to a spec of mtrain."""
-    return [key for key in Spec.model_fields if isinstance(document.values.get(key), dict)]
-
-
-def _unknown(document: Document) -> str:
-    sections = _sections(document)
-    if sections:
-        return f"seems to be a spec of mtrain already (it has {', '.join(sections)})"
-    return f"holds {', '.join(map(flow, list(document.values)[:5])) or 'nothing'}, which fits no known kind of config"
+def _made(name: str, policy: plugins.Policy) -> Importer:
+    options = plugins.options("importers", name, {}, path=f"importer {name}", policy=policy)
+    importer: Importer = plugins.made("importers", name, options, policy=policy)
+    return importer
 
 
 def _check(values: Mapping[str, Given], overrides: Sequence[str]) -> config.Loaded:

@@ -1,9 +1,14 @@
 """Translate PaddleDetection's YAML of a PP-YOLOE job to a spec."""
 
+from collections.abc import Sequence
+from typing import ClassVar
+
+from mtrain.errors import SpecError
 from mtrain.importers import paddledetection_data as data
 from mtrain.importers import paddledetection_network as network
 from mtrain.importers import paddledetection_training as training
 from mtrain.importers.documents import Document
+from mtrain.importers.importer import Importer
 from mtrain.importers.key_report import Book, equal, shown
 from mtrain.spec.yaml_reader import Path
 
@@ -14,8 +19,24 @@ _PLACES = ("xpu", "npu", "mlu", "gcu", "ipu")
 """Devices besides GPUs that Paddle supports."""
 
 
-def is_one(document: Document) -> bool:
-    """Return whether a document has keys of PaddleDetection."""
+class PaddleDetection(Importer):
+    """PaddleDetection's YAML of a PP-YOLOE job; it names its bases itself."""
+
+    expected: ClassVar[str] = "PaddleDetection's YAML with `architecture`"
+
+    def recognises(self, documents: Sequence[Document]) -> bool:
+        """Return whether a file has keys of PaddleDetection."""
+        return any(map(_is_one, documents))
+
+    def translate(self, documents: Sequence[Document], *, cards: int | None) -> Sequence[Book]:
+        """Translate one file; ``cards``: see ``translate`` of this module."""
+        if len(documents) > 1:
+            first = next(filter(_is_one, documents), documents[0])
+            raise SpecError(f"{first.name}: import a config of PaddleDetection alone; it names its bases itself")
+        return [translate(documents[0], cards=cards)]
+
+
+def _is_one(document: Document) -> bool:
     return any(key in document.values for key in _KEYS)
 
 

@@ -5,9 +5,11 @@ Settings that are flags of its training script, and that no file states, take th
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+from mtrain.errors import SpecError
 from mtrain.importers.documents import Document
+from mtrain.importers.importer import Importer, sections, unrecognised
 from mtrain.importers.key_report import Book, equal, shown
 from mtrain.importers.options import Options
 from mtrain.importers.yolov5_layout import ANCHORS_PX, VARIANTS, difference
@@ -75,8 +77,38 @@ RULES: Mapping[str, Any] = {
 """Settings that YOLOv5's training script always has, or has unless a flag changes them."""
 
 
-def kind_of(document: Document) -> str | None:
+class YOLOv5(Importer):
+    """YOLOv5's model, hyp and data YAML, any of them."""
+
+    expected: ClassVar[str] = "YOLOv5's model (`backbone`), hyp (`lr0`) or data (`names`) YAML"
+
+    def recognises(self, documents: Sequence[Document]) -> bool:
+        """Return whether one of the files is one of the three."""
+        return any(_kind_of(document) is not None for document in documents)
+
+    def translate(self, documents: Sequence[Document], *, cards: int | None) -> Sequence[Book]:
+        """Translate up to three files, one of each kind; they state no batch per card, so ``cards`` must be None."""
+        by_kind: dict[str, Document] = {}
+        for document in documents:
+            kind = _kind_of(document)
+            if kind is None:
+                raise unrecognised(document, self.expected)
+            if kind in by_kind:
+                raise SpecError(
+                    f"{document.name}: {by_kind[kind].name} is a {kind} YAML of YOLOv5 too; give one of them"
+                )
+            by_kind[kind] = document
+        if cards is not None:
+            raise SpecError(
+                f"--cards {cards}: {documents[0].name} is YOLOv5's, which states no batch per card; leave it out"
+            )
+        return translate({kind: by_kind[kind] for kind in KINDS if kind in by_kind})
+
+
+def _kind_of(document: Document) -> str | None:
     """Return which of the three files a document is; None: none of them."""
+    if sections(document):
+        return None
     return next((kind for kind, keys in KINDS.items() if any(key in document.values for key in keys)), None)
 
 

@@ -39,7 +39,6 @@ from mtrain.spec.model import Spec
 from mtrain.system import placement
 from mtrain.tasks.datasets import open_data
 from mtrain.weights.matching import Match, entry_types, match, refuse_nothing
-from mtrain.weights.names import published_of
 from mtrain.weights.reading import read
 
 log = logging.getLogger(__name__)
@@ -320,4 +319,4 @@ def given_weights(
     Raises:
         CheckpointError: The weights cannot be read.
     """
-    return match(read(path), entry_types(state), published_of(plugin), own=own)
+    return match(read(path), entry_types(state), plugin.published, own=own)

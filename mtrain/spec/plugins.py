@@ -1,4 +1,4 @@
-"""Find and load backends, models, data sets and launchers by name, as far as the plugin policy allows it.
+"""Find and load plugins of all kinds by name, as far as the plugin policy allows it.
 
 Names are listed from package metadata without importing a plugin. ``plugins.toml`` (the shipped one, then the user's)
 may disable names, pin the distribution that provides one, set default options, and declare local plugins::
@@ -29,12 +29,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mtrain.errors import MtrainError, PluginError, SpecError
 from mtrain.spec import remedies
+from mtrain.spec.plugin_kinds import DECLARED, KINDS, SINGULAR
 from mtrain.spec.schema import Problem, describe, dotted, problems_of
 from mtrain.spec.suggest import hint
 from mtrain.spec.yaml_reader import flow, read_text
 
-KINDS = ("backends", "models", "datasets", "tasks", "launchers")
-SINGULAR = {"backends": "backend", "models": "model", "datasets": "data set", "tasks": "task", "launchers": "launcher"}
 POLICY_FILE = "plugins.toml"
 
 
@@ -194,8 +193,8 @@ MOVED = {
 def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
     """Import and return the class of the plugin ``name``.
 
-    Raises: ``PluginError`` for a name that ``find`` refuses, and for a class that cannot be imported or has no
-    ``Options``.
+    Raises: ``PluginError`` for a name that ``find`` refuses, and for a class that cannot be imported, has no
+    ``Options``, or lacks a member that plugins of its kind declare.
     """
     policy = policy or read_policy()
     entry = find(kind, name, policy=policy)
@@ -210,6 +209,10 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
     options_class = getattr(target, "Options", None)
     if not (isinstance(options_class, type) and issubclass(options_class, BaseModel)):
         raise PluginError(f"{what} has no `Options`: expected a class with a nested pydantic model of that name")
+    base, members = DECLARED.get(kind, ("", ()))
+    absent = [member for member in members if not hasattr(target, member)]
+    if absent:
+        raise PluginError(f"{what} has no `{absent[0]}`: derive the class from {base}, which declares it")
     loaded: type[Any] = target
     return loaded
 

@@ -10,7 +10,7 @@ from mtrain.errors import CheckpointError, MtrainError, SpecError
 from mtrain.spec import plugins
 from mtrain.spec.model import Spec
 from mtrain.weights.matching import EntryType, Match, match, refuse_folded, refuse_nothing
-from mtrain.weights.names import neutral_names, published_of
+from mtrain.weights.names import neutral_names
 from mtrain.weights.outline import Question, SpecOutline, classes_in, outlines
 from mtrain.weights.reading import Weights, read
 
@@ -37,7 +37,7 @@ def expected(file: Weights, model: str, *, options: Mapping[str, Any] | None = N
     Raises:
         PluginError: There is no such model.
     """
-    published = published_of(plugins.load("models", model, policy=policy_of(file)))
+    published = plugins.load("models", model, policy=policy_of(file)).published
     return _expected_all(file, {model: published}, options=options or {})[0]
 
 
@@ -105,7 +105,7 @@ def check_start(spec: Spec, outline: SpecOutline, *, training: bool) -> None:
         file = read(Path(str(spec.model.weights)))
     except CheckpointError as error:
         raise CheckpointError(f"model.weights: {error}") from error
-    published = published_of(plugins.load("models", spec.model.name, policy=plugins.read_policy(spec.plugins)))
+    published = plugins.load("models", spec.model.name, policy=plugins.read_policy(spec.plugins)).published
     if outline.state is None:  # the model cannot be outlined without its framework, so its ranks will check
         return
     result = match(file, outline.state, published)
@@ -130,7 +130,7 @@ def _published(models: Sequence[str], policy: plugins.Policy) -> dict[str, Publi
     descriptions: dict[str, Published] = {}
     for model in models:
         try:
-            descriptions[model] = published_of(plugins.load("models", model, policy=policy))
+            descriptions[model] = plugins.load("models", model, policy=policy).published
         except MtrainError:
             continue
     return descriptions

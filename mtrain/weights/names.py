@@ -20,12 +20,6 @@ COUNTER = "num_batches_tracked"
 """Last part of the names of BatchNorm's counters."""
 
 
-def published_of(plugin: object) -> Published:
-    """Return a model plugin's description of its published files; by default they are like mtrain's own."""
-    description = getattr(plugin, "published", None)
-    return description if isinstance(description, Published) else Published()
-
-
 def _with_leaf(name: str, leaves: Mapping[str, str]) -> str:
     stem, dot, leaf = name.rpartition(".")
     return stem + dot + leaves.get(leaf, leaf)

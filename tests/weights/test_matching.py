@@ -10,14 +10,14 @@ from mtrain.errors import CheckpointError
 from mtrain.spec import plugins
 from mtrain.weights.matching import entry_types, match
 from mtrain.weights.models import expected, fitted
-from mtrain.weights.names import exported, neutral_names, published_of
+from mtrain.weights.names import exported, neutral_names
 from mtrain.weights.outline import Question, outlines
 from mtrain.weights.reading import Weights, read
 from mtrain.weights.writing import write
 from tests.weights import golden
 
-YOLOV5 = published_of(plugins.load("models", "yolov5n"))
-PPYOLOE = published_of(plugins.load("models", "ppyoloe_s"))
+YOLOV5 = plugins.load("models", "yolov5n").published
+PPYOLOE = plugins.load("models", "ppyoloe_s").published
 
 
 def weights(arrays, layout="torch", path=golden.DATA / "file.pt"):

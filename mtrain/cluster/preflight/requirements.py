@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mtrain.core.interfaces import Dataset
 from mtrain.jobs.plan import Plan
 from mtrain.spec import plugins, remedies
 from mtrain.spec.model import Spec
@@ -88,7 +89,7 @@ def _data(spec: Spec, policy: plugins.Policy) -> dict[str, Any] | None:
 
     None where the data set's plugin makes or brings its own data.
     """
-    makes_its_own = getattr(plugins.load("datasets", spec.data.format, policy=policy), "made_on_first_use", False)
-    if spec.data.root is None or makes_its_own:
+    dataset: type[Dataset] = plugins.load("datasets", spec.data.format, policy=policy)
+    if spec.data.root is None or dataset.made_on_first_use:
         return None
     return {"root": spec.data.root, "skip": [spec.report.dir]}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Published, Task
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task
 from mtrain.errors import SpecError
 from mtrain.models.common.nms import detections_by_class
 from mtrain.models.ppyoloe.fusing import fuse
@@ -53,7 +53,7 @@ class PPYOLOEOptions(BaseModel):
     """
 
 
-class PPYOLOE:
+class PPYOLOE(Model):
     """PP-YOLOE as a ``Model`` of ``core.interfaces``. Subclasses name the variant."""
 
     Options: ClassVar[type[BaseModel]] = PPYOLOEOptions

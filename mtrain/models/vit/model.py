@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Published, Task
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task
 from mtrain.errors import SpecError
 
 _DEVIATION = 0.5
@@ -42,7 +42,7 @@ class ViTOptions(BaseModel):
     """Share of the target that is spread over all classes."""
 
 
-class ViT:
+class ViT(Model):
     """The vision transformer as a ``Model`` of ``core.interfaces``: Dosovitskiy et al. 2021 (arXiv 2010.11929)."""
 
     Options: ClassVar[type[BaseModel]] = ViTOptions

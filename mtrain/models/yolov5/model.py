@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Published, Task
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task
 from mtrain.errors import SpecError
 from mtrain.models.common.nms import Selection, detections
 from mtrain.models.yolov5 import anchors as fitting
@@ -90,7 +90,7 @@ class YOLOv5Options(BaseModel):
         return value
 
 
-class YOLOv5:
+class YOLOv5(Model):
     """YOLOv5 as a ``Model`` of ``core.interfaces``. Subclasses name the variant."""
 
     Options: ClassVar[type[BaseModel]] = YOLOv5Options

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from mtrain.core.interfaces import Dataset
 from mtrain.data.reading import Split
 from mtrain.errors import DataError
 from mtrain.tasks.classification.labels import LabelledPictures
@@ -29,7 +30,7 @@ class DigitsClassesOptions(BaseModel):
     val_every: int = Field(default=5, ge=2, description="n: every n-th picture, from picture 0 on, is for evaluation")
 
 
-class DigitsClasses:
+class DigitsClasses(Dataset):
     """The ``digits_classes`` data set plugin."""
 
     kind: ClassVar[str] = "classification"

@@ -7,13 +7,14 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel
 
+from mtrain.core.interfaces import Dataset
 from mtrain.tasks.classification.labels import LabelledPictures
 
 SIDE, CLASSES = 8, 10
 LENGTHS = {"train": 1437, "val": 60, "test": 60}
 
 
-class Waves:
+class Waves(Dataset):
     """``Dataset`` of ``core.interfaces``."""
 
     class Options(BaseModel):

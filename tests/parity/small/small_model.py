@@ -7,10 +7,10 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Task
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Task
 
 
-class Small:
+class Small(Model):
     """``Model`` of ``core.interfaces``."""
 
     class Options(BaseModel):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from mtrain.core.interfaces import Remark, Table, Task
+from mtrain.core.interfaces import Dataset, Model, Remark, Table, Task
 from mtrain.data.images.decode import decode
 from mtrain.data.images.drawing import grid, save_picture
 from mtrain.data.loader.shared_memory import ArraySpec
@@ -40,7 +40,7 @@ class Squares:
         return len(self.pictures)
 
 
-class GreySquares:
+class GreySquares(Dataset):
     """A data set that is drawn from a seed."""
 
     kind = "brightness"
@@ -183,7 +183,7 @@ class Unlabelled(BrightnessTask):
         (out / "predictions.json").write_text(json.dumps(entries))
 
 
-class Linear:
+class Linear(Model):
     """One linear layer over the mean colour: see ``Model`` of ``mtrain.core.interfaces``."""
 
     Options = NoOptions

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from mtrain.core.interfaces import Dataset
 from mtrain.data.reading import FOLDERS_OF, Split, first_existing, need_root, need_unique, order_names, size_of
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
@@ -26,7 +27,7 @@ from mtrain.tasks.detection.readers.coco_json import (
 )
 
 
-class Coco:
+class Coco(Dataset):
     """The ``coco`` data set plugin.
 
     ``data.train`` and ``data.val`` name annotation files; by default ``annotations/instances_<split>.json``, the same

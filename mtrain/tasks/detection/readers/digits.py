@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mtrain.core.interfaces import Dataset
 from mtrain.data.reading import Split
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import Annotations
@@ -37,14 +38,13 @@ class DigitsOptions(BaseModel):
     suffix: Literal["jpg", "png"] = Field(default="jpg", description="kind of the picture files")
 
 
-class Digits:
+class Digits(Dataset):
     """The ``digits`` data set plugin: generated at its first use in ``data.root``, by default in the user's cache
     folder."""
 
     kind: ClassVar[str] = "detection"
     Options = DigitsOptions
     made_on_first_use: ClassVar[bool] = True
-    """The folder may be missing before the first job, and may differ between hosts until then."""
 
     def __init__(self, options: DigitsOptions | None = None) -> None:
         self.options = options or DigitsOptions()

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from mtrain.core.interfaces import Dataset
 from mtrain.data.reading import Split, listed, need_root, order_names, size_of
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
@@ -20,7 +21,7 @@ from mtrain.tasks.detection.readers.voc_layout import Entry, Layout, layout_of
 from mtrain.tasks.detection.readers.voc_xml import VocPicture, read_voc_xml, voc_class_names
 
 
-class Voc:
+class Voc(Dataset):
     """The ``voc`` data set plugin.
 
     Reads ``Annotations/<id>.xml`` with lists of ids ``ImageSets/Main/<split>.txt``, or a folder per split with the XML

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from mtrain.core.interfaces import Dataset
 from mtrain.data.reading import Split, lines_of, listed, need_root, need_unique, order_names, pictures_in, size_of
 from mtrain.errors import DataError
 from mtrain.files import read_bytes, read_text
@@ -25,7 +26,7 @@ _LARGEST = 2.0
 """Values beyond this are refused: they are not rounding errors of a fraction but pixels."""
 
 
-class Yolo:
+class Yolo(Dataset):
     """The ``yolo`` data set plugin.
 
     ``data.yaml`` gives ``names`` (list or mapping), optional ``nc``, ``path``, and ``train``, ``val``: picture

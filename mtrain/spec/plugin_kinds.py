@@ -1,0 +1,20 @@
+"""The kinds of plugins. This module imports nothing, so that the command line can list them before it reads a spec."""
+
+from collections.abc import Mapping
+
+SINGULAR: Mapping[str, str] = {
+    "backends": "backend",
+    "models": "model",
+    "datasets": "data set",
+    "tasks": "task",
+    "launchers": "launcher",
+    "importers": "importer",
+}
+"""Kind of plugin, which is the last part of its entry point group ``mtrain.<kind>``, and the word for one of it."""
+KINDS = tuple(SINGULAR)
+DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "models": ("mtrain.core.interfaces.Model", ("kind", "published", "fused")),
+    "datasets": ("mtrain.core.interfaces.Dataset", ("kind", "made_on_first_use")),
+    "importers": ("mtrain.importers.importer.Importer", ("expected", "recognises", "translate")),
+}
+"""Kind of plugin -> the class that a plugin of it derives from, and the members that mtrain uses without instance."""
