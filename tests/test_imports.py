@@ -41,7 +41,7 @@ NARROWER = {
     "rank": {"core", "spec", "data", "tasks", "weights", "report", "system", "errors"},
     "weights": {"core", "spec", "errors"},
     "importers": {"spec", "errors"},
-    "testing": {"core", "spec", "report", "system", "rank", "jobs", "comparing", "errors"},
+    "testing": {"core", "spec", "report", "system", "rank", "jobs", "cluster", "comparing", "errors"},
 }
 """Folder -> all that it may import, where that is less than its layer allows. What is missing is loaded by plugin
 name."""

@@ -175,7 +175,7 @@ class Doctor:
             if worst(self._findings) != "bad":
                 raise
             return 1
-        return result if isinstance(result, int) else result.code
+        return result.code
 
     def _brief(self, loaded: "Loaded", mode: str, name: str) -> "Brief":
         from mtrain.cluster import many_hosts, start
@@ -222,17 +222,15 @@ class Doctor:
     def _start(self, loaded: "Loaded", name: str) -> tuple[int, Mapping[str, Any]]:
         """Run the job; return its exit code and rank 0's summary, which is empty on a host that serves another one."""
         from mtrain.cluster import many_hosts, start
-        from mtrain.system.runfolder import read_summary
 
         if self._hosts:
             result = many_hosts.run(self._brief(loaded, "allreduce", name))
-            return (result, {}) if isinstance(result, int) else (result.code, result.summary or {})
-        where = start.created(loaded, start.Where(run_dir=Path(name), checkpoint=None), name=name)
-        code = start.run_job(loaded, where, mode="allreduce", quiet=True)
-        summary = read_summary(where.run_dir)
-        if code == 0:
-            shutil.rmtree(where.run_dir, ignore_errors=True)
-        return code, summary
+        else:
+            where = start.created(loaded, start.Where(run_dir=Path(name), checkpoint=None), name=name)
+            result = start.run_job(loaded, where, mode="allreduce", quiet=True)
+            if result.code == 0:
+                shutil.rmtree(where.run_dir, ignore_errors=True)
+        return result.code, result.summary
 
     def _job(self, backend: str) -> "Loaded":
         """Return the overrides spec for the backend that it selects.

@@ -15,7 +15,7 @@ check      spec, size, training, resumed, cwd                          notes: th
 prepare    run_dir, log_dir, node, files {name: text}, cwd, wait_s     empty; the folder was made, locked and written
 resume     given, base, name, cwd                                      run, checkpoint; see ``runfolder.find_resume``
 newest     none                                                        checkpoint: path of the newest intact one or null
-start      ``Orders``                                                  none; events follow, "ended" is the last of them
+start      ``Orders`` (``jobs/host_command.py``)                       none; events follow, "ended" is the last of them
 stop       signal                                                      none; the ranks are asked to save and end
 end        none                                                        none; all processes of the attempt are killed
 bye        ``Farewell``                                                none; the agent ends
@@ -37,67 +37,34 @@ asked    signal: this process received a signal to end the job; times: how many 
 A leader that closes the channel or is silent for too long is lost: the agent kills what it started, and ends.
 """
 
-import json
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import mtrain
 from mtrain.cluster.channel import Channel, Lost, Message
 from mtrain.cluster.farewell import Farewell
-from mtrain.core.interfaces import Command
+from mtrain.cluster.supervisor import EXIT_CODES, NOTHING
 from mtrain.errors import MtrainError, UsageError
-from mtrain.jobs.attempt import Attempt, Patience
-from mtrain.jobs.supervisor import EXIT_CODES, NOTHING
-from mtrain.report.history import Record
-from mtrain.system import disk, environment, placement, processes, runfolder
+from mtrain.jobs.host_command import HostCommand, Orders
+from mtrain.system import environment, placement, processes, runfolder
 from mtrain.system.processes import Requests
 from mtrain.system.runfolder import RunFolder
 
-LOG_CHARACTERS = 256 * 1024
-"""How many characters of the command's output are sent, counted from its end, where it names the rank that failed."""
 FIRST_MESSAGE_S = 60.0
 """Seconds of silence after which a peer is lost, until the leader sets another limit with its orders."""
+LEFTOVER_S = 1.0
+"""Seconds that processes have to end after their starter has ended, before they are killed."""
 IDLE_S = 0.5
 """Seconds between two looks at signals while no attempt runs, and between two tries to lock the run folder."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Orders:
-    """How to run a host's command once: the fields of a "start" message."""
-
-    host: str
-    """This host's address in the list of hosts."""
-    argv: list[str]
-    """The command."""
-    env: dict[str, str]
-    """Variables that the plan sets for the command."""
-    forwarded: dict[str, str]
-    """Variables of the leader's environment. They override this host's own, and ``env`` overrides them."""
-    starts_ranks: bool
-    """Whether the command starts the ranks itself, as torchrun does."""
-    first_rank: int
-    """The first rank on this host."""
-    ranks: int
-    """How many ranks run on this host."""
-    silence_s: float
-    """Seconds of silence after which the leader is lost."""
-    failure_s: float
-    """Seconds that the other ranks have to end after one has failed."""
-    poll_s: float = 0.1
-    """Seconds between two looks at the command."""
-
-    @classmethod
-    def of(cls, message: Mapping[str, Any]) -> "Orders":
-        """Read the orders from a message that may have other fields as well."""
-        return cls(**{field.name: message[field.name] for field in fields(cls) if field.name in message})
+POLL_S = 0.1
+"""Seconds between two looks at the command."""
 
 
 def hello(**more: Any) -> Message:
@@ -123,8 +90,9 @@ class Agent:
     def __init__(self, channel: Channel, requests: Requests) -> None:
         self._channel = channel
         self._requests = requests
-        self._remote_requests = _RemoteRequests()
         self._run: RunFolder | None = None
+        self._command: HostCommand | None = None
+        """The command of the attempt that is running."""
         self._node = 0
         self._resources = ExitStack()
         self._sent = 0
@@ -148,34 +116,32 @@ class Agent:
         """
         with self._resources:
             while self._farewell is None:
-                self.pass_on_requests()
+                self._pass_on_requests()
                 if self._requests.count > 1 and self._run is None:
                     return Farewell(code=EXIT_CODES[self._requests.first or signal.SIGTERM], text=NOTHING)
-                message = self._channel.wait(IDLE_S)
-                if message is None:
-                    continue
-                if message.get("do") == "start":
-                    self._attempt(message)
-                else:
-                    self.take(message)
+                self._pass_on_events()
+                message = self._channel.wait(IDLE_S if self._command is None else POLL_S)
+                if message is not None:
+                    self._take(message)
         if self._farewell.discard and self._run is not None:
             shutil.rmtree(self._run.path, ignore_errors=True)
         return self._farewell
 
-    def take(self, message: Message) -> None:
-        """Handle one message, also while an attempt runs; "stop", "end" and "bye" end that attempt."""
+    def _take(self, message: Message) -> None:
+        """Handle one message, also while an attempt runs."""
         verb = message.get("do")
         if verb == "bye":
             self._farewell = Farewell.of(message)
-            self._remote_requests.end_at_once()
-        elif verb == "stop":
-            self._remote_requests.ask_to_end(signal.Signals(int(message.get("signal", signal.SIGTERM))))
-        elif verb == "end":
-            self._remote_requests.end_at_once()
+        elif verb == "start":
+            self._start(message)
         elif "ask" in message:
             self._channel.send({"answer": message["ask"], **self._answer(str(verb), message)})
+        elif self._command is not None and verb == "stop":
+            self._command.ask_to_end()
+        elif self._command is not None and verb == "end":
+            self._command.kill()
 
-    def pass_on_requests(self) -> None:
+    def _pass_on_requests(self) -> None:
         """Report signals that this process has received: the leader then ends the whole job.
 
         From the second signal on, the attempt on this host is ended at once, without waiting for the leader.
@@ -184,8 +150,8 @@ class Agent:
             self._sent = self._requests.count
             number = int(self._requests.first or signal.SIGTERM)
             self._channel.send({"event": "asked", "signal": number, "times": self._requests.count})
-            if self._requests.count > 1:
-                self._remote_requests.end_at_once()
+            if self._requests.count > 1 and self._command is not None:
+                self._command.kill()
 
     # ---------------------------------------------------------------------------------------------------------- answers
     def _answer(self, verb: str, message: Message) -> dict[str, Any]:
@@ -201,7 +167,7 @@ class Agent:
     def _collect_facts(self, message: Message) -> dict[str, Any]:
         from mtrain.cluster.preflight.facts import FactCollector
 
-        self._fact_collector = self._fact_collector or self._resources.enter_context(_closing(FactCollector()))
+        self._fact_collector = self._fact_collector or self._resources.enter_context(closing(FactCollector()))
         return dict(self._fact_collector.answer(message))
 
     def _names(self, message: Message) -> dict[str, Any]:
@@ -264,41 +230,24 @@ class Agent:
         return {"checkpoint": None if checkpoint is None else str(checkpoint)}
 
     # --------------------------------------------------------------------------------------------------------- attempts
-    def _attempt(self, message: Message) -> None:
+    def _start(self, message: Message) -> None:
         assert self._run is not None, "the leader prepares before it starts"
         orders = Orders.of(message)
         self._channel.silence_s = orders.silence_s
-        self._remote_requests.reset()
-        listener = _Reporter(self, self._channel)
-        attempt = Attempt(
-            command=Command(host=orders.host, argv=orders.argv, env=orders.env),
-            run_folder=self._run,
-            environ=self._environ(orders),
-            starts_ranks=orders.starts_ranks,
-            listener=listener,
-            asked=self._remote_requests,
-            patience=Patience(poll_s=orders.poll_s, failure_s=orders.failure_s, leftover_s=1.0),
-            ranks=range(orders.first_rank, orders.first_rank + orders.ranks),
-            reads_records=orders.first_rank == 0,
-        )
-        listener.attempt = attempt
         try:
-            ending = attempt.run()
+            command = HostCommand(orders, self._run, environ=self._environ(orders), leftover_s=LEFTOVER_S)
         except MtrainError as error:
             self._channel.send({"event": "ended", "status": 1, "log": "", "error": str(error)})
             return
-        listener.report_failures()
-        self._channel.send(
-            {
-                "event": "ended",
-                "status": ending.status,
-                "log": ending.log[-LOG_CHARACTERS:],
-                "ended_here": ending.ended_here,
-                "full": disk.is_full(self._run.path),
-                "logs": {str(rank): text for rank, text in ending.rank_logs.items()},
-                "summary": _read(self._run.summary) if orders.first_rank == 0 else None,
-            }
-        )
+        self._command = command
+        self._resources.callback(command.close)
+
+    def _pass_on_events(self) -> None:
+        """Send the new events of the command to the leader."""
+        for event in self._command.events() if self._command is not None else ():
+            self._channel.send(event)
+            if event["event"] == "ended":
+                self._command = None
 
     def _environ(self, orders: Orders) -> dict[str, str]:
         """Return the environment of the command: this host's, the forwarded one, and its network interface."""
@@ -309,79 +258,6 @@ class Agent:
             interface = placement.interface_of(addresses, [placement.LOOPBACK])
         pinned = () if interface is None else placement.INTERFACE_VARIABLES
         return environ | dict.fromkeys(pinned, str(interface))
-
-
-class _RemoteRequests:
-    """The leader's requests to end an attempt, in the form in which ``Attempt`` reads signals of its own process."""
-
-    first_at: float | None = None
-    """Always None: the time of the first request is known to the leader, which words the reason of the end."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: signal.Signals | None = None
-
-    def reset(self) -> None:
-        """Forget all requests, before another attempt."""
-        self.count, self.first = 0, None
-
-    def ask_to_end(self, number: signal.Signals) -> None:
-        """Ask the ranks to save and end, as a first signal does."""
-        self.first = self.first or number
-        self.count = max(self.count, 1)
-
-    def end_at_once(self) -> None:
-        """End the attempt without saving, as a second signal does."""
-        self.first = self.first or signal.SIGTERM
-        self.count = max(self.count, 2)
-
-
-class _Reporter:
-    """Listener of an attempt that sends its events to the leader, and handles the leader's messages meanwhile."""
-
-    def __init__(self, agent: Agent, channel: Channel) -> None:
-        self.attempt: Attempt | None = None
-        self._agent = agent
-        self._channel = channel
-        self._sent: set[tuple[Any, Any]] = set()
-
-    def record(self, record: Record) -> None:
-        """Send a record to the leader, which shows it."""
-        self._channel.send({"event": "record", "record": record})
-
-    def note(self, text: str) -> None:
-        """Do nothing: a note of the attempt only repeats what the leader has asked for."""
-
-    def tick(self) -> None:
-        """Handle the leader's messages; end the attempt where the leader is lost."""
-        self._agent.pass_on_requests()
-        for message in self._channel.receive():
-            self._agent.take(message)
-        if self._channel.lost is not None:
-            self._agent.take({"do": "end"})
-        self.report_failures()
-
-    def report_failures(self) -> None:
-        """Send the failures of ranks, each one once."""
-        for failure in self.attempt.failures() if self.attempt is not None else ():
-            key = failure.get("rank"), failure.get("time")
-            if key not in self._sent:
-                self._sent.add(key)
-                age = time.time() - float(failure.get("time") or time.time())
-                self._channel.send({"event": "failure", "failure": failure, "age_s": age})
-
-
-class _closing:
-    """Context manager that closes an object with a ``close`` method on exit."""
-
-    def __init__(self, resource: Any) -> None:
-        self._resource = resource
-
-    def __enter__(self) -> Any:
-        return self._resource
-
-    def __exit__(self, *error: object) -> None:
-        self._resource.close()
 
 
 def _own_address(host: str) -> str:
@@ -414,15 +290,6 @@ def _enter(folder: str | None) -> None:
             f"the folder {folder}, in which the job was started, cannot be entered on {os.uname().nodename}: "
             f"{error.strerror or error}; make it there, or start the job in one that is"
         ) from error
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or None where there is none."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def main() -> int:

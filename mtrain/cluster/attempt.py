@@ -4,17 +4,15 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from mtrain.cluster.channel import Message
-from mtrain.cluster.disconnection import Disconnection
-from mtrain.cluster.hosts import Member
+from mtrain.cluster.hosts import Participant
+from mtrain.cluster.outcome import Loss, Outcome
 from mtrain.errors import Interrupted
 from mtrain.jobs.plan import Plan
 from mtrain.report.console import Display
 from mtrain.report.history import Record
 from mtrain.system import diagnosis, processes
-from mtrain.system.diagnosis import Evidence, Log, Verdict
 
 SUSPECT_S = 4.0
 """A host that has been silent for this many seconds when a rank elsewhere fails is taken for the cause of the
@@ -37,6 +35,8 @@ class Limits:
     """How long other hosts may take to end once one has ended with 0, or once ranks were asked to end."""
     poll_s: float = 0.05
     """Pause between two looks at the hosts."""
+    leftover_s: float = 1.0
+    """How long processes of a host may take to end after their starter has ended, before they are killed."""
 
     @classmethod
     def of(cls, failure_timeout_s: float) -> "Limits":
@@ -50,194 +50,20 @@ class Limits:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loss:
-    """A host whose connection has ended before its command was reported to have ended."""
-
-    at: float
-    """When the leader noticed it, in monotonic time."""
-    why: Disconnection
-    last_heard: float
-    """When the last byte came from the host, in seconds since 1970."""
-
-
 @dataclass(kw_only=True)
-class Outcome:
-    """The events of an attempt, and the verdict on it once it is over. Hosts are keyed by their index."""
-
-    plan: Plan
-    members: Mapping[int, Member]
-    last: Record | None = None
-    """The record of kind "end", where rank 0 wrote one."""
-    summary: Mapping[str, Any] | None = None
-    """The run's summary, where it came to an end."""
-    failures: list[dict[str, Any]] = field(default_factory=list)
-    """The failure files of ranks, with ``when`` added: the time of the failure in this process's monotonic time."""
-    ended: dict[int, Message] = field(default_factory=dict)
-    """By host: its "ended" event, with ``when``; ``told``: whether it was told to end; ``killed``: whether a rank was
-    killed."""
-    lost: dict[int, Loss] = field(default_factory=dict)
-    """By host: how it was lost."""
-    suspects: dict[int, float] = field(default_factory=dict)
-    """By host: for how many seconds it had been silent when the first failure was reported."""
-    words: dict[int, str] = field(default_factory=dict)
-    """By lost host: how the process that connected it ended, "" where that is unknown."""
-
-    @property
-    def ok(self) -> bool:
-        """Return whether every host's command ended with 0."""
-        return len(self.ended) == len(self.members) and not any(message["status"] for message in self.ended.values())
-
-    def unheard(self) -> list[str]:
-        """Return the hosts that may still run ranks, since no request to end them can have reached the agent."""
-        return [
-            member.label
-            for node, member in self.members.items()
-            if node not in self.ended and (node not in self.lost or self.lost[node].why.is_silence)
-        ]
-
-    def real_failures(self) -> list[dict[str, Any]]:
-        """Return the failures in the order of time, without those of ranks that were asked to end."""
-        return sorted(diagnosis.real(self.failures), key=lambda failure: (failure["when"], failure.get("rank", 0)))
-
-    def judge(self) -> Verdict:
-        """Return why the attempt failed: an agent's error, else a lost host, else a killed starter, else a rank."""
-        for node, message in self.ended.items():
-            if message.get("error"):
-                text = f"{self.members[node].label}: {message['error']}"
-                return Verdict(code=1, headline=text, text=f"error: {text}")
-        lost_node = self._lost_node()
-        if lost_node is not None:
-            return self._verdict_on_lost_host(lost_node)
-        return self._verdict_on_killed_starter() or diagnosis.conclude(self._evidence())
-
-    def killed_starters(self) -> list[int]:
-        """Return the hosts whose command was killed by something outside the job."""
-        return [
-            node
-            for node, message in self.ended.items()
-            if diagnosis.was_killed(
-                int(message["status"]), ended_here=message["told"] or bool(message.get("ended_here"))
-            )
-        ]
-
-    def _verdict_on_killed_starter(self) -> Verdict | None:
-        """Return the verdict where a host's command was killed from outside, else None.
-
-        Errors of ranks then follow from it.
-        """
-        for node in self.killed_starters():
-            message = self.ended[node]
-            log = self._starter_log(node, message)
-            return diagnosis.of_killed_starter(int(message["status"]), log, host=self.members[node].label)
-        return None
-
-    def _lost_node(self) -> int | None:
-        """Return the host whose loss is the cause: the first one lost that had no failed rank before."""
-        failures = self.real_failures()
-        for node, loss in sorted(self.lost.items(), key=lambda item: item[1].at):
-            if not any(self._node_of(failure["rank"]) == node and failure["when"] < loss.at for failure in failures):
-                return node
-        return max(self.suspects, key=lambda node: self.suspects[node]) if self.suspects else None
-
-    def _verdict_on_lost_host(self, node: int) -> Verdict:
-        member, loss = self.members[node], self.lost.get(node)
-        if loss is None or loss.why.is_silence:  # without a loss, the host is only suspected: see `suspects`
-            silent_s = self.suspects[node] if loss is None else loss.why.silent_s
-            heard_at = time.time() - self.suspects[node] if loss is None else loss.last_heard
-            head = (
-                f"host {member.label} has been silent for {silent_s:.0f} s: network or power; "
-                f"last heard at {time.strftime('%H:%M:%S', time.localtime(heard_at))}"
-            )
-        else:
-            words = self.words.get(node)
-            head = f"host {member.label} is lost: {loss.why}" + (f" ({words})" if words else "")
-        ranks = self._ranks(node)
-        its_ranks = f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}"
-        lines = [f"{its_ranks} ran there; log: {member.label}:{self._log_path(ranks[0])}"]
-        for failure in self.real_failures()[:1]:
-            rank = failure["rank"]
-            lines += [
-                f"then rank {rank} on {self._host_of(rank)} failed: {failure.get('error')}",
-                f"log: {self._log(rank).place}",
-            ]
-        lines.append(f"error: {head}")
-        return Verdict(code=1, headline=head, text="\n".join(lines))
-
-    def _evidence(self) -> Evidence:
-        """Collect what the diagnosis of failed ranks needs.
-
-        The command that ended with an error first speaks for all.
-        """
-        deaths = [
-            death
-            for message in self.ended.values()
-            for death in self.plan.launcher.deaths(str(message["log"]), int(message["status"]))
-        ]
-        failed = sorted(
-            ((message["when"], node, message) for node, message in self.ended.items() if message["status"]),
-            key=lambda item: item[:2],
-        )
-        nothing: Message = {"status": 1, "log": ""}
-        _, node, first = failed[0] if failed else (0.0, 0, nothing)
-        return Evidence(
-            failures=self.real_failures(),
-            deaths=sorted(set(deaths)),
-            status=int(first["status"]),
-            log=self._log,
-            starter=self._starter_log(node, first),
-            host=self._host_of,
-            full=next(
-                (
-                    f"{self.members[node].label}:{self.plan.run_dir}"
-                    for node in self.ended
-                    if self.ended[node].get("full")
-                ),
-                "",
-            ),
-        )
-
-    def _starter_log(self, node: int, ended: Message) -> Log:
-        text = diagnosis.starter_excerpt(str(ended["log"]))
-        return Log(place=f"{self.members[node].label}:{self._logs() / f'host-{node}.log'}", text=text)
-
-    def _log(self, rank: int) -> Log:
-        node = self._node_of(rank)
-        text = str(self.ended.get(node, {}).get("logs", {}).get(str(rank), ""))
-        return Log(place=f"{self.members[node].label}:{self._log_path(rank)}", text=text)
-
-    def _logs(self) -> Any:
-        return self.plan.log_dir or self.plan.run_dir / "logs"
-
-    def _log_path(self, rank: int) -> Any:
-        return self._logs() / f"rank-{rank}.log"
-
-    def _host_of(self, rank: int) -> str:
-        """Return the label of the host on which a rank ran."""
-        return self.members[self._node_of(rank)].label
-
-    def _node_of(self, rank: int) -> int:
-        return next((node for node in self.members if rank in self._ranks(node)), 0)
-
-    def _ranks(self, node: int) -> range:
-        first = self.plan.first_rank(node)
-        return range(first, first + self.plan.hosts[node].slots)
-
-
-@dataclass(kw_only=True)
-class Round:
+class Attempt:
     """Runs one attempt of a job on all its hosts."""
 
     plan: Plan
-    members: Mapping[int, Member]
+    members: Mapping[int, Participant]
     """The hosts, by index."""
     display: Display
     requests: processes.Requests
     """Signals that ask this process to end the job."""
     limits: Limits
-    forwarded: Mapping[str, str]
+    forwarded: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that are sent to every host."""
-    last_words: Callable[[int], str]
+    last_words: Callable[[int], str] = lambda node: ""
     """See ``Gathering``."""
     _answered: int = 0
     """How many of ``requests`` have been passed on to the hosts."""
@@ -263,11 +89,11 @@ class Round:
             time.sleep(self.limits.poll_s)
         return self._outcome
 
-    def _orders(self, node: int, member: Member) -> Message:
+    def _orders(self, node: int, member: Participant) -> Message:
         command = self.plan.commands[node]
         return {
             "do": "start",
-            "host": member.host,
+            "host": command.host,
             "argv": list(command.argv),
             "env": dict(command.env),
             "forwarded": dict(self.forwarded),
@@ -285,11 +111,12 @@ class Round:
 
     def _hear(self, node: int) -> None:
         """Handle the events of a host, and note where it was lost."""
-        channel, now = self.members[node].channel, time.monotonic()
+        channel = self.members[node].channel
         # Read before the inbox is emptied: once the channel has ended, the inbox is known to hold all there will ever
         # be.
         disconnection = channel.lost
-        for message in channel.receive():
+        messages, now = channel.receive(), time.monotonic()
+        for message in messages:
             self._take(node, message, now)
         if disconnection is not None and node not in self._outcome.ended:
             # The process that connects a silent host has not ended, and waiting for its end would take time.
@@ -369,7 +196,7 @@ class Round:
         return not self._open() or time.monotonic() > self._final
 
 
-def heed(message: Message, member: Member, requests: processes.Requests, display: Display) -> None:
+def heed(message: Message, member: Participant, requests: processes.Requests, display: Display) -> None:
     """Count and show a signal to end the job that another host has received and reported with an "asked" event."""
     requests.take(
         signal.Signals(int(message["signal"])), place=f"host {member.node}", times=int(message.get("times", 1))

@@ -1,11 +1,48 @@
-"""The hosts of a job as its leader sees them, and the interface of what connects the leader with them."""
+"""The hosts of a job as its supervisor sees them, and the interface of what connects a leader with its hosts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from mtrain.cluster.channel import Channel, Message
+from mtrain.cluster.disconnection import Disconnection
 from mtrain.cluster.preflight.findings import Finding
+
+
+class Connection(Protocol):
+    """The way to a host: a channel to its agent, or direct calls if the host is this one. ``agent.py`` lists messages.
+
+    Members have the same meaning as those of ``Channel``.
+    """
+
+    silence_s: float
+
+    @property
+    def lost(self) -> Disconnection | None: ...  # noqa: D102
+
+    @property
+    def silent_s(self) -> float: ...  # noqa: D102
+
+    def send(self, message: Mapping[str, Any], /) -> None: ...  # noqa: D102
+
+    def receive(self) -> list[Message]: ...  # noqa: D102
+
+
+class Participant(Protocol):
+    """A host that takes part in an attempt."""
+
+    @property
+    def node(self) -> int | None:
+        """Return the index of the host in the list of hosts; None: it is the only host of the job."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """Return the host's name for messages; empty if it is the only host of the job."""
+        ...
+
+    @property
+    def channel(self) -> Connection: ...  # noqa: D102
 
 
 @dataclass(kw_only=True)

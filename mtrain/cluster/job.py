@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.cluster import many_hosts, start
+from mtrain.cluster.supervisor import Result
 from mtrain.core.checkpoint import store
 from mtrain.errors import CheckpointError
 from mtrain.jobs import closing, preflight
-from mtrain.system.runfolder import Resume, read_summary
+from mtrain.system.runfolder import Resume
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
@@ -55,13 +56,7 @@ def train(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -
     notes.append(f"run folder: {where.run_dir}")
     if where.checkpoint is not None:
         notes.append(f"goes on from {where.checkpoint}")
-    code = start.run_job(loaded, where, notes=notes, quiet=quiet)
-    return Outcome(
-        code=code,
-        run_dir=where.run_dir,
-        summary=read_summary(where.run_dir),
-        lines=closing.closing_lines(where.run_dir, finished=code == 0),
-    )
+    return _trained(loaded, start.run_job(loaded, where, notes=notes, quiet=quiet))
 
 
 def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -> Outcome:
@@ -91,10 +86,7 @@ def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False
     remarks = preflight.check(loaded.spec, size=size, training=False, resumed=checkpoint)
     where = start.created(loaded, where, name=f"{name}-evaluate")
     notes = [*remarks, f"evaluates {checkpoint or loaded.spec.model.weights}", f"run folder: {where.run_dir}"]
-    code = start.run_job(loaded, where, mode="evaluate", notes=notes, quiet=quiet)
-    summary = read_summary(where.run_dir) if code == 0 else {}
-    lines = closing.figure_lines(summary, summary.get("figures", {}))
-    return Outcome(code=code, run_dir=where.run_dir, summary=summary, lines=lines)
+    return _evaluated(loaded, start.run_job(loaded, where, mode="evaluate", notes=notes, quiet=quiet))
 
 
 def _train_on_hosts(loaded: "Loaded", resume: str | None, *, quiet: bool) -> Outcome:
@@ -109,17 +101,7 @@ def _train_on_hosts(loaded: "Loaded", resume: str | None, *, quiet: bool) -> Out
         quiet=quiet,
     )
     result = many_hosts.run(brief, notes=[f"spec: {loaded.source}", *loaded.notes])
-    if isinstance(result, int):
-        return Outcome(code=result)
-    if result.run_dir is None:
-        return Outcome(code=result.code)
-    is_here = many_hosts.is_here(loaded.spec.cluster.ips[0])
-    return Outcome(
-        code=result.code,
-        run_dir=result.run_dir if is_here else None,
-        summary=result.summary or {},
-        lines=many_hosts.closing_lines(loaded, result),
-    )
+    return _trained(loaded, result)
 
 
 def _evaluate_on_hosts(loaded: "Loaded", name: str, checkpoint: Path | None, *, quiet: bool) -> Outcome:
@@ -135,16 +117,27 @@ def _evaluate_on_hosts(loaded: "Loaded", name: str, checkpoint: Path | None, *, 
         latest=False,
     )
     result = many_hosts.run(brief, notes=[f"evaluates {checkpoint or loaded.spec.model.weights}"])
-    if isinstance(result, int):
-        return Outcome(code=result)
-    summary = dict(result.summary or {}) if result.code == 0 else {}
-    is_here = result.run_dir is not None and many_hosts.is_here(loaded.spec.cluster.ips[0])
-    return Outcome(
-        code=result.code,
-        run_dir=result.run_dir if is_here else None,
-        summary=summary,
-        lines=closing.figure_lines(summary, summary.get("figures", {})),
-    )
+    return _evaluated(loaded, result)
+
+
+def _trained(loaded: "Loaded", result: Result) -> Outcome:
+    here = _folder_here(loaded, result)
+    lines = closing.closing_lines(result.summary, run_dir=here) if result.code == 0 else []
+    if lines and here is None:
+        lines.append(f"run folder: {result.first_host}:{result.run_dir}")
+    return Outcome(code=result.code, run_dir=here, summary=result.summary, lines=lines)
+
+
+def _evaluated(loaded: "Loaded", result: Result) -> Outcome:
+    summary = result.summary if result.code == 0 else {}
+    lines = closing.figure_lines(summary, summary.get("figures", {}))
+    return Outcome(code=result.code, run_dir=_folder_here(loaded, result), summary=summary, lines=lines)
+
+
+def _folder_here(loaded: "Loaded", result: Result) -> Path | None:
+    """Return the run folder if this host has it."""
+    is_here = not result.first_host or many_hosts.is_here(loaded.spec.cluster.ips[0])
+    return result.run_dir if is_here else None
 
 
 def _newest_run(loaded: "Loaded") -> Resume:

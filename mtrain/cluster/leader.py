@@ -15,11 +15,12 @@ from typing import IO, Any, Protocol
 
 from mtrain.cluster.attempt import Limits
 from mtrain.cluster.channel import Message, ask_all
+from mtrain.cluster.connected_hosts import ASK_S, ConnectedHosts, ask, end_requested
 from mtrain.cluster.farewell import Farewell
 from mtrain.cluster.hosts import Gathering, Member
 from mtrain.cluster.preflight import checks, findings
 from mtrain.cluster.preflight.findings import Finding
-from mtrain.cluster.restarts import ASK_S, Attempts, Result, ask, end_requested, interrupted
+from mtrain.cluster.supervisor import Result, not_started
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.plan import Plan
 from mtrain.report.console import Display
@@ -161,7 +162,7 @@ class Leader:
             nodes, timeout_s=self.brief.spec.cluster.failure_timeout_s, stop=requests.any
         )
         if self._end_requested(requests):
-            return interrupted(requests)
+            return not_started(requests)
         if len(self._members) < len(nodes) and 0 not in self._members:
             self._show(missing)
             raise NotStarted(missing)
@@ -173,8 +174,8 @@ class Leader:
         if self.brief.mode in CHECKED:
             self._check(plan, requests)
         if self._end_requested(requests):
-            return interrupted(requests)
-        return Attempts(
+            return not_started(requests)
+        return ConnectedHosts(
             members=self._members,
             gathering=self.gathering,
             display=self.display,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mtrain.cluster.leader import Survey
     from mtrain.cluster.preflight.findings import Finding
     from mtrain.cluster.rendezvous import Party
-    from mtrain.cluster.restarts import Result
+    from mtrain.cluster.supervisor import Result
     from mtrain.spec.config import Loaded
     from mtrain.spec.model import Spec
 
@@ -134,8 +134,8 @@ class Brief:
 
 def run(
     brief: Brief, *, notes: Sequence[str] = (), tell: "Callable[[Sequence[Finding]], None] | None" = None
-) -> "Result | int":
-    """Lead the job, or serve the host that does; what a leader knows of the result, or an exit code.
+) -> "Result":
+    """Lead the job, or serve the host that does. A host that serves knows only the exit code of the job.
 
     ``tell``: see ``Leader``.
 
@@ -145,6 +145,7 @@ def run(
     """
     from mtrain.cluster import start
     from mtrain.cluster.leader import Leader
+    from mtrain.cluster.supervisor import Result
     from mtrain.report.console import make_display
 
     loaded, cluster = brief.loaded, brief.loaded.spec.cluster
@@ -153,7 +154,7 @@ def run(
     if carrier is not None and not carrier.starts:
         for host, line in zip(draft.hosts, draft.brought, strict=True):
             click.echo(f"# {host.address}\n{shlex.join(line)}")
-        return 0
+        return Result(code=0, text="")
     environ = environment.caller()
     display = make_display(
         "quiet" if brief.quiet else loaded.spec.report.display,
@@ -177,7 +178,7 @@ def run(
             finally:
                 display.close()
             click.echo(text, err=True, nl=bool(text))
-            return code
+            return Result(code=code, text=text)
         gathering = Meeting(party=party, python=sys.executable, environ=environ, note=display.note)
     leader = Leader(
         brief=brief,
@@ -229,20 +230,6 @@ def _party(brief: Brief, *, node: int) -> "Party":
 
 def _line_for(typed: Sequence[str]) -> Callable[[int], str]:
     return lambda node: shlex.join(line_for(typed, node, carried=False))
-
-
-def closing_lines(loaded: "Loaded", result: "Result") -> list[str]:
-    """Return the last lines for the user: the result, and where everything is."""
-    from mtrain.jobs.closing import closing_lines as lines_here
-    from mtrain.jobs.closing import result_lines
-
-    succeeded = result.code == 0
-    assert result.run_dir is not None
-    if is_here(loaded.spec.cluster.ips[0]):
-        return lines_here(result.run_dir, finished=succeeded)
-    return (
-        [*result_lines(result.summary or {}), f"run folder: {result.first_host}:{result.run_dir}"] if succeeded else []
-    )
 
 
 def is_here(host: str) -> bool:

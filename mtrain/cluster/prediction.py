@@ -92,7 +92,7 @@ def predict(request: Request, load: Load) -> Prediction:
     write_json(folder / "predict.json", content)
     where = start.Where(run_dir=folder, checkpoint=weights)
     try:
-        code = start.run_job(loaded, where, mode="predict", quiet=True)
+        code = start.run_job(loaded, where, mode="predict", quiet=True).code
     except MtrainError:
         shutil.rmtree(folder, ignore_errors=True)
         raise

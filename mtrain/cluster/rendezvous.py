@@ -30,8 +30,8 @@ from mtrain.cluster.handshake import HANDSHAKE_EVENT, REMEDY, Unproven, prove, r
 from mtrain.cluster.hosts import Member
 from mtrain.cluster.preflight.findings import Finding
 from mtrain.cluster.ssh import CLOSING_S, Line, hear, open_line
+from mtrain.cluster.supervisor import EXIT_CODES, NOTHING
 from mtrain.errors import LaunchError, UsageError
-from mtrain.jobs.supervisor import EXIT_CODES, NOTHING
 from mtrain.system import placement, processes
 from mtrain.system.job_secret import CLUSTER_VARIABLE
 

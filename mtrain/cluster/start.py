@@ -13,6 +13,7 @@ from mtrain.system import environment, job_secret, placement, runfolder
 from mtrain.system.runfolder import Resume, RunFolder
 
 if TYPE_CHECKING:
+    from mtrain.cluster.supervisor import Result
     from mtrain.spec.config import Loaded
 
 AUTO = "auto"
@@ -202,15 +203,15 @@ def run_job(
     notes: Sequence[str] = (),
     quiet: bool = False,
     stream: IO[str] | None = None,
-) -> int:
-    """Write the run folder, run the job on this host alone, and show its progress. Returns the exit code.
+) -> "Result":
+    """Write the run folder, run the job on this host alone, and show its progress.
 
     ``stream`` receives all messages; None: the terminal.
 
     Raises:
         LaunchError: the job could not be started.
     """
-    from mtrain.jobs import supervisor
+    from mtrain.cluster import this_host
     from mtrain.report.console import make_display
 
     spec = loaded.spec
@@ -220,13 +221,13 @@ def run_job(
     display = make_display("quiet" if quiet else spec.report.display, title=plan.title, stream=stream)
     for note in (*loaded.notes, *notes):
         display.note(note)
-    job = supervisor.Job(
+    job = this_host.Job(
         display=display,
         environ=environment.cleaned(environment.caller()) | job_secret.drawn(),
         replan=_replanner(loaded, where, mode),
         stream=stream or sys.stderr,
     )
-    return supervisor.run(plan, job)
+    return this_host.run(plan, job)
 
 
 def _replanner(loaded: "Loaded", where: Where, mode: str) -> Callable[[Path | None], Plan]:

@@ -364,12 +364,12 @@ def _run(loaded: "Loaded", out: Path, name: str) -> tuple[int, str, RunFolder]:
     """
     folder, output = runfolder.create(out, name, latest=False), io.StringIO()
     try:
-        code = starting.run_job(loaded, starting.Where(run_dir=folder, checkpoint=None), quiet=True, stream=output)
+        result = starting.run_job(loaded, starting.Where(run_dir=folder, checkpoint=None), quiet=True, stream=output)
     except LaunchError as error:
         return 1, f"error: {error}", RunFolder(folder)
-    if code in ENDED:
-        raise Ended(code)
-    return code, output.getvalue(), RunFolder(folder)
+    if result.code in ENDED:
+        raise Ended(result.code)
+    return result.code, output.getvalue(), RunFolder(folder)
 
 
 def _reason(text: str) -> str:

@@ -12,12 +12,17 @@ def figure_lines(summary: Mapping[str, Any], figures: Mapping[str, Any]) -> list
     return [*class_lines(figures), *summary.get("remarks", ())]
 
 
-def closing_lines(run_dir: Path, *, finished: bool) -> list[str]:
-    """Return lines with the result of a run and the paths of its files; none if ``finished`` is false."""
-    from mtrain.system.runfolder import RunFolder, read_summary
+def closing_lines(summary: Mapping[str, Any], *, run_dir: Path | None) -> list[str]:
+    """Return lines with the result of a finished run and the paths of its files.
 
+    ``run_dir`` is the run folder; None if another host has it, whose files are not listed.
+    """
+    from mtrain.system.runfolder import RunFolder
+
+    lines = result_lines(summary)
+    if run_dir is None:
+        return lines
     run = RunFolder(run_dir)
-    lines = result_lines(read_summary(run_dir)) if finished else []
     places = {
         "curves": run.results,
         "pictures": run.path / "val_batch.jpg",
@@ -25,8 +30,7 @@ def closing_lines(run_dir: Path, *, finished: bool) -> list[str]:
         "checkpoints": run.checkpoints,
         "logs": run.logs,
     }
-    lines += [f"{name + ':':<13}{path}" for name, path in places.items() if finished and path.exists()]
-    return lines
+    return lines + [f"{name + ':':<13}{path}" for name, path in places.items() if path.exists()]
 
 
 def result_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -2,14 +2,11 @@
 
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mtrain.errors import Interrupted
-from mtrain.report.history import Record
-from mtrain.system import disk
-from mtrain.system.runfolder import RunFolder, read_failures
 
 CONSEQUENCES = (signal.SIGTERM, signal.SIGABRT)
 """Signals that may end a rank because another rank failed first.
@@ -53,27 +50,6 @@ def real(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [failure for failure in failures if failure.get("exit_code") != Interrupted.exit_code]
 
 
-def real_failures(run: RunFolder) -> list[dict[str, Any]]:
-    """Return the failures in a run folder without those of ranks that ended because they were asked to."""
-    return real(read_failures(run))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
-    """How one attempt ended on one host."""
-
-    status: int
-    """Exit status of the command; negative: signal."""
-    last: Record | None = None
-    """The "end" record of the metrics, if rank 0 wrote one."""
-    log: str = ""
-    """Output of the command itself in this attempt."""
-    rank_logs: Mapping[int, str] = field(default_factory=dict)
-    """The last lines that each rank wrote in this attempt, indented, by rank; empty text: it wrote nothing."""
-    ended_here: bool = False
-    """Whether this process killed the command, in which case its exit status does not say why the job failed."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Log:
     """The end of a log file."""
@@ -102,28 +78,6 @@ class Evidence:
     """Returns the name of a rank's host for messages; empty if the job has only one host."""
     full: str = ""
     """The run folder, if its disk is full, in which case a rank cannot write why it failed; empty otherwise."""
-
-
-def judge(run: RunFolder, deaths: Sequence[tuple[int, int]], ending: Ending) -> Verdict:
-    """Explain the failure of a job on one host, from the files in its run folder and the way the attempt ended.
-
-    ``deaths``: (rank, exit status) of each failed rank, as the starter of the ranks reports them.
-    """
-    return conclude(
-        Evidence(
-            failures=real_failures(run),
-            deaths=deaths,
-            status=ending.status,
-            log=lambda rank: Log(place=str(run.rank_log(rank)), text=ending.rank_logs.get(rank, "")),
-            starter=starter_log(run, ending),
-            full=str(run.path) if disk.is_full(run.path) else "",
-        )
-    )
-
-
-def starter_log(run: RunFolder, ending: Ending) -> Log:
-    """Return the excerpt of what the starter of the ranks printed in one attempt."""
-    return Log(place=str(run.starter_log), text=starter_excerpt(ending.log[-LOG_CHARACTERS:]))
 
 
 def was_killed(status: int, *, ended_here: bool) -> bool:

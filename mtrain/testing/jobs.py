@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mtrain.cluster import this_host
+from mtrain.cluster.supervisor import EXIT_CODES
 from mtrain.core.interfaces import Command
 from mtrain.errors import PluginError, UsageError
-from mtrain.jobs import plan, supervisor
+from mtrain.jobs import plan
 from mtrain.jobs.plan import Machine, Plan
 from mtrain.report.console import Quiet
 from mtrain.spec import config, plugins
@@ -137,9 +139,9 @@ class Jobs:
         planned = self.plan(loaded, run_dir, arguments, mark)
         output = io.StringIO()
         environ = {**self._request.environ, JOB: mark}
-        job = supervisor.Job(display=Quiet(output), environ=environ, stream=output)
-        code = supervisor.run(planned, job)
-        if code in supervisor.EXIT_CODES.values():
+        job = this_host.Job(display=Quiet(output), environ=environ, replan=lambda checkpoint: planned, stream=output)
+        code = this_host.run(planned, job).code
+        if code in EXIT_CODES.values():
             raise KeyboardInterrupt
         return Ended(code=code, text=output.getvalue(), run_dir=run_dir, job=mark, at=time.time())
 

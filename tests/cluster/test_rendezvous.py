@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import mtrain.cluster.rendezvous
-from mtrain.cluster.agent import Orders, hello
+from mtrain.cluster.agent import hello
 from mtrain.cluster.channel import ask_all
 from mtrain.cluster.farewell import Farewell
 from mtrain.cluster.handshake import Unproven, prove
 from mtrain.cluster.rendezvous import Meeting, Party, difference, join
 from mtrain.errors import LaunchError, UsageError
+from mtrain.jobs.host_command import Orders
 from mtrain.system.environment import caller
 from tests.ports import held_port
 

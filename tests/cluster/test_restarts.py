@@ -15,10 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mtrain.cluster.attempt import Limits, Loss, Outcome, Round
+from mtrain.cluster.attempt import Attempt, Limits
+from mtrain.cluster.connected_hosts import ConnectedHosts
 from mtrain.cluster.disconnection import Cause, Disconnection
 from mtrain.cluster.hosts import Member
-from mtrain.cluster.restarts import Attempts
+from mtrain.cluster.outcome import Loss, Outcome
 from mtrain.cluster.ssh import SshGathering
 from mtrain.core.interfaces import Command, Host
 from mtrain.errors import UsageError
@@ -36,7 +37,7 @@ SOON = Limits(silence_s=8.0, settle_s=1.0, ending_s=10.0)
 class Direct:
     """Starts a rank itself, without a starter in between."""
 
-    agent = False
+    agent = True
 
     def deaths(self, log, status):
         return []
@@ -92,7 +93,7 @@ class Job:
             stack.callback(gathering.close)
             self.members, missing = gathering.gather(range(3), timeout_s=60, stop=lambda: False)
             assert missing == []
-            attempts = Attempts(
+            attempts = ConnectedHosts(
                 members=self.members,
                 gathering=gathering,
                 display=Plain(self.shown, title="test"),
@@ -295,14 +296,14 @@ def test_a_job_is_started_again_on_a_host_that_was_lost_and_came_back(job, tmp_p
 
 
 def test_a_host_that_is_lost_after_it_has_ended_well_is_brought_back_for_the_next_attempt(job, tmp_path, monkeypatch):
-    ended, take = threading.Event(), Round._take
+    ended, take = threading.Event(), Attempt._take
 
     def watched(self, node, message, now):
         take(self, node, message, now)
         if node == 1 and message.get("event") == "ended":
             ended.set()
 
-    monkeypatch.setattr(Round, "_take", watched)
+    monkeypatch.setattr(Attempt, "_take", watched)
     plan = make_plan(tmp_path, "fail_the_first_time_when_told", "succeed", "succeed", max_restarts=1)
 
     def lose_an_idle_host() -> None:

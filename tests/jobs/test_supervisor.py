@@ -7,16 +7,18 @@ import signal
 import socket
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from mtrain.cluster.outcome import Outcome
+from mtrain.cluster.supervisor import Traces, explain
 from mtrain.errors import CheckpointError, DataError, Interrupted, UsageError
-from mtrain.jobs.supervisor import Traces, explain
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
 from mtrain.spec.model import CheckpointSpec
 from mtrain.system import disk, placement, runfolder
-from mtrain.system.diagnosis import Ending, Verdict, judge
+from mtrain.system.diagnosis import Verdict
 from mtrain.system.environment import cleaned, redacted
 from mtrain.system.processes import Requests
 from mtrain.system.runfolder import RunFolder, read_failures, write_failure
@@ -157,11 +159,34 @@ def fail(run: RunFolder, rank: int, error: BaseException, *, now: float) -> None
         write_failure(run, rank, raised, now=now)
 
 
+class OneHost:
+    """A launcher, and the only host of a job, that report what a test has planned."""
+
+    agent, size, node, label = True, 2, None, ""
+    hosts = (SimpleNamespace(slots=2),)
+
+    def __init__(self, run: RunFolder, deaths: list[tuple[int, int]]) -> None:
+        self.run_dir, self.log_dir = run.path, run.log_dir
+        self.launcher = self
+        self.deaths = lambda log, status: deaths
+
+    def first_rank(self, node: int) -> int:
+        return 0
+
+
+def judge(run: RunFolder, deaths: list[tuple[int, int]], *, log: str = "") -> Verdict:
+    """Return the verdict on an attempt on one host, whose command ended with 1."""
+    job = OneHost(run, deaths)
+    failures = [{**failure, "when": failure["time"]} for failure in read_failures(run)]
+    ended = {"status": 1, "log": log, "when": 0.0, "told": False, "full": disk.is_full(run.path)}
+    return Outcome(plan=job, members={0: job}, failures=failures, ended={0: ended}).judge()
+
+
 def test_of_two_failures_the_earlier_is_the_cause(tmp_path):
     run = RunFolder(tmp_path)
     fail(run, 0, ConnectionError("peer is gone"), now=20.0)
     fail(run, 1, ZeroDivisionError("one over nothing"), now=10.0)
-    message = judge(run, [(0, 1), (1, 1)], Ending(status=1))
+    message = judge(run, [(0, 1), (1, 1)])
     assert message.text.endswith("ZeroDivisionError: one over nothing")
     assert message.code == 1
 
@@ -195,21 +220,20 @@ def test_a_rank_that_was_asked_to_end_is_no_cause(tmp_path):
     run = RunFolder(tmp_path)
     fail(run, 0, Interrupted("asked"), now=1.0)
     fail(run, 1, DataError("picture a.jpg is missing"), now=2.0)
-    message = judge(run, [], Ending(status=1))
+    message = judge(run, [])
     assert (message.code, message.text.splitlines()[-1]) == (2, "error: picture a.jpg is missing")
 
 
 def test_an_abort_after_another_failure_is_its_consequence(tmp_path):
     run = RunFolder(tmp_path)
     fail(run, 0, ValueError("cause"), now=1.0)
-    assert "ValueError: cause" in judge(run, [(1, -signal.SIGABRT)], Ending(status=1)).text
-    assert "signal 6" in judge(RunFolder(tmp_path / "empty"), [(1, -signal.SIGABRT)], Ending(status=1)).text
+    assert "ValueError: cause" in judge(run, [(1, -signal.SIGABRT)]).text
+    assert "signal 6" in judge(RunFolder(tmp_path / "empty"), [(1, -signal.SIGABRT)]).text
 
 
 def test_a_rank_that_left_nothing_is_explained_by_its_log(tmp_path):
     run = RunFolder(tmp_path)
-    ending = Ending(status=1, log="No module named mtrain.rank.worker\n")
-    assert "No module named mtrain.rank.worker" in judge(run, [(0, 1)], ending).text
+    assert "No module named mtrain.rank.worker" in judge(run, [(0, 1)], log="No module named mtrain.rank.worker\n").text
 
 
 def test_failure_files_are_json_and_a_broken_one_is_passed_over(tmp_path):
@@ -256,7 +280,7 @@ def test_what_a_rank_could_not_import_is_told_once_and_not_what_its_starter_says
     trace += ["ModuleNotFoundError: No module named 'absent'"]
     noise = [f"E0000 line {i} of the starter" for i in range(40)]
     lines = [*(f"[rank1]: {line}" for line in trace), *(f"[rank0]: {line}" for line in trace), *noise]
-    message = judge(run, [(0, -signal.SIGTERM), (1, 1)], Ending(status=1, log="\n".join(lines)))
+    message = judge(run, [(0, -signal.SIGTERM), (1, 1)], log="\n".join(lines))
     assert message.headline == "rank 1 ended with exit code 1", "not the one that was ended for it"
     assert message.text.splitlines()[1:-1] == [f"  {line}" for line in trace]
 
@@ -325,9 +349,9 @@ def test_requests_count_by_place():
 
 
 def test_a_disk_that_is_full_is_named_where_a_rank_could_leave_no_reason(tmp_path, monkeypatch):
-    assert "is full" not in judge(RunFolder(tmp_path), [(0, 1)], Ending(status=1)).text
+    assert "is full" not in judge(RunFolder(tmp_path), [(0, 1)]).text
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
-    message = judge(RunFolder(tmp_path), [(0, 1)], Ending(status=1)).text
+    message = judge(RunFolder(tmp_path), [(0, 1)]).text
     assert message.endswith(
         f"rank 0 ended with exit code 1; the disk of {tmp_path} is full: make room, then go on with --resume"
     )

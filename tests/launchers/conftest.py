@@ -7,16 +7,17 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
+from mtrain.cluster import this_host
+from mtrain.cluster.this_host import Job
 from mtrain.core.interfaces import Host
-from mtrain.jobs import supervisor
 from mtrain.jobs.plan import Plan
-from mtrain.jobs.supervisor import Job, Patience
 from mtrain.launchers.deepspeed import DeepSpeedLauncher
 from mtrain.launchers.fleetrun import Fleetrun
 from mtrain.launchers.horovodrun import Horovodrun
@@ -31,6 +32,7 @@ RANKS = Path(__file__).with_name("ranks.py")
 ROOT = Path(__file__).parents[2]
 
 
+QUICK = replace(this_host.LIMITS, poll_s=0.05, leftover_s=1.0)
 STARTERS = {"torchrun": Torchrun, "fleetrun": Fleetrun, "horovodrun": Horovodrun, "deepspeed": DeepSpeedLauncher}
 
 
@@ -98,10 +100,10 @@ def run_behaviour(tmp_path):
             display=Quiet(result.shown),
             environ=cleaned(caller()),
             replan=lambda checkpoint: planned(),
-            patience=Patience(poll_s=0.05, failure_s=failure_s, leftover_s=0.5),
+            limits=replace(QUICK, settle_s=failure_s, leftover_s=0.5),
             stream=result.told,
         )
-        result.code = supervisor.run(plan, job)
+        result.code = this_host.run(plan, job).code
         return result
 
     yield run
@@ -119,16 +121,17 @@ def starter(tmp_path):
             import importlib.util, sys
             sys.path.insert(0, {str(ROOT)!r})
             from pathlib import Path
-            from mtrain.jobs import supervisor
-            from mtrain.jobs.supervisor import Job, Patience
+            from mtrain.cluster import this_host
+            from mtrain.cluster.this_host import Job
             from mtrain.report.console import Quiet
             from mtrain.system.environment import caller, cleaned
             spec = importlib.util.spec_from_file_location("faults", {str(Path(__file__))!r})
             faults = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(faults)
             plan = faults.make_plan(Path({str(tmp_path)!r}), {behaviour!r}, ranks={ranks}, launcher_name={launcher_name!r})
-            job = Job(display=Quiet(sys.stdout), environ=cleaned(caller()), patience=Patience(poll_s=0.05, leftover_s=1.0))
-            sys.exit(supervisor.run(plan, job))
+            environ, replan = cleaned(caller()), lambda checkpoint: plan
+            job = Job(display=Quiet(sys.stdout), environ=environ, replan=replan, limits=faults.QUICK)
+            sys.exit(this_host.run(plan, job).code)
             """
         )
         process = subprocess.Popen(

@@ -83,7 +83,7 @@ def test_processes_that_outlive_their_rank_are_ended_even_in_sessions_of_their_o
 def test_a_failed_job_is_started_again_as_often_as_allowed(run_behaviour, tmp_path):
     result = run_behaviour("fail_the_first_time", max_restarts=1)
     assert result.code == 0
-    assert "RuntimeError: a cosmic ray; starting again from the beginning" in result.shown.getvalue()
+    assert "RuntimeError: a cosmic ray\nstarting again from the beginning" in result.shown.getvalue()
     assert len(list((tmp_path / "failures").glob("earlier-*"))) == 1
 
 
@@ -91,7 +91,7 @@ def test_the_second_attempt_is_judged_by_its_own_logs(run_behaviour):
     """The first one's rank dies with a traceback in the starter's log, the second's with a word in its own."""
     result = run_behaviour("fail_otherwise_the_second_time", max_restarts=1)
     assert result.code == 1
-    assert "rank 0 ended with exit code 3; starting again" in result.shown.getvalue()
+    assert "rank 0 ended with exit code 3\nstarting again" in result.shown.getvalue()
     message = result.told.getvalue()
     assert message.rstrip().endswith("error: rank 0 ended with exit code 4")
     assert "the second attempt" in message

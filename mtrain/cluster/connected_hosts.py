@@ -1,4 +1,4 @@
-"""The restart loop of a job on several hosts: after a failed attempt, start the next one from the newest checkpoint."""
+"""The hosts that a leader has connected: prepare them, run attempts on them, and reconnect those that were lost."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mtrain.cluster.attempt import Limits, Outcome, Round, heed
+from mtrain.cluster.attempt import Attempt, Limits, heed
 from mtrain.cluster.channel import Message, ask_all
 from mtrain.cluster.hosts import Gathering, Member
+from mtrain.cluster.outcome import Outcome
+from mtrain.cluster.supervisor import Result, supervise
 from mtrain.errors import LaunchError, UsageError
-from mtrain.jobs import supervisor
 from mtrain.jobs.plan import Plan
-from mtrain.jobs.supervisor import Traces
 from mtrain.report.console import Display
 from mtrain.system import job_secret, processes
-from mtrain.system.diagnosis import Verdict
 
 ASK_S = 30.0
 """Seconds that an agent may take to answer a request that it handles without help of other processes."""
@@ -36,23 +35,11 @@ class Replan(Protocol):
 
 
 @dataclass(kw_only=True)
-class Result:
-    """How the job ended."""
+class ConnectedHosts:
+    """The hosts of a job, each with an agent, see ``supervisor.Hosts``.
 
-    code: int
-    """Exit code."""
-    text: str
-    """The reason, for people; "" for success."""
-    run_dir: Path | None = None
-    summary: Mapping[str, Any] | None = None
-    """The run's summary, where the run was completed."""
-    first_host: str = ""
-    """Label of the host on which the results are."""
-
-
-@dataclass(kw_only=True)
-class Attempts:
-    """Runs the attempts of a job. Each plan is made for the hosts that are connected then, see ``Replan.again``."""
+    Each plan is made for the hosts that are connected then, see ``Replan.again``.
+    """
 
     members: dict[int, Member]
     gathering: Gathering
@@ -77,59 +64,29 @@ class Attempts:
         """
         prepare(self.members, plan, self.replan.folder(plan), cwd=self.cwd)
         self.display.note(f"run folder: {plan.run_dir}")
-        attempts = 0
-        while True:
-            attempts += 1
-            outcome = Round(
-                plan=plan,
-                members=self.members,
-                display=self.display,
-                requests=self.requests,
-                limits=self.limits,
-                forwarded={**self.forwarded, **job_secret.drawn()},
-                last_words=self.gathering.last_words,
-            ).run()
-            verdict = self._explain(plan, outcome)
-            restarts_left = plan.max_restarts - attempts
-            if verdict.code != 1 or self._end_requested() or restarts_left < 0:
-                break
-            plan = self._restarted(plan, outcome, verdict, restarts_left=restarts_left)
-            if self._end_requested():
-                return interrupted(self.requests)
-        return Result(
-            code=verdict.code,
-            text=verdict.text,
-            run_dir=plan.run_dir,
-            summary=outcome.summary,
-            first_host=self.members[0].label,
-        )
+        return supervise(self, plan, requests=self.requests, display=self.display)
 
-    def _explain(self, plan: Plan, outcome: Outcome) -> Verdict:
-        """Return the verdict on an attempt, and note hosts on which processes may still run."""
-        failures = outcome.real_failures()
-        # The loss of a host ends the ranks elsewhere as a request would, so the reason that they record is not the
-        # user's.
-        broken = outcome.lost and not self.requests.any()
-        traces = Traces(
-            ok=outcome.ok,
-            reason=None if broken else (outcome.last or {}).get("reason"),
-            failures=failures,
-            failed_at=time.time() - (time.monotonic() - failures[0]["when"]) if failures else None,
-            run_dir=plan.run_dir,
-            starter_killed=bool(outcome.killed_starters()),
-        )
-        verdict = supervisor.explain(traces, self.requests, newest=self._newest_name, judge=outcome.judge)
+    def attempt(self, plan: Plan) -> Outcome:
+        """Run the plan's command on every host; note hosts on which processes may still run."""
+        outcome = Attempt(
+            plan=plan,
+            members=self.members,
+            display=self.display,
+            requests=self.requests,
+            limits=self.limits,
+            forwarded={**self.forwarded, **job_secret.drawn()},
+            last_words=self.gathering.last_words,
+        ).run()
         unheard = outcome.unheard()
         if unheard:
             self.display.note(
                 f"{', '.join(unheard)} could not be told to end; the agent there ends everything of this job when it "
-                "has heard "
-                f"nothing for {self.limits.silence_s:.0f} s"
+                f"has heard nothing for {self.limits.silence_s:.0f} s"
             )
-        return verdict
+        return outcome
 
-    def _newest(self) -> str | None:
-        """Return the path of the newest intact checkpoint on the first host, or None.
+    def newest(self) -> Path | None:
+        """Return the newest intact checkpoint on the first host, or None.
 
         Raises:
             LaunchError: that host does not answer, or cannot tell.
@@ -138,37 +95,31 @@ class Attempts:
             checkpoint = ask(self.members, 0, "newest").get("checkpoint")
         except UsageError as error:  # The job has run, so this is no wrong use: its exit code must be 1, not 2.
             raise LaunchError(str(error)) from error
-        return None if checkpoint is None else str(checkpoint)
+        return None if checkpoint is None else Path(checkpoint)
 
-    def _newest_name(self) -> str | None:
-        try:
-            checkpoint = None if self.members[0].channel.lost is not None else self._newest()
-        except LaunchError:
-            return None
-        return None if checkpoint is None else Path(checkpoint).name
-
-    def _restarted(self, plan: Plan, outcome: Outcome, verdict: Verdict, *, restarts_left: int) -> Plan:
-        """Wait until every host is connected again; return the plan of the next attempt.
+    def restore(self, plan: Plan, outcome: Outcome) -> None:
+        """Wait until every host is connected again, and prepare those that were lost.
 
         Raises:
             LaunchError: hosts are still missing after ``back_s``.
         """
-        self.display.note(verdict.headline)
         absent = [
             node
             for node, member in self.members.items()
             if node not in outcome.ended or member.channel.lost is not None
         ]
         self._bring_back(absent)
-        if self._end_requested():
-            return plan
-        if absent:
+        if absent and not self.end_requested():
             back = {node: self.members[node] for node in absent}
             prepare(back, plan, self.replan.folder(plan), cwd=self.cwd, wait_s=self.limits.silence_s)
-        newest = self._newest()
-        source = f"from {Path(newest).name}" if newest else "from the beginning: there is no checkpoint yet"
-        self.display.note(f"starting again {source} ({restarts_left} more restarts allowed)")
-        return self.replan.again(self.members, plan, Path(newest) if newest else None)
+
+    def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
+        """Return the plan of the next attempt on the hosts that are connected now."""
+        return self.replan.again(self.members, plan, checkpoint)
+
+    def end_requested(self) -> bool:
+        """Return whether somebody has asked for the end of the job, here or at another host."""
+        return end_requested(self.members, self.requests, self.display)
 
     def _bring_back(self, absent: Sequence[int]) -> None:
         """Reconnect the hosts ``absent``, until all are back, or until somebody asks for the end of the job.
@@ -180,7 +131,7 @@ class Attempts:
         missing = list(absent)
         for node in missing:
             self.gathering.let_go(node)
-        while missing and not self._end_requested():
+        while missing and not self.end_requested():
             back, findings = self.gathering.gather(
                 missing, timeout_s=max(1.0, deadline - time.monotonic()), stop=self.requests.any
             )
@@ -194,9 +145,6 @@ class Attempts:
             if missing:
                 time.sleep(AGAIN_S)
 
-    def _end_requested(self) -> bool:
-        return end_requested(self.members, self.requests, self.display)
-
 
 def end_requested(members: Mapping[int, Member], requests: processes.Requests, display: Display) -> bool:
     """Return whether somebody has asked for the end of the job, here or at another host.
@@ -208,12 +156,6 @@ def end_requested(members: Mapping[int, Member], requests: processes.Requests, d
             if message.get("event") == "asked":
                 heed(message, member, requests, display)
     return requests.any()
-
-
-def interrupted(requests: processes.Requests) -> Result:
-    """Return the result of a job that was asked to end while nothing was running."""
-    assert requests.first is not None
-    return Result(code=supervisor.EXIT_CODES[requests.first], text=supervisor.NOTHING)
 
 
 def ask(

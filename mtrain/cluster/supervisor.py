@@ -1,0 +1,195 @@
+"""The supervisor of a job: run its attempts, determine why each one ended, and restart after failures.
+
+One host is a cluster of one: ``Hosts`` is either this host, whose command the supervisor's process runs itself
+(``this_host.py``), or several hosts with an agent on each (``connected_hosts.py``).
+"""
+
+import shlex
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from mtrain.cluster.outcome import Outcome
+from mtrain.errors import LaunchError
+from mtrain.jobs.plan import Plan
+from mtrain.report.console import Display
+from mtrain.system.diagnosis import Verdict
+from mtrain.system.processes import Requests
+
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+"""Exit code of mtrain, by the signal that asked for the end of a job."""
+NOTHING = "ended before anything was started"
+"""Message for a request to end that came before anything was started."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """How a job ended."""
+
+    code: int
+    """Exit code: 0, 1, 2, 130 or 143."""
+    text: str
+    """The reason, for people; "" for success."""
+    run_dir: Path | None = None
+    """The run folder on the first host; None: nothing was started."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Content of ``summary.json`` on the first host; empty where there is none."""
+    first_host: str = ""
+    """Label of the host on which the results are; empty if the job has only this host."""
+
+
+class Hosts(Protocol):
+    """The hosts of a job."""
+
+    def attempt(self, plan: Plan) -> Outcome:
+        """Run the plan's commands on all hosts to their end.
+
+        Raises:
+            LaunchError: a command cannot be started at all.
+        """
+        ...
+
+    def newest(self) -> Path | None:
+        """Return the newest intact checkpoint of the run, or None.
+
+        Raises:
+            LaunchError: this cannot be found out.
+        """
+        ...
+
+    def restore(self, plan: Plan, outcome: Outcome) -> None:
+        """Make the hosts ready for another attempt; return early once somebody asks for the end of the job.
+
+        Raises:
+            LaunchError: hosts that were lost did not come back.
+        """
+        ...
+
+    def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
+        """Return the plan of the next attempt, from a checkpoint; None: from the beginning."""
+        ...
+
+    def end_requested(self) -> bool:
+        """Return whether somebody has asked for the end of the job. It must not be called during an attempt."""
+        ...
+
+
+def supervise(hosts: Hosts, plan: Plan, *, requests: Requests, display: Display) -> Result:
+    """Run a plan to its end. After a failure, run it again from the newest checkpoint, as often as the plan allows.
+
+    Raises:
+        LaunchError: a command cannot be started at all, or hosts that were lost did not come back.
+    """
+    restarts_left = plan.max_restarts
+    while True:
+        outcome = hosts.attempt(plan)
+        verdict = _explain(outcome, hosts, requests)
+        if verdict.code != 1 or hosts.end_requested() or restarts_left == 0:
+            break
+        restarts_left -= 1
+        display.note(verdict.headline)
+        hosts.restore(plan, outcome)
+        if hosts.end_requested():
+            verdict = _ended_between_attempts(plan, requests)
+            break
+        newest = hosts.newest()
+        source = f"from {newest.name}" if newest else "from the beginning: there is no checkpoint yet"
+        display.note(f"starting again {source} ({restarts_left} more restarts allowed)")
+        plan = hosts.next_plan(plan, newest)
+    return Result(
+        code=verdict.code,
+        text=verdict.text,
+        run_dir=plan.run_dir,
+        summary=outcome.summary or {},
+        first_host=outcome.members[0].label,
+    )
+
+
+def not_started(requests: Requests) -> Result:
+    """Return the result of a job that was asked to end before anything was started."""
+    return Result(code=EXIT_CODES[requests.first or signal.SIGTERM], text=NOTHING)
+
+
+def _ended_between_attempts(plan: Plan, requests: Requests) -> Verdict:
+    text = f"ended before the job was started again; go on with --resume {shlex.quote(str(plan.run_dir))}"
+    return Verdict(code=EXIT_CODES[requests.first or signal.SIGTERM], headline="ended", text=text)
+
+
+def _explain(outcome: Outcome, hosts: Hosts, requests: Requests) -> Verdict:
+    """Return the verdict on an attempt."""
+
+    def newest() -> str | None:
+        try:
+            checkpoint = hosts.newest()
+        except LaunchError:
+            return None
+        return checkpoint.name if checkpoint else None
+
+    failures = outcome.real_failures()
+    # The loss of a host ends the ranks elsewhere as a request would, so the reason that they record is not the user's.
+    broken = outcome.lost and not requests.any()
+    traces = Traces(
+        ok=outcome.ok,
+        reason=None if broken else (outcome.last or {}).get("reason"),
+        failures=failures,
+        failed_at=time.time() - (time.monotonic() - failures[0]["when"]) if failures else None,
+        run_dir=outcome.plan.run_dir,
+        starter_killed=bool(outcome.killed_starters()),
+    )
+    return explain(traces, requests, newest=newest, judge=outcome.judge)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traces:
+    """The facts about an ended attempt that determine the exit code."""
+
+    ok: bool
+    """Whether every command ended with exit status 0."""
+    reason: str | None
+    """Reason in the "end" record; None if rank 0 wrote no such record."""
+    failures: Sequence[Mapping[str, Any]]
+    """Failures of ranks that were not asked to end."""
+    run_dir: Path
+    failed_at: float | None = None
+    """Time of the first of these failures, in seconds since 1970 by this host's clock."""
+    starter_killed: bool = False
+    """Whether something outside the job killed the starter of the ranks. Ranks then save and end as if asked to."""
+
+
+def explain(
+    traces: Traces, requests: Requests, *, newest: Callable[[], str | None], judge: Callable[[], Verdict]
+) -> Verdict:
+    """Determine the exit code of an attempt, and the message if the job did not end by itself.
+
+    ``newest`` returns the name of the newest intact checkpoint. ``judge`` explains a failure. Both are called only if
+    they are needed, because they read files.
+    """
+    if traces.ok and traces.reason != "interrupted":
+        return Verdict(code=0, headline="done", text="")
+    go_on = f"--resume {shlex.quote(str(traces.run_dir))}"
+    if traces.starter_killed and requests.first is None:
+        verdict = judge()
+        if traces.reason != "interrupted":
+            return verdict
+        return replace(verdict, text=f"the ranks have saved their state; go on with {go_on}\n{verdict.text}")
+    if traces.reason == "interrupted" and not traces.failures:
+        code = EXIT_CODES[requests.first or signal.SIGTERM]
+        return Verdict(code=code, headline="ended", text=f"ended, state saved; go on with {go_on}")
+    if _failed_before(traces, requests):  # The user who then pressed Ctrl-C still needs the reason of the failure.
+        return judge()
+    refused = any(failure.get("expected") for failure in traces.failures)
+    if requests.first is not None and (requests.count > 1 or not refused):
+        name = newest()
+        way_on = f"go on from {name} with {go_on}" if name else "there is no checkpoint"
+        return Verdict(
+            code=EXIT_CODES[requests.first], headline="ended", text=f"ended before the state was saved; {way_on}"
+        )
+    return judge()
+
+
+def _failed_before(traces: Traces, requests: Requests) -> bool:
+    """Return whether a rank had failed before the first request to end."""
+    return traces.failed_at is not None and requests.first_at is not None and traces.failed_at < requests.first_at

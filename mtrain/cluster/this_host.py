@@ -1,0 +1,140 @@
+"""A job on this host alone: a cluster of one, whose command this process runs without an agent."""
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from mtrain.cluster.attempt import Attempt, Limits
+from mtrain.cluster.channel import Message
+from mtrain.cluster.outcome import Outcome
+from mtrain.cluster.supervisor import Result, supervise
+from mtrain.core.checkpoint import store
+from mtrain.jobs.host_command import HostCommand, Orders
+from mtrain.jobs.plan import Plan
+from mtrain.report.console import Display
+from mtrain.system import processes, runfolder
+from mtrain.system.processes import Requests
+from mtrain.system.runfolder import RunFolder
+
+LIMITS = Limits(silence_s=float("inf"), settle_s=10.0, ending_s=60.0, poll_s=0.1, leftover_s=5.0)
+"""The other ranks have 10 seconds to end by themselves after the first failure."""
+
+
+@dataclass(kw_only=True)
+class Job:
+    """The parameters of ``run`` besides the plan."""
+
+    display: Display
+    environ: Mapping[str, str]
+    """The cleaned environment of the caller, to which each command's own variables are added."""
+    replan: Callable[[Path | None], Plan]
+    """Makes the plan of a restart from a checkpoint (None: from the beginning)."""
+    limits: Limits = LIMITS
+    stream: IO[str] = field(default_factory=lambda: sys.stderr)
+    """Stream on which the reason of a failure is printed."""
+
+
+def run(plan: Plan, job: Job) -> Result:
+    """Run a plan with one host to its end.
+
+    Ctrl-C or SIGTERM asks the ranks to save and end; a second one ends them at once. It must be called from the main
+    thread, where Python handles signals.
+
+    Raises:
+        LaunchError: the command cannot be started at all.
+        UsageError: another process runs a job in this folder.
+    """
+    run_folder = RunFolder(plan.run_dir, plan.log_dir)
+    run_folder.make()
+    try:
+        with runfolder.taken(run_folder), Requests() as requests, processes.adopting_orphans():
+            hosts = ThisHost(job, run_folder, requests)
+            result = supervise(hosts, plan, requests=requests, display=job.display)
+    finally:
+        job.display.close()
+    if result.text:
+        print(result.text, file=job.stream, flush=True)
+    return result
+
+
+class ThisHost:
+    """The only host of a job, see ``supervisor.Hosts``."""
+
+    def __init__(self, job: Job, run_folder: RunFolder, requests: Requests) -> None:
+        self._job = job
+        self._run_folder = run_folder
+        self._requests = requests
+
+    def attempt(self, plan: Plan) -> Outcome:
+        """Run the plan's command; however this ends, no process of it is left."""
+        connection = DirectConnection(self._run_folder, self._job.environ, leftover_s=self._job.limits.leftover_s)
+        with closing(connection):
+            return Attempt(
+                plan=plan,
+                members={0: _Self(channel=connection)},
+                display=self._job.display,
+                requests=self._requests,
+                limits=self._job.limits,
+            ).run()
+
+    def newest(self) -> Path | None:
+        """Return the newest intact checkpoint in the run folder."""
+        return store.newest(self._run_folder.checkpoints)
+
+    def restore(self, plan: Plan, outcome: Outcome) -> None:
+        """Nothing: this host cannot be lost."""
+
+    def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
+        """Return the plan of the next attempt."""
+        return self._job.replan(checkpoint)
+
+    def end_requested(self) -> bool:
+        """Return whether a signal has asked for the end of the job."""
+        return self._requests.any()
+
+
+class DirectConnection:
+    """The connection to this host: it carries out the messages of a leader itself, see ``hosts.Connection``."""
+
+    silence_s = float("inf")
+    silent_s = 0.0
+    lost = None
+
+    def __init__(self, run_folder: RunFolder, environ: Mapping[str, str], *, leftover_s: float) -> None:
+        self._run_folder = run_folder
+        self._environ = environ
+        self._leftover_s = leftover_s
+        self._command: HostCommand | None = None
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Carry out "start", "stop" or "end".
+
+        Raises:
+            LaunchError: the command cannot be started.
+        """
+        if message["do"] == "start":
+            orders = Orders.of(message)
+            self._command = HostCommand(orders, self._run_folder, environ=self._environ, leftover_s=self._leftover_s)
+        elif self._command is not None:
+            self._command.ask_to_end() if message["do"] == "stop" else self._command.kill()
+
+    def receive(self) -> list[Message]:
+        """Return the new events of the command."""
+        return [] if self._command is None else self._command.events()
+
+    def close(self) -> None:
+        """End every process that the command has left."""
+        if self._command is not None:
+            self._command.close()
+
+
+@dataclass(kw_only=True)
+class _Self:
+    """This host, see ``hosts.Participant``."""
+
+    channel: DirectConnection
+    node: None = None
+    label: str = ""

@@ -1,0 +1,163 @@
+"""The command of one host: start it, watch it until it has ended, and leave no process.
+
+The code is the same on the only host of a job, where the supervisor calls it directly, and on one of several hosts,
+where the agent calls it and passes its events on to the leader.
+"""
+
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from mtrain.errors import LaunchError
+from mtrain.report.history import Tail
+from mtrain.system import diagnosis, disk, processes, runfolder
+from mtrain.system.runfolder import RunFolder
+
+LOG_CHARACTERS = 256 * 1024
+"""How many characters of the command's output are reported, counted from its end, where it names the rank that
+failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Orders:
+    """How to run a host's command once: the fields of a "start" message."""
+
+    host: str
+    """This host's address in the list of hosts."""
+    argv: list[str]
+    """The command."""
+    env: dict[str, str]
+    """Variables that the plan sets for the command."""
+    forwarded: dict[str, str]
+    """Variables of the leader's environment. They override this host's own, and ``env`` overrides them."""
+    starts_ranks: bool
+    """True: the command starts the ranks as its children, as torchrun does. False: the command is itself the rank."""
+    first_rank: int
+    """The first rank on this host."""
+    ranks: int
+    """How many ranks run on this host."""
+    silence_s: float
+    """Seconds of silence after which the leader is lost."""
+    failure_s: float
+    """Seconds that the other ranks have to end by themselves after one has failed."""
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> "Orders":
+        """Read the orders from a message that may have other fields as well."""
+        return cls(**{field.name: message[field.name] for field in fields(cls) if field.name in message})
+
+
+class HostCommand:
+    """The running command of one host, with every process that it has started."""
+
+    def __init__(self, orders: Orders, run: RunFolder, *, environ: Mapping[str, str], leftover_s: float) -> None:
+        """Start the command.
+
+        Args:
+            orders: the command. Its own variables take precedence over ``environ``.
+            run: the run folder. If it has the number of this host, other hosts write into the same folder, and only the
+                files of this host's ranks are read.
+            environ: environment of the command.
+            leftover_s: seconds that processes have to end after their starter has ended, before they are killed.
+
+        Raises:
+            LaunchError: the command cannot be started at all.
+        """
+        self._orders = orders
+        self._run = run
+        self._leftover_s = leftover_s
+        first = orders.first_rank
+        self._ranks = None if run.node is None else range(first, first + orders.ranks)
+        self._reads_records = first == 0
+        self._killed = False
+        self._kill_at = float("inf")
+        """When the remaining ranks are killed, in monotonic time."""
+        self._reported: set[tuple[Any, Any]] = set()
+        """Rank and time of the failures that were reported."""
+        self._spare = frozenset(process.pid for process in processes.descendants())
+        runfolder.set_aside_failures(run, ranks=self._ranks)
+        self._former_sizes = runfolder.sizes(run.logs)
+        self._tail = Tail(run.metrics)
+        try:
+            self._process = processes.start(orders.argv, env={**environ, **orders.env}, log=run.starter_log)
+        except OSError as error:
+            raise LaunchError(
+                f"{orders.argv[0]} cannot be started: {error.strerror or error}; "
+                "set backend.python to the interpreter of the ranks"
+            ) from error
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the events since the last call. "ended" is the last one; after it, this must not be called again.
+
+        It must be called several times a second: what is due is done here.
+        """
+        has_ended = self._process.poll() is not None
+        if has_ended:
+            self.close()
+        else:
+            processes.reap(spare=self._process.pid)
+        records = self._tail.read() if self._reads_records else ()
+        events: list[dict[str, Any]] = [{"event": "record", "record": record} for record in records]
+        events += self._new_failures()
+        if has_ended:
+            events.append(self._ended())
+        elif time.monotonic() > self._kill_at:  # A collective may block the other ranks for ever.
+            self.kill()
+        return events
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to the ranks, which then save and end.
+
+        Their starter gets no signal: it would kill them, and their loader processes, after a time limit of its own.
+        """
+        leader, ranks = self._process.pid, []
+        if self._orders.starts_ranks:
+            ranks = processes.children_with(leader, _worker_arguments(self._orders.argv))
+        processes.send(ranks or processes.by_id(leader), signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill every process of the command."""
+        self._killed = True
+        processes.end_all(spare=self._spare, grace_s=0.0)
+
+    def close(self) -> None:
+        """End every process that is left; if the command itself still runs, at once. It may be called twice."""
+        self._killed = self._killed or self._process.poll() is None
+        processes.end_all(spare=self._spare, grace_s=0.0 if self._killed else self._leftover_s)
+        self._process.wait()
+        processes.reap(spare=self._process.pid)
+
+    def _new_failures(self) -> list[dict[str, Any]]:
+        events = []
+        for failure in runfolder.read_failures(self._run, ranks=self._ranks):
+            key = failure.get("rank"), failure.get("time")
+            if key not in self._reported:
+                self._reported.add(key)
+                age_s = time.time() - float(failure.get("time") or time.time())
+                events.append({"event": "failure", "failure": failure, "age_s": age_s})
+                if diagnosis.real([failure]):
+                    self._kill_at = min(self._kill_at, time.monotonic() + self._orders.failure_s)
+        return events
+
+    def _ended(self) -> dict[str, Any]:
+        former = self._former_sizes
+        with self._run.starter_log.open("rb") as file:
+            file.seek(former.get(self._run.starter_log.name, 0))
+            printed = file.read().decode(errors="replace")
+        logs = self._run.rank_logs(self._ranks).items()
+        return {
+            "event": "ended",
+            "status": self._process.returncode,
+            "log": printed[-LOG_CHARACTERS:],
+            "logs": {str(rank): diagnosis.tail(path, start=former.get(path.name, 0)) for rank, path in logs},
+            "ended_here": self._killed,
+            "full": disk.is_full(self._run.path),
+            "summary": runfolder.read_summary(self._run.path) if self._reads_records else None,
+        }
+
+
+def _worker_arguments(argv: Sequence[str]) -> Sequence[str]:
+    """Return the last words of the ranks' command line, by which their processes are recognised."""
+    return argv[argv.index("--run-dir") :] if "--run-dir" in argv else argv[-1:]
