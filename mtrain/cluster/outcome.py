@@ -33,8 +33,8 @@ class Outcome:
 
     plan: Plan
     members: Mapping[int, Participant]
-    last: Record | None = None
-    """The record of kind "end", where rank 0 wrote one."""
+    last: Record = field(default_factory=dict)
+    """The record of kind "end"; empty where rank 0 wrote none."""
     summary: Mapping[str, Any] | None = None
     """The run's summary, where it came to an end."""
     failures: list[dict[str, Any]] = field(default_factory=list)

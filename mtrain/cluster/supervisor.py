@@ -86,7 +86,7 @@ def supervise(hosts: Hosts, plan: Plan, *, requests: Requests, display: Display)
     restarts_left = plan.max_restarts
     while True:
         outcome = hosts.attempt(plan)
-        verdict = _explain(outcome, hosts, requests)
+        verdict = explain(outcome, requests, newest=hosts.newest)
         if verdict.code != 1 or hosts.end_requested() or restarts_left == 0:
             break
         restarts_left -= 1
@@ -118,78 +118,47 @@ def _ended_between_attempts(plan: Plan, requests: Requests) -> Verdict:
     return Verdict(code=EXIT_CODES[requests.first or signal.SIGTERM], headline="ended", text=text)
 
 
-def _explain(outcome: Outcome, hosts: Hosts, requests: Requests) -> Verdict:
-    """Return the verdict on an attempt."""
+def explain(outcome: Outcome, requests: Requests, *, newest: Callable[[], Path | None]) -> Verdict:
+    """Determine the exit code of an attempt, and the message if the job did not end by itself.
 
-    def newest() -> str | None:
-        try:
-            checkpoint = hosts.newest()
-        except LaunchError:
-            return None
-        return checkpoint.name if checkpoint else None
-
+    ``newest`` returns the newest intact checkpoint. It is called only if it is needed, because it reads files.
+    """
     failures = outcome.real_failures()
     # The loss of a host ends the ranks elsewhere as a request would, so the reason that they record is not the user's.
     broken = outcome.lost and not requests.any()
-    traces = Traces(
-        ok=outcome.ok,
-        reason=None if broken else (outcome.last or {}).get("reason"),
-        failures=failures,
-        failed_at=time.time() - (time.monotonic() - failures[0]["when"]) if failures else None,
-        run_dir=outcome.plan.run_dir,
-        starter_killed=bool(outcome.killed_starters()),
-    )
-    return explain(traces, requests, newest=newest, judge=outcome.judge)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Traces:
-    """The facts about an ended attempt that determine the exit code."""
-
-    ok: bool
-    """Whether every command ended with exit status 0."""
-    reason: str | None
-    """Reason in the "end" record; None if rank 0 wrote no such record."""
-    failures: Sequence[Mapping[str, Any]]
-    """Failures of ranks that were not asked to end."""
-    run_dir: Path
-    failed_at: float | None = None
-    """Time of the first of these failures, in seconds since 1970 by this host's clock."""
-    starter_killed: bool = False
-    """Whether something outside the job killed the starter of the ranks. Ranks then save and end as if asked to."""
-
-
-def explain(
-    traces: Traces, requests: Requests, *, newest: Callable[[], str | None], judge: Callable[[], Verdict]
-) -> Verdict:
-    """Determine the exit code of an attempt, and the message if the job did not end by itself.
-
-    ``newest`` returns the name of the newest intact checkpoint. ``judge`` explains a failure. Both are called only if
-    they are needed, because they read files.
-    """
-    if traces.ok and traces.reason != "interrupted":
+    saved = not broken and outcome.last.get("reason") == "interrupted"
+    if outcome.ok and not saved:
         return Verdict(code=0, headline="done", text="")
-    go_on = f"--resume {shlex.quote(str(traces.run_dir))}"
-    if traces.starter_killed and requests.first is None:
-        verdict = judge()
-        if traces.reason != "interrupted":
+    go_on = f"--resume {shlex.quote(str(outcome.plan.run_dir))}"
+    if outcome.killed_starters() and requests.first is None:  # Ranks then save and end as if they were asked to.
+        verdict = outcome.judge()
+        if not saved:
             return verdict
         return replace(verdict, text=f"the ranks have saved their state; go on with {go_on}\n{verdict.text}")
-    if traces.reason == "interrupted" and not traces.failures:
+    if saved and not failures:
         code = EXIT_CODES[requests.first or signal.SIGTERM]
         return Verdict(code=code, headline="ended", text=f"ended, state saved; go on with {go_on}")
-    if _failed_before(traces, requests):  # The user who then pressed Ctrl-C still needs the reason of the failure.
-        return judge()
-    refused = any(failure.get("expected") for failure in traces.failures)
-    if requests.first is not None and (requests.count > 1 or not refused):
-        name = newest()
-        way_on = f"go on from {name} with {go_on}" if name else "there is no checkpoint"
+    if requests.first is None or _failed_before(failures, requests):
+        return outcome.judge()  # The user who pressed Ctrl-C after the failure still needs its reason.
+    refused = any(failure.get("expected") for failure in failures)
+    if requests.count > 1 or not refused:
+        checkpoint = _newest(newest)
+        way_on = f"go on from {checkpoint.name} with {go_on}" if checkpoint else "there is no checkpoint"
         return Verdict(
             code=EXIT_CODES[requests.first], headline="ended", text=f"ended before the state was saved; {way_on}"
         )
-    return judge()
+    return outcome.judge()
 
 
-def _failed_before(traces: Traces, requests: Requests) -> bool:
+def _failed_before(failures: Sequence[Mapping[str, Any]], requests: Requests) -> bool:
     """Return whether a rank had failed before the first request to end."""
-    return traces.failed_at is not None and requests.first_at is not None and traces.failed_at < requests.first_at
+    if not failures or requests.first_at is None:
+        return False
+    return time.time() - (time.monotonic() - float(failures[0]["when"])) < requests.first_at
+
+
+def _newest(newest: Callable[[], Path | None]) -> Path | None:
+    try:
+        return newest()
+    except LaunchError:  # The host that has it is lost.
+        return None

@@ -6,13 +6,14 @@ import shutil
 import signal
 import socket
 import stat
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from mtrain.cluster.outcome import Outcome
-from mtrain.cluster.supervisor import Traces, explain
+from mtrain.cluster.supervisor import explain
 from mtrain.errors import CheckpointError, DataError, Interrupted, UsageError
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
@@ -174,12 +175,18 @@ class OneHost:
         return 0
 
 
+def outcome_of(run: RunFolder, deaths=(), *, failures=(), log: str = "", status: int = 1, last=None) -> Outcome:
+    """Return the outcome of an attempt on one host."""
+    job = OneHost(run, list(deaths))
+    ended = {"status": status, "log": log, "when": 0.0, "told": False, "full": disk.is_full(run.path)}
+    ago = time.monotonic() - time.time()
+    timed = [{**failure, "when": failure["time"] + ago} for failure in failures]
+    return Outcome(plan=job, members={0: job}, failures=timed, ended={0: ended}, last=last or {})
+
+
 def judge(run: RunFolder, deaths: list[tuple[int, int]], *, log: str = "") -> Verdict:
     """Return the verdict on an attempt on one host, whose command ended with 1."""
-    job = OneHost(run, deaths)
-    failures = [{**failure, "when": failure["time"]} for failure in read_failures(run)]
-    ended = {"status": 1, "log": log, "when": 0.0, "told": False, "full": disk.is_full(run.path)}
-    return Outcome(plan=job, members={0: job}, failures=failures, ended={0: ended}).judge()
+    return outcome_of(run, deaths, failures=read_failures(run), log=log).judge()
 
 
 def test_of_two_failures_the_earlier_is_the_cause(tmp_path):
@@ -298,43 +305,42 @@ class Asked:
         self.first_at = at if count else None
 
 
-def explained(request: Asked, *, failure: dict | None = None, reason: str | None = None, killed: bool = False):
-    traces = Traces(
-        ok=False,
-        reason=reason,
-        failures=[failure] if failure else [],
-        failed_at=failure["time"] if failure else None,
-        run_dir=Path("runs/x"),
-        starter_killed=killed,
-    )
-    return explain(
-        traces, request, newest=lambda: None, judge=lambda: Verdict(code=2, headline="why", text="error: why")
-    )
+def failure(*, at: float, expected: bool = False) -> dict:
+    words = {"error": "why", "message": "why", "traceback": "why", "exit_code": 2 if expected else 1}
+    return {"rank": 0, "time": at, "expected": expected, **words}
+
+
+def explained(request: Asked, *failures: dict, saved: bool = False, status: int = 1) -> Verdict:
+    last = {"kind": "end", "reason": "interrupted"} if saved else None
+    outcome = outcome_of(RunFolder(Path("runs/x")), failures=failures, status=status, last=last)
+    return explain(outcome, request, newest=lambda: None)
 
 
 def test_a_refusal_is_told_though_somebody_has_pressed_ctrl_c_meanwhile():
-    refused = {"expected": True, "time": 101.0}
-    assert explained(Asked(1), failure=refused).text == "error: why"
-    assert explained(Asked(2), failure=refused).code == 130, "who insists wants the end"
+    refused = failure(at=101.0, expected=True)
+    assert explained(Asked(1), refused).text.endswith("error: why")
+    assert explained(Asked(1), refused).code == 2
+    assert explained(Asked(2), refused).code == 130, "who insists wants the end"
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_failure_is_told_whatever_was_asked_after_it(count):
-    assert explained(Asked(count), failure={"expected": False, "time": 99.0}).text == "error: why"
-    assert explained(Asked(count), failure={"expected": False, "time": 101.0}).code == 130
+    assert explained(Asked(count), failure(at=99.0)).text.endswith("why")
+    assert explained(Asked(count), failure(at=101.0)).code == 130
 
 
 def test_a_rank_that_failed_is_told_though_the_others_have_saved_and_ended():
-    message = explained(Asked(), reason="interrupted", failure={"expected": False, "time": 99.0})
-    assert message.text == "error: why"
+    message = explained(Asked(), failure(at=99.0), saved=True)
+    assert (message.code, message.headline) == (1, "rank 0 on ? failed first: why")
 
 
 def test_a_killed_starter_is_a_failure_though_the_ranks_have_saved_unless_somebody_had_asked_for_the_end():
-    killed = explained(Asked(), reason="interrupted", killed=True)
-    assert killed.code == 2
-    assert killed.text == "the ranks have saved their state; go on with --resume runs/x\nerror: why"
-    assert explained(Asked(1), reason="interrupted", killed=True).code == 130
-    assert explained(Asked(), reason="interrupted").code == 143, "ranks that were signalled themselves"
+    killed = explained(Asked(), saved=True, status=-signal.SIGKILL)
+    assert killed.code == 1
+    assert killed.text.startswith("the ranks have saved their state; go on with --resume runs/x\n")
+    assert "error: the starter of the ranks was ended by signal 9 (SIGKILL)" in killed.text
+    assert explained(Asked(1), saved=True, status=-signal.SIGKILL).code == 130
+    assert explained(Asked(), saved=True).code == 143, "ranks that were signalled themselves"
 
 
 def test_requests_count_by_place():
