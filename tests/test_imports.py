@@ -26,6 +26,7 @@ LAYERS = (
     {"rank"},
     {"jobs"},
     {"cluster"},
+    {"clusters"},
     {"comparing"},
     {"testing"},
     {"api"},
@@ -45,7 +46,7 @@ NARROWER = {
 }
 """Folder -> all that it may import, where that is less than its layer allows. What is missing is loaded by plugin
 name."""
-PLUGINS = {"models", "backends", "launchers"}
+PLUGINS = {"models", "backends", "launchers", "clusters"}
 """Folders whose modules nobody imports: they are loaded by plugin name."""
 MODELS_MAY_IMPORT = {"nn", "ops", "interfaces"}
 """The modules of core that a model may import."""

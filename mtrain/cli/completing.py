@@ -6,8 +6,15 @@ import click
 from click.shell_completion import CompletionItem
 
 ENDINGS = (".yml", ".yaml")
-NAMED = {"model.name": "models", "data.format": "datasets", "backend.name": "backends", "cluster.launcher": "launchers"}
-"""Path in the spec -> kind of plugin that it names."""
+NAMED = {
+    "model.name": ("models",),
+    "data.format": ("datasets",),
+    "backend.name": ("backends",),
+    "cluster.name": ("clusters",),
+    "cluster.launcher": ("launchers", "clusters"),
+    "launcher.name": ("launchers",),
+}
+"""Path in the spec -> kinds of plugins that it names."""
 
 
 def complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -47,7 +54,7 @@ def _values(path: str) -> list[str]:
     from mtrain.spec.schema import choices
 
     if path in NAMED:
-        return [entry.name for entry in plugins.names(NAMED[path]) if entry.enabled]
+        return [entry.name for kind in NAMED[path] for entry in plugins.names(kind) if entry.enabled]
     return choices(Spec, tuple(path.split(".")))
 
 
@@ -61,8 +68,13 @@ def complete_path(_ctx: click.Context, _param: click.Parameter, incomplete: str)
 
 
 def complete_launcher(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete names of launchers."""
-    return _plugins("launchers", incomplete)
+    """Complete names of launchers, and of clusters, which the flag takes too."""
+    return _plugins("launchers", incomplete) + _plugins("clusters", incomplete)
+
+
+def complete_cluster(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete names of clusters."""
+    return _plugins("clusters", incomplete)
 
 
 def complete_backend(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -40,7 +40,7 @@ INTERRUPTED = 128
 def doctor(context: click.Context, /, **params: Any) -> None:
     """Check this host and the hosts of --ips, and let each installed backend (or that of -b) add up numbers over its ranks.
 
-    Without --launcher ssh the same command is started on each of several hosts. Exit code: 0, nothing is in the way of
+    Without --cluster ssh the same command is started on each of several hosts. Exit code: 0, nothing is in the way of
     a job; 1, something is; 2, wrong use.
     """
     context.exit(build_horovod() if params["build_horovod"] else Doctor(params).run())
@@ -68,7 +68,7 @@ class Doctor:
         cluster = self._loaded.spec.cluster
         if many_hosts.is_several(self._loaded) and not cluster.ips:
             raise click.UsageError(
-                f"--launcher {cluster.launcher}: no host is named; give them with --ips A,B or --hostfile"
+                f"cluster.name {cluster.name}: no host is named; give them with --ips A,B or --hostfile"
             )
         self._hosts = cluster.ips if many_hosts.is_several(self._loaded) else []
         self._findings: list[Finding] = []
@@ -180,7 +180,7 @@ class Doctor:
     def _brief(self, loaded: "Loaded", mode: str, name: str) -> "Brief":
         from mtrain.cluster import many_hosts, start
 
-        by_hand = many_hosts.carried(loaded) is None
+        by_hand = many_hosts.is_by_hand(loaded)
         machine = start.here(loaded)
         return many_hosts.Brief(loaded=loaded, mode=mode, name=name, machine=machine, by_hand=by_hand, latest=False)
 

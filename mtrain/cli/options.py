@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mtrain.cli.completing import complete_backend, complete_config, complete_launcher, complete_override
+from mtrain.cli.completing import (
+    complete_backend,
+    complete_cluster,
+    complete_config,
+    complete_launcher,
+    complete_override,
+)
 from mtrain.cli.foreign_flags import LISTS, Option, config_of, foreign_options, foreign_values
 
 if TYPE_CHECKING:
@@ -25,6 +31,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 _OVERRIDE_FLAGS = ("-o", "--opt", "--override")
 _DIRECT = {
     "backend": ("backend.name", "--backend"),
+    "cluster": ("cluster.name", "--cluster"),
     "launcher": ("cluster.launcher", "--launcher"),
     "ssh_port": ("cluster.ssh.port", "--ssh-port"),
     "ssh_identity_file": ("cluster.ssh.identity_file", "--ssh-identity-file"),
@@ -303,8 +310,12 @@ def _cluster_flags() -> list[Option]:
         ),
         click.option("--hostfile", metavar="FILE", help="The hosts, one a line, as `host`, `host:2` or `host slots=2`."),
         click.option(
-            "--launcher", shell_complete=complete_launcher,
+            "--cluster", metavar="NAME", shell_complete=complete_cluster,
             help="ssh: this command starts all hosts. Otherwise the same command is typed on each; manual prints it.",
+        ),
+        click.option(
+            "--launcher", metavar="NAME", shell_complete=complete_launcher,
+            help="What starts the ranks of a host: torchrun, ...; ssh and manual are the same as for --cluster.",
         ),
         click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of the hosts' ssh servers."),
         click.option("--ssh-identity-file", metavar="FILE", help="Private key for ssh."),

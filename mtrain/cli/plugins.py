@@ -73,7 +73,12 @@ def show(name: str, *, kind: str | None) -> None:
                 click.echo(f"  {line}")
 
 
-_OPTIONS_OF = {"backends": "backend.options", "models": "model.options", "datasets": "data.options"}
+_OPTIONS_OF = {
+    "backends": "backend.options",
+    "models": "model.options",
+    "datasets": "data.options",
+    "clusters": "cluster.options",
+}
 """Kind of plugin -> where a spec holds its options."""
 
 

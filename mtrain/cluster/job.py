@@ -97,7 +97,7 @@ def _train_on_hosts(loaded: "Loaded", resume: str | None, *, quiet: bool) -> Out
         name=start.run_name(loaded),
         machine=start.here(loaded),
         resume=resume,
-        by_hand=many_hosts.carried(loaded) is None,
+        by_hand=many_hosts.is_by_hand(loaded),
         quiet=quiet,
     )
     result = many_hosts.run(brief, notes=[f"spec: {loaded.source}", *loaded.notes])
@@ -112,7 +112,7 @@ def _evaluate_on_hosts(loaded: "Loaded", name: str, checkpoint: Path | None, *, 
         name=f"{name}-evaluate",
         machine=start.here(loaded),
         start_from=checkpoint,
-        by_hand=many_hosts.carried(loaded) is None,
+        by_hand=many_hosts.is_by_hand(loaded),
         quiet=quiet,
         latest=False,
     )

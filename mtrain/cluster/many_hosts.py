@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from mtrain.errors import UsageError
-from mtrain.jobs.plan import SEVERAL_HOSTS_PORT, Machine, Plan
+from mtrain.jobs.plan import AUTO, SEVERAL_HOSTS_PORT, Machine, Plan
 from mtrain.system import environment
 from mtrain.system.job_secret import CLUSTER_VARIABLE
 from mtrain.system.placement import is_own, line_for, resolve
@@ -26,13 +26,9 @@ if TYPE_CHECKING:
     from mtrain.spec.model import Spec
 
 
-def carried(loaded: "Loaded") -> Any:
-    """Return the plugin class that brings the job to other hosts, such as ``Ssh``; None: hosts are started by hand."""
-    from mtrain.spec import plugins
-
-    name = loaded.spec.cluster.launcher
-    launcher = None if name == "auto" else plugins.load("launchers", name, policy=loaded.policy)
-    return launcher if getattr(launcher, "carries", False) else None
+def is_by_hand(loaded: "Loaded") -> bool:
+    """Return whether no cluster is chosen: a job on several hosts is then started by hand on each of them."""
+    return loaded.spec.cluster.name == AUTO
 
 
 def joins(loaded: "Loaded") -> bool:
@@ -43,12 +39,12 @@ def joins(loaded: "Loaded") -> bool:
     """
     from mtrain.cluster import start
 
-    return is_several(loaded) and carried(loaded) is None and start.own_node(loaded) > 0
+    return is_several(loaded) and is_by_hand(loaded) and start.own_node(loaded) > 0
 
 
 def is_several(loaded: "Loaded") -> bool:
     """Return whether a job runs on several hosts, or on another host than this one."""
-    return len(loaded.spec.cluster.ips) > 1 or carried(loaded) is not None
+    return len(loaded.spec.cluster.ips) > 1 or not is_by_hand(loaded)
 
 
 LAST_PORT = 65535
@@ -149,9 +145,8 @@ def run(
     from mtrain.report.console import make_display
 
     loaded, cluster = brief.loaded, brief.loaded.spec.cluster
-    carrier = carried(loaded)
     draft = start.planned(loaded, start.Where(run_dir=brief.base / brief.name, checkpoint=None), machine=brief.machine)
-    if carrier is not None and not carrier.starts:
+    if draft.cluster is not None and not draft.cluster.starts:
         for host, line in zip(draft.hosts, draft.brought, strict=True):
             click.echo(f"# {host.address}\n{shlex.join(line)}")
         return Result(code=0, text="")
@@ -161,10 +156,8 @@ def run(
         title=f"{_display_name(brief)}: {draft.title.partition(': ')[2]}",
     )
     gathering: Gathering
-    if carrier is not None:
-        from mtrain.cluster.ssh import SshGathering
-
-        gathering = SshGathering(brief.hosts, brought=draft.brought, python=sys.executable, environ=environ)
+    if draft.cluster is not None and draft.hosted_job is not None:
+        gathering = draft.cluster.gathering(draft.hosted_job, environ)
     else:
         from mtrain.cluster.rendezvous import Meeting, join
 
@@ -229,7 +222,7 @@ def _party(brief: Brief, *, node: int) -> "Party":
 
 
 def _line_for(typed: Sequence[str]) -> Callable[[int], str]:
-    return lambda node: shlex.join(line_for(typed, node, carried=False))
+    return lambda node: shlex.join(line_for(typed, node))
 
 
 def is_here(host: str) -> bool:

@@ -23,13 +23,13 @@ from typing import Any, TypeGuard
 
 import mtrain
 from mtrain.cluster.agent import FIRST_MESSAGE_S, Agent, hello
+from mtrain.cluster.agent_processes import CLOSING_S, Line, hear, open_own_line
 from mtrain.cluster.channel import Channel, Lost, Message
 from mtrain.cluster.connections import Addresses, Caller, Waiting, address_of, printable, source_for
 from mtrain.cluster.farewell import Farewell
 from mtrain.cluster.handshake import HANDSHAKE_EVENT, REMEDY, Unproven, prove, refuse
 from mtrain.cluster.hosts import Member
 from mtrain.cluster.preflight.findings import Finding
-from mtrain.cluster.ssh import CLOSING_S, Line, hear, open_line
 from mtrain.cluster.supervisor import EXIT_CODES, NOTHING
 from mtrain.errors import LaunchError, UsageError
 from mtrain.system import placement, processes
@@ -359,7 +359,7 @@ class Meeting:
 
     def _start_own(self) -> list[Finding]:
         """Start the agent of this host; return a finding where it does not come up."""
-        line = open_line(self.party.first, 0, brought=(), python=self.python, environ=self.environ, local=True)
+        line = open_own_line(self.party.first, 0, python=self.python, environ=self.environ)
         greeting = hear(line, timeout_s=FIRST_MESSAGE_S)
         if isinstance(greeting, Finding):
             line.end(wait_s=CLOSING_S)

@@ -3,15 +3,14 @@
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mtrain
 from mtrain.cluster.preflight.findings import Finding
 
-SSH_FAILED = 255
-"""Exit status of an error of ssh itself; every other status is that of the command on the host."""
 NO_SUCH_COMMAND = (126, 127)
 """Exit statuses of a shell that cannot run a command."""
-CAUSES: Sequence[tuple[str, str]] = (
+SSH_CAUSES: Sequence[tuple[str, str]] = (
     (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
         "its key is not the one that is known here: find out why; if it was set up anew, ssh-keygen -R {host}, then "
@@ -59,7 +58,36 @@ CAUSES: Sequence[tuple[str, str]] = (
 ones."""
 
 
-def explain(host: str, *, status: int | None, printed: Sequence[str], python: str, local: bool) -> Finding:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Means:
+    """The program that reaches a host, as messages about a host that it did not reach need it."""
+
+    name: str
+    """Its name: ``ssh``."""
+    failed: int | None = None
+    """Exit status of an error of the program itself; every other status is that of the agent. None: unknown."""
+    causes: Sequence[tuple[str, str]] = ()
+    """(regular expression for its output, remedy with ``{host}``) of errors of the program itself."""
+    trial: str = ""
+    """The remedy where no cause is known; ``{host}`` stands for the host."""
+    python: str = "its command"
+    """The interpreter that it runs on the host."""
+    python_key: str = ""
+    """Key of the spec that names the interpreter on the hosts; empty: there is none."""
+
+
+SSH = Means(
+    name="ssh",
+    failed=255,
+    causes=SSH_CAUSES,
+    trial="try by hand: ssh -v {host} true",
+    python_key="cluster.ssh.python",
+)
+
+
+def explain(
+    host: str, *, status: int | None, printed: Sequence[str], python: str, local: bool, means: Means = SSH
+) -> Finding:
     """Return the finding for a host whose agent ended before it sent its hello.
 
     Args:
@@ -68,28 +96,25 @@ def explain(host: str, *, status: int | None, printed: Sequence[str], python: st
         printed: lines of output of that process, or of the login shell on the host.
         python: the interpreter that should have run the agent.
         local: whether the agent should have run on this machine, without ssh.
+        means: the program that should have reached the host.
     """
     lines = [line.strip() for line in printed if line.strip()]
     text = "\n".join(lines)
-    last = lines[-1].removeprefix("ssh: ") if lines else f"exit code {status}"
-    if status == SSH_FAILED and not local:
-        remedy = next((remedy for pattern, remedy in CAUSES if re.search(pattern, text, re.IGNORECASE)), "")
-        remedy = remedy or "try by hand: ssh -v {host} true"
-        return _finding(host, f"cannot be reached by ssh: {last}", remedy.format(host=shlex.quote(host)))
+    last = lines[-1].removeprefix(f"{means.name}: ") if lines else f"exit code {status}"
+    other_python = f", or name the interpreter that has {{}}: -o {means.python_key}=PATH" if means.python_key else ""
+    if status is not None and status == means.failed and not local:
+        remedy = next((remedy for pattern, remedy in means.causes if re.search(pattern, text, re.IGNORECASE)), "")
+        remedy = (remedy or means.trial).format(host=shlex.quote(host))
+        return _finding(means, host, f"cannot be reached by {means.name}: {last}", remedy)
     if status in NO_SUCH_COMMAND:
-        remedy = (
-            "install Python and mtrain there at the same path, or name the interpreter that has them: -o "
-            "cluster.ssh.python=PATH"
-        )
-        return _finding(host, f"cannot run {python}: {last}", remedy)
+        remedy = f"install Python and mtrain there at the same path{other_python.format('them')}"
+        return _finding(means, host, f"cannot run {python}: {last}", remedy)
     if "No module named" in text:
-        remedy = (
-            f"install mtrain {mtrain.__version__} there, or name the interpreter that has it: -o "
-            "cluster.ssh.python=PATH"
-        )
-        return _finding(host, f"{python} has no mtrain there: {last}", remedy)
-    return _finding(host, f"its agent did not start: {last}", f"try there: {shlex.quote(python)} -m mtrain --version")
+        remedy = f"install mtrain {mtrain.__version__} there{other_python.format('it')}"
+        return _finding(means, host, f"{python} has no mtrain there: {last}", remedy)
+    remedy = f"try there: {shlex.quote(python)} -m mtrain --version"
+    return _finding(means, host, f"its agent did not start: {last}", remedy)
 
 
-def _finding(host: str, text: str, remedy: str) -> Finding:
-    return Finding(check="ssh", state="bad", hosts=(host,), text=text, remedy=remedy)
+def _finding(means: Means, host: str, text: str, remedy: str) -> Finding:
+    return Finding(check=means.name, state="bad", hosts=(host,), text=text, remedy=remedy)

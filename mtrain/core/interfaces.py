@@ -1,11 +1,12 @@
-"""The interfaces between mtrain and its plugins: backends, models, data sets, kinds of tasks and launchers.
+"""The interfaces between mtrain and its plugins: backends, models, data sets, tasks, launchers and clusters.
 
 Read it top to bottom: the values that are passed between them (Recipe, State, Progress, Command), then what a backend
 implements (Collective, Optimizer, Backend), then what a task implements (Model, Dataset, Evaluator, and TaskKind, which
-ties them to a job), then what starts the ranks (Launcher, Carrier). Nothing here names a particular backend, framework
-or kind of task.
+ties them to a job), then what starts the ranks (Launcher on one host, Cluster on several). Nothing here names a
+particular backend, framework or kind of task.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -569,20 +570,19 @@ class Loader(Protocol):
 class Launcher(Protocol):
     """A plugin that turns a job into the commands that start its ranks. It runs nothing itself.
 
-    ``mtrain plan`` prints the commands, ``mtrain train`` runs them.
+    ``mtrain plan`` prints the commands, ``mtrain train`` runs them. It is the target of one ``mtrain.launchers`` entry
+    point, constructed as ``Launcher(options)``.
     """
 
     Options: ClassVar[type[BaseModel]]
-    provides: frozenset[str]
-    """The kinds of rendezvous that it provides: see ``Backend.rendezvous``.
-
-    If several launchers provide the one that a backend needs, those with an attribute ``automatic = False`` are chosen
-    last.
-    """
-
-    agent: ClassVar[bool]
+    provides: frozenset[str] = frozenset()
+    """The kinds of rendezvous that it provides: see ``Backend.rendezvous``."""
+    automatic: ClassVar[bool] = True
+    """False: of several launchers that provide the rendezvous of a backend, this one is chosen last."""
+    agent: ClassVar[bool] = True
     """True: its command is a process that starts the ranks as its children. False: its command is itself the rank."""
 
+    @abstractmethod
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
         """Return the command of each host.
 
@@ -590,6 +590,7 @@ class Launcher(Protocol):
         """
         ...
 
+    @abstractmethod
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
         """Return (rank, exit status; negative: signal) of each rank that failed.
 
@@ -598,19 +599,60 @@ class Launcher(Protocol):
         ...
 
 
-class Carrier(Protocol):
-    """A plugin that brings a job's commands to several hosts, by ssh for example.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostedJob:
+    """The facts about a job from which a cluster brings it to its hosts."""
 
-    Carriers are the other plugins of kind ``launchers``. A carrier works with any ``Launcher``, which starts the ranks
-    of each host.
+    hosts: Sequence[str]
+    """Addresses of the hosts, as the spec lists them; the first has rank 0."""
+    agent: Sequence[str]
+    """The command line that starts an agent on a host; it talks to its leader over its standard input and output."""
+    line: Sequence[str] = ()
+    """The mtrain command that was typed here, word by word."""
+    cluster: str = ""
+    """The name under which the spec chooses the cluster."""
+    failure_timeout_s: int = 60
+    """Seconds of silence that end a job, and within which every host must have joined."""
+
+
+class Cluster(Protocol):
+    """A plugin that brings a job to several hosts: over ssh, through a scheduler, or by printing what people type.
+
+    It is the target of one ``mtrain.clusters`` entry point, constructed as ``Cluster(options)``. It works with any
+    ``Launcher``, which starts the ranks of each host.
     """
 
     Options: ClassVar[type[BaseModel]]
-    carries: ClassVar[bool]
-    """Always True. This attribute tells a carrier from a ``Launcher``, which has none."""
-    starts: ClassVar[bool]
-    """True: it runs the commands on the hosts. False: people do, by typing the lines that ``bring`` returns."""
+    """The keys of ``cluster.options``."""
+    starts: ClassVar[bool] = True
+    """True: the mtrain command that the user types leads the job and connects to the hosts through ``gathering``.
+    False: it prints ``command`` for each host and ends."""
 
-    def bring(self, host: str, node: int) -> Sequence[str]:
-        """Return the command that, when run here, reaches ``host``; if ``starts`` is false, the line to type there."""
+    @property
+    def python(self) -> str | None:
+        """Return the path of the hosts' interpreter that has mtrain; None: the path of the one that runs mtrain here."""
+        return None
+
+    @abstractmethod
+    def command(self, node: int, job: HostedJob) -> Sequence[str]:
+        """Return the command that brings the job to host number ``node``; ``mtrain plan`` prints it.
+
+        With ``starts`` it is run here, reaches the host and runs ``job.agent`` there. Otherwise it is the line to type
+        on the host.
+
+        Raises:
+            UsageError: the host cannot be reached in this way.
+        """
         ...
+
+    def gathering(self, job: HostedJob, environ: Mapping[str, str]) -> Any:
+        """Return a ``mtrain.cluster.hosts.Gathering``, through which the leader connects to the agents of the hosts.
+
+        ``mtrain.cluster.agent_processes.AgentProcesses`` runs ``command`` for each host and talks to the agent over the
+        command's standard input and output. A cluster whose agents are already there, or whose scheduler starts them,
+        returns its own gathering. It is called with ``starts`` only; import ``mtrain.cluster`` in here, because a plan
+        needs nothing of it.
+
+        ``environ``: environment of the processes to start.
+        """
+        return None

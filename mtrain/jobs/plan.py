@@ -10,17 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mtrain.core.interfaces import Command, Host, Launcher, Recipe
+from mtrain.core.interfaces import Cluster, Command, Host, HostedJob, Launcher, Recipe
+from mtrain.core.plugin_classes import with_defaults
 from mtrain.core.recipe import make_recipe, scaling
 from mtrain.core.schedule import total_updates
 from mtrain.errors import PluginError, SpecError
-from mtrain.spec import plugins
+from mtrain.spec import former_keys, plugins
 from mtrain.spec.config import Loaded
 from mtrain.spec.model import ClusterSpec, Spec
 from mtrain.system import placement
 from mtrain.system.devices import Devices
-from mtrain.system.placement import LOOPBACK
+from mtrain.system.placement import LOOPBACK, LaunchOptions
 
+AUTO = "auto"
+"""Value of ``cluster.name`` and ``launcher.name`` that leaves the choice to mtrain."""
+AGENT = ("-m", "mtrain.cluster.agent")
+"""Arguments of the interpreter that runs an agent."""
 SEVERAL_HOSTS_PORT = 29500
 """Default rendezvous port of a job on several hosts: a fixed one, which every host knows without asking the others."""
 TYPED = ("flag", "override")
@@ -79,12 +84,14 @@ class Plan:
     hosts: Sequence[Host]
     commands: Sequence[Command]
     """One per host, in the order of ``hosts``."""
-    carrier: str = ""
+    cluster_name: str = ""
     """Name of the plugin that brings the commands to the hosts; empty: each command is started on its own host."""
-    starts: bool = True
-    """Whether the mtrain command that makes this plan also starts it. False: people type a command on each host."""
+    cluster: Cluster | None = field(default=None, repr=False, compare=False)
+    """That plugin."""
+    hosted_job: HostedJob | None = None
+    """The facts that the plugin receives."""
     brought: Sequence[Sequence[str]] = ()
-    """With a carrier: the command it runs for each host, or the one that people type there."""
+    """With a cluster: the command it runs for each host, or the one that people type there."""
     max_restarts: int
     log_dir: Path | None
     numbers: Mapping[str, Any]
@@ -107,7 +114,8 @@ class Plan:
             "resume": str(self.resume) if self.resume else None,
             "backend": self.backend,
             "launcher": self.launcher_name,
-            "carrier": self.carrier,
+            "cluster": self.cluster_name,
+            "carrier": self.cluster_name,  # its former name
             "brought": [list(argv) for argv in self.brought],
             "max_restarts": self.max_restarts,
             "numbers": dict(self.numbers),
@@ -117,17 +125,17 @@ class Plan:
     def text(self) -> str:
         """Return the plan as text for a person. Its commands can be pasted into a shell."""
         head = {"spec": self.source, "run folder": str(self.run_dir), "resumes from": str(self.resume or "")}
-        way = f" on each host, brought there by {self.carrier}" if self.carrier else ""
+        way = f" on each host, brought there by {self.cluster_name}" if self.cluster_name else ""
         head |= {"backend": f"{self.backend}, started by {self.launcher_name}{way}"}
         head |= {name.replace("_", " "): str(value) for name, value in self.numbers.items()}
         width = max(map(len, head)) + 2
         lines = [f"{name:<{width}}{value}" for name, value in head.items() if value]
         for rank, command in enumerate(self.commands):
             lines += ["", f"host {rank}: {command.host}"]
-            if self.brought:
+            if self.cluster is not None:
                 lines += [
                     "  " + shlex.join(self.brought[rank]),
-                    "  which there starts" if self.starts else "  which starts",
+                    "  which there starts" if self.cluster.starts else "  which starts",
                 ]
             lines += _shell(command)
         return "\n".join(lines) + "\n"
@@ -152,7 +160,8 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     raw_options = spec.backend.options
     options = plugins.options("backends", spec.backend.name, raw_options, path="backend.options", policy=policy)
     backend = plugins.made("backends", spec.backend.name, options, policy=policy)
-    carrier_class, launcher_name, launcher_class = _launcher_for(backend.rendezvous, spec, policy)
+    cluster = _cluster(spec, policy)
+    launcher_name, launcher_class = _launcher_for(backend.rendezvous, spec, policy)
     devices = _devices(spec, machine, option=str(getattr(options, "device", "auto")))
     devices.check()
     single = backend.rendezvous == "none" and loaded.origin("cluster.nproc_per_node").kind not in TYPED
@@ -163,12 +172,14 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     if mode == "train":
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
     check_recipe(backend, recipe, size=size, on_cpu=devices.on_cpu)
-    launcher = launcher_class(_launch_options(launcher_class, spec, machine, ranks=ranks, devices=devices.visible))
+    python = _python_on_hosts(spec, cluster, machine)
+    facts = _launch_options(spec, machine, python=python, ranks=ranks, devices=devices.visible)
+    launcher = _launcher(launcher_name, launcher_class, facts, loaded)
     resumed = ["--resume", str(resume)] if resume else []
     chosen_mode = ["--mode", mode] if mode != "train" else []
     argv = ["-m", "mtrain.rank.worker", "--run-dir", str(run_dir), *chosen_mode, *resumed]
     commands = [_placed(command, hosts, spec.cluster, machine) for command in launcher.plan(argv, hosts, ranks)]
-    carrier = None if carrier_class is None else carrier_class(_carry_options(carrier_class, spec, machine))
+    hosted_job = None if cluster is None else _hosted_job(spec, hosts, machine, python=python)
     return Plan(
         title=f"{run_dir.name}: {spec.model.name} on {spec.backend.name}",
         source=str(loaded.source),
@@ -179,44 +190,61 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         launcher=launcher,
         hosts=hosts,
         commands=commands,
-        carrier="" if carrier is None else spec.cluster.launcher,
-        starts=carrier is None or carrier.starts,
-        brought=() if carrier is None else [carrier.bring(host.address, node) for node, host in enumerate(hosts)],
+        cluster_name="" if cluster is None else spec.cluster.name,
+        cluster=cluster,
+        hosted_job=hosted_job,
+        brought=_brought(cluster, hosted_job),
         max_restarts=spec.cluster.max_restarts,
         log_dir=Path(spec.cluster.log_dir).absolute() if spec.cluster.log_dir else None,
-        numbers=_numbers(spec, recipe, hosts=hosts, threads=launcher.options.threads) | {"devices": devices.words()},
+        numbers=_numbers(spec, recipe, hosts=hosts, threads=facts["threads"]) | {"devices": devices.words()},
     )
 
 
-def _launcher_for(rendezvous: str, spec: Spec, policy: plugins.Policy) -> tuple[Any, str, Any]:
-    """Return (carrier class or None, name of the launcher, launcher class) for a backend that needs ``rendezvous``.
+def _cluster(spec: Spec, policy: plugins.Policy) -> Cluster | None:
+    """Return the plugin that brings the job to its hosts; None: this host alone, or each is started by hand."""
+    name = spec.cluster.name
+    if name == AUTO:
+        return None
+    if not spec.cluster.ips:
+        raise SpecError(f"cluster.name: {name!r} given, but no host is named; give them with --ips A,B or --hostfile")
+    raw_options = former_keys.cluster_options(spec)
+    options = plugins.options("clusters", name, raw_options, path="cluster.options", policy=policy)
+    cluster: Cluster = plugins.made("clusters", name, options, policy=policy)
+    return cluster
+
+
+def _brought(cluster: Cluster | None, job: HostedJob | None) -> list[Sequence[str]]:
+    """Return the cluster's command for each host."""
+    if cluster is None or job is None:
+        return []
+    return [cluster.command(node, job) for node in range(len(job.hosts))]
+
+
+def _launcher_for(rendezvous: str, spec: Spec, policy: plugins.Policy) -> tuple[str, type[Launcher]]:
+    """Return name and class of the launcher for a backend that needs ``rendezvous``.
 
     A launcher that the spec names is taken. Otherwise it is the first installed one that provides ``rendezvous``; those
-    with ``automatic = False`` are tried last.
+    that are not ``automatic`` are tried last.
     """
-    requested_name = spec.cluster.launcher
-    requested = None if requested_name == "auto" else plugins.load("launchers", requested_name, policy=policy)
-    if requested is not None and not getattr(requested, "carries", False):
+    requested_name = spec.launcher.name
+    if requested_name != AUTO:
+        requested = with_defaults(plugins.load("launchers", requested_name, policy=policy), Launcher)
         if rendezvous not in requested.provides:
             raise SpecError(
-                f"cluster.launcher: {requested_name!r} given, it provides {', '.join(sorted(requested.provides))}; "
+                f"launcher.name: {requested_name!r} given, it provides {', '.join(sorted(requested.provides))}; "
                 f"backend {spec.backend.name!r} needs {rendezvous!r}: use `auto`"
             )
-        return None, requested_name, requested
-    if requested is not None and not spec.cluster.ips:
-        raise SpecError(
-            f"cluster.launcher: {requested_name!r} given, but no host is named; give them with --ips A,B or --hostfile"
-        )
+        return requested_name, requested
     names = [entry.name for entry in plugins.names("launchers", policy=policy) if entry.enabled]
     broken: list[str] = []
     for automatic, name in itertools.product((True, False), names):
         try:
-            launcher = plugins.load("launchers", name, policy=policy)
+            launcher = with_defaults(plugins.load("launchers", name, policy=policy), Launcher)
         except PluginError as error:  # A broken launcher that the user did not choose must not stop the job.
             broken.append(str(error))
             continue
-        if rendezvous in getattr(launcher, "provides", ()) and getattr(launcher, "automatic", True) == automatic:
-            return requested, name, launcher
+        if rendezvous in launcher.provides and launcher.automatic == automatic:
+            return name, launcher
     raise SpecError(
         "; ".join(
             [
@@ -226,6 +254,25 @@ def _launcher_for(rendezvous: str, spec: Spec, policy: plugins.Policy) -> tuple[
             ]
         )
     )
+
+
+def _launcher(name: str, launcher_class: type[Launcher], facts: Mapping[str, Any], loaded: Loaded) -> Launcher:
+    """Construct the launcher from the ``facts`` of the plan and its own options.
+
+    Raises:
+        SpecError: ``launcher.options`` has a key that the launcher does not know, or that the plan sets.
+    """
+    own_options = {**loaded.policy.of("launchers", name).options, **loaded.spec.launcher.options}
+    reserved = sorted(own_options.keys() & LaunchOptions.model_fields.keys())
+    if reserved:
+        raise SpecError(
+            f"launcher.options.{reserved[0]}: mtrain sets it, from the section `cluster` and the machine; leave it out"
+        )
+    options = plugins.options(
+        "launchers", name, {**own_options, **facts}, path="launcher.options", policy=loaded.policy
+    )
+    launcher: Launcher = plugins.construct("launchers", name, launcher_class, options)
+    return launcher
 
 
 def _hosts(spec: Spec, machine: Machine, *, device: str, single: bool) -> list[Host]:
@@ -291,7 +338,10 @@ def _devices(spec: Spec, machine: Machine, *, option: str) -> Devices:
     return Devices(option=option, numbers=spec.cluster.devices, present=device_counts, hidden=machine.hidden)
 
 
-def _launch_options(launcher: Any, spec: Spec, machine: Machine, *, ranks: int, devices: tuple[int, ...] | None) -> Any:
+def _launch_options(
+    spec: Spec, machine: Machine, *, python: str, ranks: int, devices: tuple[int, ...] | None
+) -> dict[str, Any]:
+    """Return the values of ``LaunchOptions`` for the job."""
     cluster, alone = spec.cluster, len(spec.cluster.ips) <= 1
     threads = max(1, machine.cores // ranks) if cluster.threads == "auto" else cluster.threads
     if cluster.master_port == "auto":
@@ -303,32 +353,30 @@ def _launch_options(launcher: Any, spec: Spec, machine: Machine, *, ranks: int, 
     if interface is None:
         candidates = [own] if alone else cluster.ips
         interface = placement.interface_of(machine.addresses, candidates)
-    return launcher.Options(
-        python=spec.backend.python or _python_on_hosts(spec, machine),
-        master_addr=cluster.master_addr or (own if alone else cluster.ips[0]),
-        master_port=port,
-        start_port=None if cluster.start_port == "auto" else cluster.start_port,
-        threads=threads,
-        devices=devices,
-        interface=interface,
-    )
+    return {
+        "python": spec.backend.python or python,
+        "master_addr": cluster.master_addr or (own if alone else cluster.ips[0]),
+        "master_port": port,
+        "start_port": None if cluster.start_port == "auto" else cluster.start_port,
+        "threads": threads,
+        "devices": devices,
+        "interface": interface,
+    }
 
 
-def _python_on_hosts(spec: Spec, machine: Machine) -> str:
-    """Return the path of the hosts' interpreter that has mtrain: ``cluster.ssh.python``, else the path used here."""
-    return spec.cluster.ssh.python or machine.python
+def _python_on_hosts(spec: Spec, cluster: Cluster | None, machine: Machine) -> str:
+    """Return the path of the hosts' interpreter that has mtrain: the cluster's, else the path used here."""
+    # Without a cluster, ``cluster.ssh.python`` counts as it did before clusters had options of their own.
+    return (spec.cluster.ssh.python if cluster is None else cluster.python) or machine.python
 
 
-def _carry_options(carrier: Any, spec: Spec, machine: Machine) -> Any:
-    cluster = spec.cluster
-    return carrier.Options(
-        python=_python_on_hosts(spec, machine),
+def _hosted_job(spec: Spec, hosts: Sequence[Host], machine: Machine, *, python: str) -> HostedJob:
+    return HostedJob(
+        hosts=[host.address for host in hosts],
+        agent=(python, *AGENT),
         line=tuple(machine.line),
-        port=cluster.ssh.port,
-        user=cluster.ssh.user,
-        identity_file=cluster.ssh.identity_file,
-        connect_timeout_s=cluster.ssh.connect_timeout_s,
-        failure_timeout_s=cluster.failure_timeout_s,
+        cluster=spec.cluster.name,
+        failure_timeout_s=spec.cluster.failure_timeout_s,
     )
 
 

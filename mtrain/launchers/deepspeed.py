@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from mtrain.core.interfaces import Command, Host
+from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.system.diagnosis import status_of_shell
 from mtrain.system.placement import LaunchOptions, rank_environment
 
@@ -14,7 +14,7 @@ FAILED_RANK = re.compile(r"^rank (\d+) ended with status (\d+)$", re.MULTILINE)
 only."""
 
 
-class DeepSpeedLauncher:
+class DeepSpeedLauncher(Launcher):
     """Plans one process per host, ``mtrain.backends._deepspeed.starter``, which starts the ranks of its host.
 
     That process writes the hostfile, starts DeepSpeed's launcher for its own host alone (``--no_ssh``), and does what

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from mtrain.core.interfaces import Command, Host
+from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
 from mtrain.system.placement import LaunchOptions, rank_environment
 
@@ -18,7 +18,7 @@ LOG_FOLDER = "fleetrun"
 """Folder of the files that Paddle's launcher writes, beside the logs of the ranks."""
 
 
-class Fleetrun:
+class Fleetrun(Launcher):
     """Plans one process of Paddle's launcher per host, which starts the ranks of that host.
 
     ``--master``, ``--rank`` and ``--host`` are always given. Without ``--master``, Paddle switches to an older launcher

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mtrain.core.interfaces import Command, Host
+from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
 from mtrain.system.diagnosis import status_of_shell
 from mtrain.system.placement import LaunchOptions, rank_environment
@@ -18,7 +18,7 @@ the shell that it started, waits 5 s, and kills. A shell such as bash would repl
 would go to the rank's loader processes instead, and the rank would hang and be killed before it has saved anything."""
 
 
-class Horovodrun:
+class Horovodrun(Launcher):
     """Plans horovodrun on one host, and ``mtrain.backends._horovod.multi_host_starter`` on each of several hosts.
 
     On several hosts, horovodrun would start the ranks of the others over its own ssh sessions, which mtrain could

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mtrain.core.interfaces import Command, Host
+from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
 from mtrain.system.placement import LaunchOptions, rank_environment
 
 
-class Local:
+class Local(Launcher):
     """Starts the one rank of a job that needs no rendezvous."""
 
     class Options(LaunchOptions):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from mtrain.core.interfaces import Command, Host
+from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.system.placement import LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
@@ -14,7 +14,7 @@ LOG_FOLDER = "torchrun"
 """Folder of torchrun's own files, beside the logs of the ranks."""
 
 
-class Torchrun:
+class Torchrun(Launcher):
     """Plans one torchrun per host, which starts the ranks of that host.
 
     ``mtrain.backends._torch.starter`` runs torchrun with a store that listens at the address of the first host only.

@@ -14,19 +14,29 @@ from typing import Any
 from pydantic import ValidationError
 
 from mtrain.errors import PluginError, SpecError
-from mtrain.spec import plugins
+from mtrain.spec import former_keys, plugins
 from mtrain.spec.model import Spec, both_lengths
 from mtrain.spec.provenance import Layers, Origin
 from mtrain.spec.schema import Problem, dotted, field_at, problems_of
 from mtrain.spec.sources import Given, Sources, display, find_config, is_shipped, shipped_names, shortened
-from mtrain.spec.suggest import hint
+from mtrain.spec.suggest import closest, hint
 from mtrain.spec.yaml_reader import Path
 
 __all__ = ["Given", "Loaded", "Origin", "debug", "dump", "from_json", "load", "read", "resolved_json", "shipped_names"]
 
 DEMO = "digits"
 HERE = "mtrain.yml"
-_PLUGIN_KEYS = (("model", "name", "models"), ("data", "format", "datasets"), ("backend", "name", "backends"))
+AUTO = "auto"
+_PLUGIN_KEYS = (
+    ("model", "name", "models"),
+    ("data", "format", "datasets"),
+    ("backend", "name", "backends"),
+    ("cluster", "name", "clusters"),
+    ("launcher", "name", "launchers"),
+)
+"""(section, key, kind of plugin) of the choices of plugins whose ``options`` the section holds."""
+_REPLACEABLE = (("backend", "backends"), ("cluster", "clusters"), ("launcher", "launchers"))
+"""(section, kind of plugin) of the choices after which options of the former choice are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,9 @@ def load(
     sources.add_overrides(overrides)
     sources.add_flags(flags or {})
     policy = _policy(sources, file)
-    notes = (*sources.notes, *_drop_options_of_former_backend(sources, policy))
+    former_keys.settle(sources, policy)
+    dropped = [note for section, kind in _REPLACEABLE for note in _drop_former_options(sources, policy, section, kind)]
+    notes = (*sources.notes, *dropped)
     _add_plugin_defaults(sources, policy)
     spec = _validate(sources, policy)
     layers = sources.layers
@@ -172,35 +184,36 @@ def _policy(sources: Sources, file: FilePath) -> plugins.Policy:
         return plugins.Policy()
 
 
-def _drop_options_of_former_backend(sources: Sources, policy: plugins.Policy) -> tuple[str, ...]:
-    """Drop options that were set for another backend, and return a note on each.
+def _drop_former_options(sources: Sources, policy: plugins.Policy, section: str, kind: str) -> list[str]:
+    """Drop options that were set for another plugin of this kind, and return a note on each.
 
-    When a stronger source chooses another backend, options from weaker sources that it does not have are dropped.
+    When a stronger source chooses another plugin, options from weaker sources that it does not have are dropped.
     Unknown options from the same or a stronger source remain and become errors.
     """
-    name, chosen = sources.layers.get(("backend", "name")), sources.layers.origin(("backend", "name"))
-    options = sources.layers.get(("backend", "options"))
-    if not isinstance(name, str) or not isinstance(options, dict) or not _replaced(sources, name):
-        return ()
+    name, chosen = sources.layers.get((section, "name")), sources.layers.origin((section, "name"))
+    options = sources.layers.get((section, "options"))
+    if not isinstance(name, str) or not isinstance(options, dict) or not _replaced(sources, section, name):
+        return []
     try:
-        valid_options = plugins.load("backends", name, policy=policy).Options.model_fields
+        valid_options = {} if name == AUTO else plugins.load(kind, name, policy=policy).Options.model_fields
     except PluginError:
-        return ()
-    paths: list[Path] = [("backend", "options", option) for option in options if option not in valid_options]
+        return []
+    paths: list[Path] = [(section, "options", option) for option in options if option not in valid_options]
     foreign = [path for path in paths if sources.layers.origin(path).is_weaker_than(chosen)]
-    notes = tuple(
+    notes = [
         f"{sources.layers.origin(path)} {dotted(path)}: left out, {name} has no such option ({chosen})"
         for path in foreign
-    )
+    ]
     for path in foreign:
         sources.layers.drop(path)
     return notes
 
 
-def _replaced(sources: Sources, name: str) -> bool:
-    """Return whether the strongest source that names a backend has changed it to ``name`` from another one."""
-    former = [value for value, _ in sources.layers.history.get(("backend", "name"), ())]
-    return (former[-1] if former else Spec().backend.name) != name
+def _replaced(sources: Sources, section: str, name: str) -> bool:
+    """Return whether the strongest source that names a plugin has changed it to ``name`` from another one."""
+    former = [value for value, _ in sources.layers.history.get((section, "name"), ())]
+    default = field_at(Spec, (section, "name"))
+    return (former[-1] if former else default.default if default is not None else None) != name
 
 
 def _add_plugin_defaults(sources: Sources, policy: plugins.Policy) -> None:
@@ -211,7 +224,8 @@ def _add_plugin_defaults(sources: Sources, policy: plugins.Policy) -> None:
         for option, value in defaults.items():
             path: Path = (section, "options", option)
             options = sources.layers.get(path[:2])
-            if options is None or (isinstance(options, dict) and option not in options):
+            is_free = options is None or (isinstance(options, dict) and option not in options)
+            if is_free and not former_keys.sets_option(sources, path):
                 origin = Origin("plugins", text=f"{plugins.POLICY_FILE} [{kind}.{name}]")
                 sources.layers.assign(path, value, origin, sources.defaults)
 
@@ -289,13 +303,17 @@ def _line(layers: Layers, problem: Problem) -> str:
 def _plugin_problems(sources: Sources, policy: plugins.Policy) -> list[Problem]:
     """Return the problems with the names of plugins and with their options."""
     problems = []
-    for section, key, kind in (*_PLUGIN_KEYS, ("cluster", "launcher", "launchers")):
+    for section, key, kind in _PLUGIN_KEYS:
         name = _given_or_default(sources, (section, key))
-        if not isinstance(name, str) or (kind == "launchers" and name == "auto"):
-            continue
         options = sources.layers.get((section, "options"))
+        if not isinstance(name, str):
+            continue
+        if kind in ("clusters", "launchers") and name == AUTO:
+            problems += _options_without_plugin(section, options)
+            continue
         try:
             plugins.find(kind, name, policy=policy)
+            # The options of a launcher are validated with the plan, which adds most of them.
             if kind != "launchers" and isinstance(options, dict) and options:
                 plugins.options(kind, name, options, path=f"{section}.options", policy=policy)
         except PluginError as error:
@@ -304,7 +322,25 @@ def _plugin_problems(sources: Sources, policy: plugins.Policy) -> list[Problem]:
             for text in error.problems:
                 where, _, message = text.partition(": ")
                 problems.append(Problem(_keys(where), message, "option"))
-    return problems
+    return problems + _unknown_launcher(sources, policy)
+
+
+def _options_without_plugin(section: str, options: Any) -> list[Problem]:
+    keys = list(options) if isinstance(options, dict) else []
+    message = f"{section}.name is auto, which has no options; name the {section}"
+    return [Problem((section, "options", key), message, "option") for key in keys]
+
+
+def _unknown_launcher(sources: Sources, policy: plugins.Policy) -> list[Problem]:
+    """Return the problem with a value of ``cluster.launcher`` that is neither a cluster nor a launcher."""
+    name = sources.layers.get(former_keys.LAUNCHER)  # A known name has been moved to the key that it stands for.
+    if not isinstance(name, str):
+        return []
+    entries = [*plugins.names("clusters", policy=policy), *plugins.names("launchers", policy=policy)]
+    usable = [entry.name for entry in entries if entry.enabled]
+    message = f"no launcher or cluster {name!r} (known: {', '.join(usable)})"
+    best = closest(name, usable)
+    return [Problem(former_keys.LAUNCHER, message + (f"; did you mean {best!r}?" if best else ""), "plugin")]
 
 
 def _keys(where: str) -> Path:

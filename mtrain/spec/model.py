@@ -394,8 +394,18 @@ class BackendSpec(Section):
     python: str | None = Field(default=None, description="interpreter of the ranks; null: the one that runs mtrain")
 
 
+class LauncherSpec(Section):
+    """What starts the ranks of one host."""
+
+    name: str = Field(
+        default="auto",
+        description="a plugin of kind `launchers`: see `mtrain plugins list`; auto: as the backend needs",
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="the launcher plugin's own options")
+
+
 class SshSpec(Section):
-    """How `launcher: ssh` reaches hosts."""
+    """How the cluster `ssh` reaches hosts."""
 
     port: Port | None = Field(default=None, description="null: as ssh has it")
     user: Annotated[str, AfterValidator(_is_user)] | None = Field(default=None, description="null: as ssh has it")
@@ -408,8 +418,15 @@ class SshSpec(Section):
 
 
 class ClusterSpec(Section):
-    """Hosts, ranks and ports."""
+    """Hosts, ranks and ports, and what brings the job to the hosts."""
 
+    name: str = Field(
+        default="auto",
+        description="what brings the job to the hosts, a plugin of kind `clusters`. ssh: this command starts all hosts; "
+        "auto: this host alone, or several hosts that are each started by hand with the same command; manual: print "
+        "that command for each",
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="the cluster plugin's own options")
     ips: list[HostName] = Field(
         default_factory=list, description="addresses of the hosts, the first is the master; empty: this machine"
     )
@@ -435,17 +452,15 @@ class ClusterSpec(Section):
         default="auto", description="first port of the ranks, for stacks that need one per rank"
     )
     launcher: str = Field(
-        default="auto",
-        description="ssh: this command starts all hosts; auto: several hosts are each started by hand, with the same "
-        "command; manual: print that command for each; or the plugin that starts the ranks of a host",
+        default="auto", description="former key of cluster.name (ssh, manual) and of launcher.name (torchrun, ...)"
     )
     interface: str | None = Field(
         default=None, description="network interface of the collectives; null: the one that owns this host's address"
     )
-    ssh: SshSpec = Field(default=SshSpec(), description="how hosts are reached")
+    ssh: SshSpec = Field(default=SshSpec(), description="former place of the options of the cluster `ssh`")
     forward_env: list[str] = Field(
         default_factory=list,
-        description="further environment variables, NAME or NAME*, that `launcher: ssh` passes on to the other hosts",
+        description="further environment variables, NAME or NAME*, that the cluster `ssh` passes on to the other hosts",
     )
     failure_timeout_s: int = Field(
         default=60,
@@ -528,6 +543,7 @@ class Spec(Section):
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="learning rate over the job")
     backend: BackendSpec = Field(default=BackendSpec(), description="the backend that trains")
     cluster: ClusterSpec = Field(default=ClusterSpec(), description="hosts, ranks and ports")
+    launcher: LauncherSpec = Field(default=LauncherSpec(), description="what starts the ranks of one host")
     evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when and how the evaluation split is scored")
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="checkpoints: how often, how many")
     report: ReportSpec = Field(default=ReportSpec(), description="run folder, progress display, records")

@@ -34,6 +34,8 @@ from mtrain.spec.schema import Problem, describe, dotted, problems_of
 from mtrain.spec.suggest import hint
 from mtrain.spec.yaml_reader import flow, read_text
 
+FORMER_LAUNCHERS = ("ssh", "manual")
+"""Clusters that were launchers. A ``plugins.toml`` that forbids the launcher of that name forbids the cluster."""
 POLICY_FILE = "plugins.toml"
 
 
@@ -77,6 +79,8 @@ class Policy:
 
     def allows(self, kind: str, name: str) -> bool:
         """Return whether the plugin may load."""
+        if kind == "clusters" and name in FORMER_LAUNCHERS and not self.allows("launchers", name):
+            return False
         rules = self.kinds.get(kind, KindPolicy())
         return name not in rules.disabled and (rules.enabled is None or name in rules.enabled)
 
@@ -190,6 +194,12 @@ MOVED = {
 """Former name of a module that plugins import -> its name now."""
 
 
+NOW_A_CLUSTER = (
+    "what brings a job to several hosts is a plugin of the group mtrain.clusters now: derive its class from "
+    "mtrain.core.interfaces.Cluster and register it there"
+)
+
+
 def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
     """Import and return the class of the plugin ``name``.
 
@@ -205,10 +215,14 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
         remedy = f"; install it with: {remedies.install(entry.extra)}" if entry.extra and not entry.installed else ""
         if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
             remedy = f"; that module is now {MOVED[error.name]}: correct the plugin's import"
+        elif kind == "launchers" and isinstance(error, ImportError) and error.name == "mtrain.system.placement":
+            remedy = f"; {NOW_A_CLUSTER}"  # It imports CarryOptions, which only such a plugin needed.
         raise PluginError(f"{what} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
     options_class = getattr(target, "Options", None)
     if not (isinstance(options_class, type) and issubclass(options_class, BaseModel)):
         raise PluginError(f"{what} has no `Options`: expected a class with a nested pydantic model of that name")
+    if kind == "launchers" and "carries" in dir(target):
+        raise PluginError(f"{what} has the attribute `carries`; {NOW_A_CLUSTER}")
     base, members = DECLARED.get(kind, ("", ()))
     absent = [member for member in members if not hasattr(target, member)]
     if absent:
@@ -220,9 +234,16 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
 def made(kind: str, name: str, options: BaseModel, *, policy: Policy | None = None) -> Any:
     """Construct the plugin ``name`` with validated options.
 
-    Raises: ``PluginError`` like ``load``, and if the constructor raises an exception that is not one of mtrain's.
+    Raises: ``PluginError`` like ``load`` and ``construct``.
     """
-    target = load(kind, name, policy=policy)
+    return construct(kind, name, load(kind, name, policy=policy), options)
+
+
+def construct(kind: str, name: str, target: type[Any], options: BaseModel) -> Any:
+    """Construct the plugin ``name`` of class ``target`` with validated options.
+
+    Raises: ``PluginError`` if the constructor raises an exception that is not one of mtrain's.
+    """
     try:
         return target(options)
     except MtrainError:

@@ -48,12 +48,26 @@ class Layers:
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[Path, Origin] = field(default_factory=dict)
     history: dict[Path, list[tuple[Any, Origin]]] = field(default_factory=dict)
-    touched: set[Path] = field(default_factory=set)
-    """Paths that the current layer has set."""
+    current: int = 0
+    """Number of the current layer."""
+    numbers: dict[Path, int] = field(default_factory=dict)
+    """Number of the layer that has set each path; of a path that was dropped, it means nothing."""
 
     def begin(self) -> None:
-        """Start the next layer, which empties ``touched``."""
-        self.touched.clear()
+        """Start the next layer."""
+        self.current += 1
+
+    def is_set(self, path: Path) -> bool:
+        """Return whether a layer has set the value at ``path``, be it to null."""
+        return path in self.origins
+
+    def number(self, path: Path) -> int:
+        """Return the number of the layer that has set the value at ``path``; higher is stronger. -1: none has."""
+        return self.numbers.get(path, -1) if self.is_set(path) else -1
+
+    def is_touched(self, path: Path) -> bool:
+        """Return whether the current layer has set the value at ``path``."""
+        return self.numbers.get(path) == self.current
 
     def merge(self, values: Mapping[str, Any], origin_at: Callable[[Path], Origin], path: Path = ()) -> None:
         """Merge ``values`` into the mapping at ``path``."""
@@ -110,7 +124,7 @@ class Layers:
                 if into.get(key) is None:
                     into[key] = {}
                 self.origins[here] = origin_at(here)
-                self.touched.add(here)
+                self.numbers[here] = self.current
                 self._merge(into[key], value, origin_at, here)
             else:
                 self._replace(into, here, value, origin_at)
@@ -127,7 +141,7 @@ class Layers:
     def _note(self, value: Any, origin_at: Callable[[Path], Origin], path: Path) -> None:
         """Record the origin of ``value`` and of everything inside it."""
         self.origins[path] = origin_at(path)
-        self.touched.add(path)
+        self.numbers[path] = self.current
         children: Sequence[tuple[str | int, Any]] = ()
         if isinstance(value, dict):
             children = list(value.items())

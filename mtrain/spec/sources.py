@@ -195,7 +195,7 @@ class Sources:
         options = self.layers.get(("data", "options"))
         candidates: list[Path] = [("data", key) for key in OF_A_FORMAT]
         candidates += [("data", "options", option) for option in options] if isinstance(options, dict) else []
-        foreign = [p for p in candidates if p not in self.layers.touched and self.layers.get(p) is not None]
+        foreign = [p for p in candidates if not self.layers.is_touched(p) and self.layers.get(p) is not None]
         if not foreign:
             return
         places = [f"{'.'.join(map(str, path))} ({self.layers.origin(path)})" for path in foreign]
@@ -212,8 +212,8 @@ class Sources:
         """Let a length in updates replace a length in epochs from a weaker layer, and the other way round."""
         pair: tuple[Path, Path] = (("train", "epochs"), ("train", "updates"))
         for new, old in (pair, pair[::-1]):
-            fresh = new in self.layers.touched and self.layers.get(new) is not None
-            if fresh and old not in self.layers.touched and self.layers.get(old) is not None:
+            fresh = self.layers.is_touched(new) and self.layers.get(new) is not None
+            if fresh and not self.layers.is_touched(old) and self.layers.get(old) is not None:
                 self.layers.assign(old, None, self.layers.origin(new), self.defaults)
 
 

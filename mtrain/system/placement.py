@@ -31,20 +31,6 @@ class LaunchOptions(BaseModel):
     interface: str | None = Field(None, description="network interface of the collectives; null: left to them")
 
 
-class CarryOptions(BaseModel):
-    """The options that a plan passes to a carrier, the plugin that brings commands to several hosts."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    python: str = Field(description="interpreter on the hosts that has mtrain")
-    line: tuple[str, ...] = Field((), description="the command that was typed here")
-    port: int | None = Field(None, gt=0, lt=65536, description="of the ssh servers; null: as ssh has it")
-    user: str | None = Field(None, description="login; null: as ssh has it")
-    identity_file: str | None = Field(None, description="private key; null: as ssh has it")
-    connect_timeout_s: int = Field(8, gt=0, description="seconds for a host to answer")
-    failure_timeout_s: int = Field(60, gt=0, description="seconds of silence that end a job")
-
-
 def rank_environment(options: LaunchOptions) -> dict[str, str]:
     """Return the environment variables that every rank needs, whichever launcher starts it.
 
@@ -172,22 +158,25 @@ def find_node_rank(
     )
 
 
-def line_for(line: Sequence[str], node: int, *, carried: bool) -> list[str]:
+def line_for(line: Sequence[str], node: int, *, cluster: str = "") -> list[str]:
     """Return the command to type on host ``node``, derived from the ``line`` that was typed on one of the hosts.
 
-    ``carried``: the launcher in ``line`` is one that would bring the command to the host, and is replaced by ``auto``.
-    Otherwise the launcher stays, because all hosts must have the same one.
+    ``cluster``: name of the cluster that the line chooses, by ``--cluster``, ``--launcher`` or its spec, and that is
+    replaced by ``auto``, because this line is typed on every host; empty: the line chooses none. A launcher stays,
+    because all hosts must have the same one.
     """
-    replaced_flags = ("--launcher", "--node-rank") if carried else ("--node-rank",)
     rest: list[str] = []
     words = iter(line)
     for word in words:
-        flag = word.partition("=")[0].replace("_", "-")
-        if flag not in replaced_flags:
+        name, sign, value = word.partition("=")
+        flag = name.replace("_", "-")
+        if flag not in ("--launcher", "--cluster", "--node-rank"):
             rest.append(word)
-        elif "=" not in word:
-            next(words, None)  # The flag's value is the next word.
-    return [*rest, *(("--launcher", "auto") if carried else ()), "--node-rank", str(node)]
+            continue
+        value = value if sign else next(words, "")
+        if not (flag == "--node-rank" or (cluster and (flag == "--cluster" or value == cluster))):
+            rest += [word] if sign else [word, value]
+    return [*rest, *(("--cluster", "auto") if cluster else ()), "--node-rank", str(node)]
 
 
 def interface_of(addresses: Sequence[tuple[str, str]], candidates: Sequence[str]) -> str | None:

@@ -247,7 +247,7 @@ def test_hosts_may_have_other_numbers_of_ranks(capsys, tmp_path, how):
         (("--ips", "10.0.0.1,10.0.0.1"), "cluster.ips: 10.0.0.1 given twice"),
         (("--ips", "::1,::1"), "cluster.ips: ::1 given twice; name each host once, with its ranks: [::1]:2"),
         (("-o", "cluster.ips=[10.0.0.1]", "cluster.slots=[1, 2]"), "2 numbers given for 1 hosts"),
-        ((), "cluster.launcher: 'ssh' given, but no host is named"),
+        ((), "cluster.name: 'ssh' given, but no host is named"),
     ],
 )
 def test_hosts_that_make_no_job_are_refused(capsys, flags, message):
@@ -265,7 +265,7 @@ def test_manual_prints_the_line_for_each_host_and_starts_nothing(tmp_path):
     for node, line in enumerate(lines[1::2]):
         assert shlex.split(line) == [
             *(sys.executable, "-m", "mtrain", *arguments[:-1], "--name", "it's mine"),
-            *("--launcher", "auto", "--node-rank", str(node)),
+            *("--cluster", "auto", "--node-rank", str(node)),
         ]
     assert list(tmp_path.iterdir()) == []
 
@@ -275,7 +275,7 @@ def test_a_plan_of_manual_shows_the_line_that_trains(words):
     arguments = ["-c", "digits", "--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2"]
     argv = [sys.executable, "-m", "mtrain", words[0], *arguments, *words[1:], "--launcher", "manual"]
     process = subprocess.run(argv, capture_output=True, text=True, check=True)
-    start = [sys.executable, "-m", "mtrain", "train", *arguments, "--launcher", "auto", "--node-rank"]
+    start = [sys.executable, "-m", "mtrain", "train", *arguments, "--cluster", "auto", "--node-rank"]
     assert [line.strip() for line in process.stdout.splitlines() if "--node-rank " in line] == [
         shlex.join([*start, str(node)]) for node in range(2)
     ]

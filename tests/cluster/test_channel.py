@@ -11,9 +11,9 @@ from contextlib import suppress
 import pytest
 
 from mtrain.cluster import channel as channels
+from mtrain.cluster.agent_processes import hear, open_line
 from mtrain.cluster.channel import Channel, Lost, Refused, ask_all
 from mtrain.cluster.disconnection import Cause, Disconnection
-from mtrain.cluster.ssh import hear, open_line
 
 
 @pytest.fixture
@@ -276,8 +276,8 @@ NOISE = {
 
 @pytest.mark.parametrize("name", NOISE)
 def test_an_agent_is_heard_whatever_its_login_shell_prints_first(name):
-    brought = ["sh", "-c", f'{NOISE[name]}; exec "$@"', "sh", sys.executable, "-m", "mtrain.cluster.agent"]
-    line = open_line("node2", 1, brought=brought, python=sys.executable, environ=os.environ, local=False)
+    command = ["sh", "-c", f'{NOISE[name]}; exec "$@"', "sh", sys.executable, "-m", "mtrain.cluster.agent"]
+    line = open_line("node2", 1, argv=command, environ=os.environ)
     message = hear(line, timeout_s=120.0)
     line.channel.send({"do": "bye"})
     line.end(wait_s=10.0)
@@ -288,7 +288,7 @@ def test_an_agent_is_heard_whatever_its_login_shell_prints_first(name):
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "ends"])
 def test_what_a_login_shell_prints_is_shown_where_no_agent_comes(waits):
     script = f"printf 'Choose a shell \\033[5m(1 or 2): '; {'sleep 600' if waits else 'exit 3'}"
-    line = open_line("node2", 1, brought=["sh", "-c", script], python="x", environ=os.environ, local=False)
+    line = open_line("node2", 1, argv=["sh", "-c", script], environ=os.environ)
     actual = hear(line, timeout_s=1.0 if waits else 60.0)
     line.end(wait_s=0.2)
     assert "Choose a shell" in actual.line()

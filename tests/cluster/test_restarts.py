@@ -15,13 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mtrain.cluster.agent_processes import AgentProcesses
 from mtrain.cluster.attempt import Attempt, Limits
 from mtrain.cluster.connected_hosts import ConnectedHosts
 from mtrain.cluster.disconnection import Cause, Disconnection
 from mtrain.cluster.hosts import Member
 from mtrain.cluster.outcome import Loss, Outcome
-from mtrain.cluster.ssh import SshGathering
-from mtrain.core.interfaces import Command, Host
+from mtrain.cluster.start_failures import SSH
+from mtrain.core.interfaces import Command, Host, HostedJob
 from mtrain.errors import UsageError
 from mtrain.jobs.plan import Plan
 from mtrain.report.console import Plain
@@ -41,6 +42,13 @@ class Direct:
 
     def deaths(self, log, status):
         return []
+
+
+def agents(environ) -> AgentProcesses:
+    """Agents of the hosts, which are all this machine, so that no command is needed."""
+    return AgentProcesses(
+        HostedJob(hosts=HOSTS, agent=("python",)), [()] * 3, environ=environ, means=SSH, directly_here=True
+    )
 
 
 def make_plan(run_dir: Path, *behaviours: str, max_restarts: int = 0) -> Plan:
@@ -89,7 +97,7 @@ class Job:
 
     def run(self, plan: Plan, *, limits: Limits = QUICK, forwarded=None) -> None:
         with ExitStack() as stack:
-            gathering = SshGathering(HOSTS, brought=[()] * 3, python=sys.executable, environ=caller())
+            gathering = agents(caller())
             stack.callback(gathering.close)
             self.members, missing = gathering.gather(range(3), timeout_s=60, stop=lambda: False)
             assert missing == []
@@ -326,7 +334,7 @@ def test_agents_are_given_the_time_to_end_by_themselves(tmp_path):
     )
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = {**caller(), "PYTHONPATH": os.pathsep.join(paths)}
-    gathering = SshGathering(HOSTS, brought=[()] * 3, python=sys.executable, environ=environ)
+    gathering = agents(environ)
     members, _ = gathering.gather(range(3), timeout_s=60, stop=lambda: False)
     for member in members.values():
         member.channel.send({"do": "bye"})

@@ -65,8 +65,8 @@ def test_it_is_taken_by_itself_only_where_nothing_else_is_there(tmp_path, capsys
 
 def test_every_host_of_a_job_by_hand_is_told_the_same_launcher():
     typed = ["mtrain", "-c", "x", "--launcher", "deepspeed", "--node-rank=0"]
-    assert line_for(typed, 1, carried=False) == [*typed[:-1], "--node-rank", "1"]
-    assert line_for(typed, 1, carried=True) == ["mtrain", "-c", "x", "--launcher", "auto", "--node-rank", "1"]
+    assert line_for(typed, 1) == [*typed[:-1], "--node-rank", "1"]
+    assert line_for(typed, 1, cluster="manual") == [*typed[:-1], "--cluster", "auto", "--node-rank", "1"]
 
 
 def test_an_interpreter_without_deepspeed_is_told_what_to_install(tmp_path, monkeypatch, capsys):

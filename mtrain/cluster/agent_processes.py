@@ -1,35 +1,37 @@
-"""Agents that one process starts on all hosts: over the user's ssh, or as a child process on this machine."""
+"""Agents that one process starts on all hosts: through a command such as ssh, or as a child process on this machine."""
 
 import os
-import shlex
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mtrain
 from mtrain.cluster import start_failures
 from mtrain.cluster.channel import Channel, Lost, Message
 from mtrain.cluster.hosts import Member
 from mtrain.cluster.preflight.findings import Finding
+from mtrain.cluster.start_failures import SSH, Means
+from mtrain.core.interfaces import HostedJob
 from mtrain.errors import LaunchError
+from mtrain.jobs.plan import AGENT
 from mtrain.system import placement, processes
 
-AGENT = ("-m", "mtrain.cluster.agent")
 MAX_STDERR_LINES = 40
-"""How many lines are kept of what ssh, or an agent, writes to its standard error."""
+"""How many lines are kept of what the command, or an agent, writes to its standard error."""
 MAX_SHOWN = 300
 """How many characters are shown of what a login shell has printed."""
 CLOSING_S = 5.0
-"""Seconds that ssh may take to end after its agent has."""
+"""Seconds that the command may take to end after its agent has."""
 
 
 @dataclass(kw_only=True)
 class Line:
-    """The process that connects an agent (ssh, or the agent itself on this machine), and the channel to that agent."""
+    """The process that connects an agent (a command, or the agent itself on this machine), and the channel to it."""
 
     host: str
     """The host's address in the list of hosts."""
@@ -41,6 +43,8 @@ class Line:
     """Last lines of the standard error of ``process``."""
     local: bool = False
     """Whether the agent is a child of this process."""
+    means: Means = SSH
+    """The program that reaches the host, for messages."""
     _reader: threading.Thread | None = None
 
     def start_reading(self) -> None:
@@ -80,7 +84,7 @@ class Line:
             return ""
         if self._reader is not None:
             self._reader.join(1.0)
-        name = "its agent" if self.local else "ssh"
+        name = "its agent" if self.local else self.means.name
         how = f"{name} ended with " + (f"signal {-status}" if status < 0 else f"exit code {status}")
         return f"{how}: {self.stderr_lines[-1]}" if self.stderr_lines else how
 
@@ -91,7 +95,13 @@ def is_here(host: str) -> bool:
 
 
 def open_line(
-    host: str, node: int, *, brought: Sequence[str], python: str, environ: Mapping[str, str], local: bool | None = None
+    host: str,
+    node: int,
+    *,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    local: bool = False,
+    means: Means = SSH,
 ) -> Line:
     """Start the process that connects the agent of ``host``.
 
@@ -100,28 +110,31 @@ def open_line(
     Args:
         host: the host's address.
         node: the host's index in the list of hosts.
-        brought: the ssh command that starts the agent on the host.
-        python: interpreter of the agent, where it is started on this machine.
+        argv: the command that starts the agent on the host, or with ``local`` the agent itself.
         environ: environment of the process.
-        local: whether ``host`` is this machine; None: its addresses decide.
+        local: whether the agent is a child of this process.
+        means: the program that reaches the host, for messages.
 
     Raises:
-        LaunchError: the ssh client is not installed.
+        LaunchError: the command is not installed.
     """
-    local = is_here(host) if local is None else local
-    argv = [python, *AGENT] if local else list(brought)
     if not local and shutil.which(argv[0]) is None:
-        raise LaunchError(
-            f"{argv[0]} is not installed here; install the OpenSSH client, or start the job by hand on every host"
-        )
-    process = processes.start_piped(argv, env=environ)
+        install = "the OpenSSH client" if argv[0] == "ssh" else "it"
+        raise LaunchError(f"{argv[0]} is not installed here; install {install}, or start the job by hand on every host")
+    process = processes.start_piped(list(argv), env=environ)
     assert process.stdin is not None
     assert process.stdout is not None
     with process.stdin as stdin, process.stdout as stdout:
         channel = Channel(os.dup(stdout.fileno()), os.dup(stdin.fileno()), peer=host, skips_noise=True)
-    line = Line(host=host, node=node, channel=channel, process=process, local=local)
+    line = Line(host=host, node=node, channel=channel, process=process, local=local, means=means)
     line.start_reading()
     return line
+
+
+def open_own_line(host: str, node: int, *, python: str, environ: Mapping[str, str], means: Means = SSH) -> Line:
+    """Start the agent of ``host``, which is this machine, as a child of this process; otherwise like ``open_line``."""
+    argv = (python, *AGENT)
+    return open_line(host, node, argv=argv, environ=environ, local=True, means=replace(means, python=python))
 
 
 def hear(line: Line, *, timeout_s: float, stop: Callable[[], bool] = lambda: False) -> Message | Finding:
@@ -147,8 +160,8 @@ def hear(line: Line, *, timeout_s: float, stop: Callable[[], bool] = lambda: Fal
         )
     return _finding(
         line,
-        f"has said nothing for {timeout_s:.0f} s: {'' if line.local else 'ssh is still connecting, or '}its agent "
-        "does not start",
+        f"has said nothing for {timeout_s:.0f} s: {'' if line.local else f'{line.means.name} is still connecting, or '}"
+        "its agent does not start",
         "log in there, and see what keeps Python from starting, or give it longer with --failure-timeout-s",
     )
 
@@ -165,36 +178,55 @@ def _check_version(line: Line, hello: Message) -> Message | Finding:
 def _failure_finding(line: Line) -> Finding:
     """Return a finding that says why the process ended before its agent sent its hello."""
     line.last_words()  # waits until the process has ended and its standard error was read
-    argv = line.process.args
-    words = [str(word) for word in argv] if isinstance(argv, list) else []
-    there = words if line.local else shlex.split(" ".join(words[-1:]))
     return start_failures.explain(
         line.host,
         status=line.process.poll(),
         printed=[*line.channel.noise, *line.stderr_lines],
-        python=there[there.index(AGENT[0]) - 1] if AGENT[0] in there else "its command",
+        python=line.means.python,
         local=line.local,
+        means=line.means,
     )
 
 
 def _finding(line: Line, text: str, remedy: str) -> Finding:
-    return Finding(check="ssh", state="bad", hosts=(line.host,), text=text, remedy=remedy)
+    return Finding(check=line.means.name, state="bad", hosts=(line.host,), text=text, remedy=remedy)
 
 
-class SshGathering:
-    """Starts the agents of all hosts from this process, see ``Gathering``."""
+class AgentProcesses:
+    """A ``Gathering`` that runs one command for each host, which starts the host's agent and talks to it over pipes."""
 
     forwards = True
 
     def __init__(
-        self, hosts: Sequence[str], *, brought: Sequence[Sequence[str]], python: str, environ: Mapping[str, str]
+        self,
+        job: HostedJob,
+        commands: Sequence[Sequence[str]],
+        *,
+        environ: Mapping[str, str],
+        means: Means | None = None,
+        directly_here: bool = False,
     ) -> None:
-        """``brought``: the ssh command for each of ``hosts``; ``python``: interpreter of an agent on this machine."""
-        self._hosts = hosts
-        self._brought = brought
-        self._python = python
+        """Keep the commands for ``gather``, which runs them.
+
+        Args:
+            job: the hosts, and the agent's command line.
+            commands: the command of each host. Its standard input and output must be those of the agent.
+            environ: environment of the commands.
+            means: the program that reaches the hosts, for messages; None: known by the name of the cluster alone.
+            directly_here: whether the agent of a host that is this machine is started without the command.
+        """
+        self._job = job
+        self._commands = commands
         self._environ = environ
+        self._means = replace(means or Means(name=job.cluster), python=job.agent[0])
+        self._directly_here = directly_here
         self._lines: dict[int, Line] = {}
+
+    def _open(self, node: int) -> Line:
+        host = self._job.hosts[node]
+        if self._directly_here and is_here(host):
+            return open_own_line(host, node, python=sys.executable, environ=self._environ, means=self._means)
+        return open_line(host, node, argv=self._commands[node], environ=self._environ, means=self._means)
 
     def gather(
         self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]
@@ -202,9 +234,7 @@ class SshGathering:
         """Start the agents of ``nodes``, all at once. Call it from the main thread, see ``open_line``."""
         for node in nodes:
             self.let_go(node)
-            self._lines[node] = open_line(
-                self._hosts[node], node, brought=self._brought[node], python=self._python, environ=self._environ
-            )
+            self._lines[node] = self._open(node)
         deadline = time.monotonic() + timeout_s
         members, findings = {}, []
         for node in nodes:
@@ -218,7 +248,7 @@ class SshGathering:
         return members, findings
 
     def last_words(self, node: int) -> str:
-        """Return how the host's ssh ended, see ``Line.last_words``."""
+        """Return how the host's command ended, see ``Line.last_words``."""
         return self._lines[node].last_words() if node in self._lines else ""
 
     def let_go(self, node: int) -> None:

@@ -1,0 +1,30 @@
+"""Start nothing, but print the command for each host, for a person or a scheduler to run there."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from mtrain.core.interfaces import Cluster, HostedJob
+from mtrain.system.placement import line_for
+
+
+class Manual(Cluster):
+    """Plans the command that was typed here for every host, each with its own ``--node-rank``."""
+
+    class Options(BaseModel):
+        """No options."""
+
+        model_config = ConfigDict(extra="forbid", frozen=True)
+
+    starts: ClassVar[bool] = False
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def command(self, node: int, job: HostedJob) -> Sequence[str]:
+        """Return the line to type on host number ``node``.
+
+        It states that number, although the host could find it by its address.
+        """
+        return line_for(job.line, node, cluster=job.cluster)
