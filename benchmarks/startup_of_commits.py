@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("base", help="the commit to compare the working tree with")
     parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         ours = build(None, name="ours", folder=Path(folder, "ours"))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mtrain.cluster.attempt import Attempt, Limits, heed
 from mtrain.cluster.channel import Message, ask_all
@@ -22,31 +22,20 @@ AGAIN_S = 1.0
 """Seconds between two tries to reach a host that was lost."""
 
 
-class Replan(Protocol):
-    """Supplies the run folder's files and the plan of each attempt."""
-
-    def folder(self, plan: Plan) -> Mapping[str, str]:
-        """Return the files to write into the run folder on every host: name -> text."""
-        ...
-
-    def again(self, members: dict[int, Member], plan: Plan, checkpoint: Path | None) -> Plan:
-        """Return the plan of the next attempt on ``members``, from ``checkpoint``; None: from the beginning."""
-        ...
-
-
 @dataclass(kw_only=True)
 class ConnectedHosts:
-    """The hosts of a job, each with an agent, see ``supervisor.Hosts``.
-
-    Each plan is made for the hosts that are connected then, see ``Replan.again``.
-    """
+    """The hosts of a job, each with an agent, see ``supervisor.Hosts``."""
 
     members: dict[int, Member]
+    """The hosts, by index. A host that comes back is replaced here."""
     gathering: Gathering
     display: Display
     requests: processes.Requests
     """Signals that ask this process to end the job."""
-    replan: Replan
+    files: Callable[[Plan], Mapping[str, str]]
+    """Returns the files to write into the run folder on every host: name -> text."""
+    replan: Callable[[Plan, Path | None], Plan]
+    """Returns the plan of another attempt of this plan's job, from a checkpoint; None: from the beginning."""
     forwarded: Mapping[str, str]
     """Environment variables that are sent to every host."""
     limits: Limits
@@ -62,7 +51,7 @@ class ConnectedHosts:
             UsageError: another job runs in the run folder.
             LaunchError: lost hosts did not come back.
         """
-        prepare(self.members, plan, self.replan.folder(plan), cwd=self.cwd)
+        prepare(self.members, plan, self.files(plan), cwd=self.cwd)
         self.display.note(f"run folder: {plan.run_dir}")
         return supervise(self, plan, requests=self.requests, display=self.display)
 
@@ -111,11 +100,11 @@ class ConnectedHosts:
         self._bring_back(absent)
         if absent and not self.end_requested():
             back = {node: self.members[node] for node in absent}
-            prepare(back, plan, self.replan.folder(plan), cwd=self.cwd, wait_s=self.limits.silence_s)
+            prepare(back, plan, self.files(plan), cwd=self.cwd, wait_s=self.limits.silence_s)
 
     def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
         """Return the plan of the next attempt on the hosts that are connected now."""
-        return self.replan.again(self.members, plan, checkpoint)
+        return self.replan(plan, checkpoint)
 
     def end_requested(self) -> bool:
         """Return whether somebody has asked for the end of the job, here or at another host."""

@@ -180,20 +180,15 @@ class Leader:
             gathering=self.gathering,
             display=self.display,
             requests=requests,
-            replan=self,
+            files=self.brief.folder,
+            replan=self._replanned,
             forwarded=self.forwarded if self.gathering.forwards else {},
             limits=Limits.of(self.brief.spec.cluster.failure_timeout_s),
             back_s=self.brief.spec.cluster.failure_timeout_s,
             cwd=self._cwd(),
         ).run(plan)
 
-    def folder(self, plan: Plan) -> Mapping[str, str]:
-        """Make the run folder here, see ``Replan``."""
-        return self.brief.folder(plan)
-
-    def again(self, members: dict[int, Member], plan: Plan, checkpoint: Path | None) -> Plan:
-        """Return the plan of the next attempt, see ``Replan``."""
-        self._members = members
+    def _replanned(self, plan: Plan, checkpoint: Path | None) -> Plan:
         return self.brief.plan(self._survey(), plan.run_dir, checkpoint or self.brief.checkpoint())
 
     def _survey(self) -> Survey:

@@ -88,10 +88,7 @@ class Job:
         self.members = {}
         self.result = None
 
-    def folder(self, plan):
-        return {"spec.json": "{}\n"}
-
-    def again(self, members, plan, checkpoint):
+    def again(self, plan, checkpoint):
         self.plans.append(checkpoint)
         return plan
 
@@ -106,7 +103,8 @@ class Job:
                 gathering=gathering,
                 display=Plain(self.shown, title="test"),
                 requests=self.requests,
-                replan=self,
+                files=lambda plan: {"spec.json": "{}\n"},
+                replan=self.again,
                 forwarded=forwarded or {},
                 limits=limits,
                 back_s=30.0,
