@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     from mtrain.core.interfaces import Rates, Recipe
 
     job.bind()
-    with DDP(DDP.Options(device="cpu", keep_memory=options.ours)) as backend:
+    with DDP(DDP.Options(device="cpu", keep_memory=options.ours)) as session:
         group = {"weight_decay": 5e-4, "momentum": 0.937, "nesterov": 1.0}
         recipe = Recipe(
             rule="sgd",
@@ -95,8 +95,8 @@ def run(options: argparse.Namespace) -> int:
             ema_decay=0.9999,
             channels_last=options.ours,
         )
-        model, optimizer = backend.prepare(lambda: job.build(BATCH), recipe)
-        batches = backend.batches(job.micro_batches(BATCH // RANKS, seed=backend.collective.rank))
+        model, optimizer = session.prepare(lambda: job.build(BATCH), recipe)
+        batches = session.batches(job.micro_batches(BATCH // RANKS, seed=session.collective.rank))
         times = []
         for _ in range(options.updates + 2):
             started = time.perf_counter()
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
                 optimizer.backward(model(next(batches))["total"])
             optimizer.step(Rates(rates=(0.01,)))
             times.append((time.perf_counter() - started) * 1000)
-        if backend.collective.rank == 0:
+        if session.collective.rank == 0:
             options.rank.write_text(json.dumps(times[2:]))
     return 0
 

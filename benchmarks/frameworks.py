@@ -76,16 +76,16 @@ def measure(framework: str, model: str, out: str, *, updates: int) -> int:
     from mtrain.backends.solo import Solo
     from mtrain.core.interfaces import Rates, Recipe, State
 
-    with Solo(Solo.Options(device="cpu", framework=framework)) as backend:
+    with Solo(Solo.Options(device="cpu", framework=framework)) as session:
         job.bind(framework)
         options = {"weight_decay": 5e-4, "momentum": 0.937, "nesterov": 1.0}
         recipe = Recipe(
             rule="sgd", groups=(("", options),), micro_batch=BATCH, clip_norm=10.0, ema_decay=0.9999, channels_last=True
         )
-        trained, optimizer = backend.prepare(lambda: job.build(BATCH, model, backend.collective), recipe)
-        shapes = {name: x.shape for name, x in backend.state(trained, optimizer).weights.items()}
-        backend.restore(trained, optimizer, State(weights=job.start_values(shapes, BATCH, model)))
-        batches = backend.batches(job.micro_batches(BATCH, seed=0))
+        trained, optimizer = session.prepare(lambda: job.build(BATCH, model, session.collective), recipe)
+        shapes = {name: x.shape for name, x in session.state(trained, optimizer).weights.items()}
+        session.restore(trained, optimizer, State(weights=job.start_values(shapes, BATCH, model)))
+        batches = session.batches(job.micro_batches(BATCH, seed=0))
         times = []
         for _ in range(updates + 2):
             started = time.perf_counter()

@@ -117,14 +117,15 @@ def run(case: Case, arguments: argparse.Namespace) -> int:
     from mtrain.spec import plugins
 
     loaded = plugins.load("backends", case.backend)
-    with loaded(loaded.Options(device="cpu", **case.options)) as backend:
+    backend = loaded(loaded.Options(device="cpu", **case.options))
+    with backend as session:
         job.bind(backend.framework)
         module, _, name = case.peer.partition(":")
-        ours = turns.Ours(backend, channels_last=case.channels_last)
-        peer = getattr(import_module(f"benchmarks.peers.{module}"), name)(backend, channels_last=case.channels_last)
+        ours = turns.Ours(session, channels_last=case.channels_last)
+        peer = getattr(import_module(f"benchmarks.peers.{module}"), name)(session, channels_last=case.channels_last)
         times = turns.take(ours, peer, turns.Turns(blocks=arguments.blocks, updates=arguments.updates))
         gap = turns.difference(ours, peer)  # collective: every rank
-        if backend.collective.rank == 0:
+        if session.collective.rank == 0:
             turns.report(case.name, times, arguments.json, gap=gap, bound=case.target)
     sys.stdout.flush()
     os._exit(0)  # libraries that were not shut down leave threads running

@@ -40,11 +40,11 @@ class Turns:
 class Ours:
     """The Trainer, recording every update."""
 
-    def __init__(self, backend: Any, *, channels_last: bool) -> None:
+    def __init__(self, session: Any, *, channels_last: bool) -> None:
         from benchmarks import job
         from mtrain.core.interfaces import Rates, Recipe, State
 
-        self.backend = backend
+        self.session = session
         recipe = Recipe(
             rule="sgd",
             groups=tuple((m, {"weight_decay": d, "momentum": MOMENTUM, "nesterov": 1.0}) for m, d in GROUPS),
@@ -54,11 +54,11 @@ class Ours:
             ema_ramp=EMA_RAMP,
             channels_last=channels_last,
         )
-        self.model, self.optimizer = backend.prepare(lambda: job.build(BATCH), recipe)
-        shapes = {name: x.shape for name, x in backend.state(self.model, self.optimizer).weights.items()}
-        backend.restore(self.model, self.optimizer, State(weights=job.start_values(shapes, BATCH)))
+        self.model, self.optimizer = session.prepare(lambda: job.build(BATCH), recipe)
+        shapes = {name: x.shape for name, x in session.state(self.model, self.optimizer).weights.items()}
+        session.restore(self.model, self.optimizer, State(weights=job.start_values(shapes, BATCH)))
         self.schedule = lambda update: Rates(rates=(RATE, RATE, RATE))
-        self.loader = Endless(job.micro_batches(BATCH // RANKS, seed=backend.collective.rank))
+        self.loader = Endless(job.micro_batches(BATCH // RANKS, seed=session.collective.rank))
         self.records: list[dict[str, Any]] = []
 
     def updates(self, count: int) -> None:
@@ -66,7 +66,7 @@ class Ours:
         from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 
         work = Job(
-            backend=self.backend,
+            session=self.session,
             model=self.model,
             optimizer=self.optimizer,
             loader=self.loader,
@@ -78,7 +78,7 @@ class Ours:
         Trainer(work, Cadences(evaluate_at_end=False), Hooks(on_update=self.records.append)).run(Progress())
 
     def weights(self) -> Mapping[str, Any]:
-        return self.backend.state(self.model, self.optimizer).weights
+        return self.session.state(self.model, self.optimizer).weights
 
 
 class Endless:

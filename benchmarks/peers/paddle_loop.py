@@ -17,7 +17,7 @@ from benchmarks.turns import BATCH, CLIP, EMA, EMA_RAMP, GROUPS, MOMENTUM, RANKS
 class FleetLoop:
     """Trains YOLOv5n with SGD in three groups, on the same batches as mtrain."""
 
-    def __init__(self, backend: Any, *, channels_last: bool) -> None:
+    def __init__(self, session: Any, *, channels_last: bool) -> None:
         self.inner = job.build(BATCH)
         state = self.inner.state_dict()
         values = job.start_values({name: tuple(x.shape) for name, x in state.items()}, BATCH)
@@ -36,7 +36,7 @@ class FleetLoop:
             grad_clip=paddle.nn.ClipGradByGlobalNorm(CLIP),
         )
         self.optimizer = fleet.distributed_optimizer(optimizer)
-        self.batches = job.micro_batches(BATCH // RANKS, seed=backend.collective.rank)
+        self.batches = job.micro_batches(BATCH // RANKS, seed=session.collective.rank)
         self.update_count = 0
         self.records: list[dict[str, float]] = []
         self.model.train()

@@ -82,10 +82,10 @@ def next_decay(average: Any) -> float:
 class TorchLoop:
     """The parts that all loops share: batches, a record of every update, and the call of one update."""
 
-    def __init__(self, backend: Any, *, channels_last: bool) -> None:
+    def __init__(self, session: Any, *, channels_last: bool) -> None:
         self.inner = network(channels_last=channels_last)
         self.batches: Iterator[Mapping[str, np.ndarray]] = job.micro_batches(
-            BATCH // RANKS, seed=backend.collective.rank
+            BATCH // RANKS, seed=session.collective.rank
         )
         self.records: list[dict[str, float]] = []
         self.wrap()

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.backends.waiting import Waits
-from mtrain.core.interfaces import Module, Optimizer, Recipe
+from mtrain.core.interfaces import Recipe
 from mtrain.errors import SpecError
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from mtrain.backends._torch.deterministic_buckets import DeterministicBucketsDDP
-    from mtrain.backends._torch.optimizer import Exchange
+    from mtrain.backends._torch.ddp_engine import DdpEngine
 
 
 class DDP(TorchBackend):
@@ -38,25 +32,26 @@ class DDP(TorchBackend):
             description="for models that leave out parameters in some updates; needs static_graph false or auto",
         )
 
-    rendezvous: ClassVar[str] = "torch"
+        def allows_static_graph(self, recipe: Recipe) -> bool:
+            """Return whether DDP allows a static graph: it excludes ``no_sync``, which accumulation needs."""
+            return recipe.accumulate == 1 and not self.find_unused_parameters
+
+    rendezvous = "torch"
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._wrapped: weakref.WeakSet[DeterministicBucketsDDP] = weakref.WeakSet()
+        self._engine: DdpEngine | None = None
 
+    @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
-        """See ``Backend.prepare``."""
-        if self.options.static_graph is True and not self._may_be_static(recipe):
+        if self.options.static_graph is True and not self.options.allows_static_graph(recipe):
             raise SpecError(
                 f"backend.options.static_graph: true given with {recipe.accumulate} micro batches per update and "
                 f"find_unused_parameters {self.options.find_unused_parameters}; expected 1 and false: use `auto`"
             )
 
-    def _may_be_static(self, recipe: Recipe) -> bool:
-        """Return whether DDP allows a static graph: it excludes ``no_sync``, which accumulation needs."""
-        return recipe.accumulate == 1 and not self.options.find_unused_parameters
-
-    def __enter__(self) -> Self:
+    @override
+    def __enter__(self) -> DdpEngine:
         # This module's functions bind the default group that exists at import time as a default argument. DDP imports
         # the module; if that happened after the group is made, it would keep the group and its threads alive beyond
         # __exit__.
@@ -65,7 +60,7 @@ class DDP(TorchBackend):
 
         from mtrain.backends._torch import device, group
         from mtrain.backends._torch.collective import DistributedCollective
-        from mtrain.backends._torch.engine import TorchEngine
+        from mtrain.backends._torch.ddp_engine import DdpEngine
 
         local_rank = dist.get_node_local_rank(fallback_rank=0)
         target = device.choose(
@@ -75,62 +70,15 @@ class DDP(TorchBackend):
         timeout = timedelta(seconds=self.options.timeout_s)
         group.join("ddp", on_cuda=on_cuda, timeout=timeout)
         host_group = dist.new_group(backend="gloo", timeout=timeout) if on_cuda else None
-        self._entered = TorchEngine(DistributedCollective(local_rank=local_rank, host_group=host_group), target)
-        return self
+        collective = DistributedCollective(local_rank=local_rank, host_group=host_group)
+        self._engine = DdpEngine(collective, target, options=self.options, check=self.check)
+        return self._engine
 
+    @override
     def __exit__(self, *error: object) -> None:
         from mtrain.backends._torch import group
 
-        if self._entered is not None:
-            self._entered.collective.close()
-        self._entered = None
-        for wrapped in self._wrapped:
-            wrapped.release()
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
         group.leave(failed=bool(error) and error[0] is not None)
-
-    def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
-        """See ``Backend.prepare``."""
-        self.check(recipe, size=self.collective.size, on_cpu=self.device == "cpu")
-        return self.engine.prepare(build, recipe, self._wrap)
-
-    def _wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
-        from mtrain.backends._torch.deterministic_buckets import DeterministicBucketsDDP
-
-        static_graph = self.options.static_graph
-        wrapped = DeterministicBucketsDDP(
-            model,
-            device_ids=[self.engine.device] if self.engine.device.type == "cuda" else None,
-            bucket_cap_mb=self.options.bucket_mb,
-            find_unused_parameters=self.options.find_unused_parameters,
-            gradient_as_bucket_view=True,
-            static_graph=self._may_be_static(recipe) if static_graph == "auto" else static_graph,
-        )
-        self._wrapped.add(wrapped)
-        return wrapped, _Exchange(wrapped, self.engine.waits)
-
-
-class _Exchange:
-    """The exchange of DDP, which averages gradients in the backward pass of the last micro batch."""
-
-    def __init__(self, wrapped: Any, waits: Waits | None) -> None:
-        self._wrapped = wrapped
-        self._waits = waits
-        if waits is not None:
-            # By default DDP times only a sample of the updates.
-            wrapped._set_ddp_runtime_logging_sample_rate(1)
-
-    def during(self, *, last: bool) -> AbstractContextManager[object]:
-        """Suppress DDP's exchange before the last micro batch."""
-        return nullcontext() if last else self._wrapped.no_sync()
-
-    def finish(self) -> None:
-        """Add up waiting time where it is measured; the exchange itself ended with the last backward pass."""
-        if self._waits is not None:
-            self._waits.seconds += _exposed_s(self._wrapped)
-
-
-def _exposed_s(wrapped: Any) -> float:
-    """Return the seconds from the last gradient of a backward pass to the end of its exchange, by DDP's clocks."""
-    wrapped.logger.set_runtime_stats_and_log()
-    times_ns = wrapped._get_ddp_logging_data()
-    return max(0.0, 1e-9 * (times_ns["backward_comm_time_end"] - times_ns["backward_compute_time_end"]))

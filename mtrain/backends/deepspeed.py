@@ -6,9 +6,10 @@ Ranks communicate by gloo on the CPU and by NCCL on CUDA.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from typing_extensions import override
 
 from mtrain.backends._deepspeed.settings import Sharding, check_extra
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
@@ -54,19 +55,21 @@ class DeepSpeed(TorchBackend):
                 raise ValueError("offload: true given with stage 0, which splits nothing; use stage 1, 2 or 3")
             return self
 
-    rendezvous: ClassVar[str] = "torch"
+    rendezvous = "torch"
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self._engine: ZeroEngine | None = None
 
+    @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
-        """See ``Backend.prepare``."""
         if recipe.compile and self.options.stage == 3:
             raise SpecError(
                 "train.compile: true given with backend.options.stage 3; use stage 0, 1 or 2, or compile false"
             )
 
-    def __enter__(self) -> Self:
+    @override
+    def __enter__(self) -> ZeroEngine:
         # As in backend ddp: if this module were imported after the group is made, it would keep the group alive.
         import torch.distributed.nn.functional  # noqa: F401
         from torch import distributed as dist
@@ -82,10 +85,10 @@ class DeepSpeed(TorchBackend):
         timeout = timedelta(seconds=options.timeout_s)
         group.join("deepspeed", on_cuda=on_cuda, timeout=timeout)
         library.start(backend="nccl" if on_cuda else "gloo", timeout=timeout)
-        self._entered = self._engine(local_rank, timeout)
-        return self
+        self._engine = self._make_engine(local_rank, timeout)
+        return self._engine
 
-    def _engine(self, local_rank: int, timeout: timedelta) -> ZeroEngine:
+    def _make_engine(self, local_rank: int, timeout: timedelta) -> ZeroEngine:
         import torch
         from torch import distributed as dist
 
@@ -103,16 +106,16 @@ class DeepSpeed(TorchBackend):
             reduction=options.reduction,
             extra=options.config,
         )
-        return ZeroEngine(DistributedCollective(local_rank=local_rank, host_group=host_group), target, sharding)
+        collective = DistributedCollective(local_rank=local_rank, host_group=host_group)
+        return ZeroEngine(collective, target, sharding, check=self.check)
 
+    @override
     def __exit__(self, *error: object) -> None:
         from mtrain.backends._deepspeed import library
         from mtrain.backends._torch import group
 
-        if self._entered is not None:
-            entered: Any = self._entered
-            entered.release()
-            entered.collective.close()
-        self._entered = None
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
         library.stop()
         group.leave(failed=bool(error) and error[0] is not None)

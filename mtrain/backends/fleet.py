@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING
 
 from pydantic import Field, field_validator
+from typing_extensions import override
 
 from mtrain.backends import paddle_limits
 from mtrain.backends.base import DeviceOptions, EngineBackend
-from mtrain.core.interfaces import Module, Optimizer, Recipe
+from mtrain.core.interfaces import RankSession, Recipe
 
 if TYPE_CHECKING:
-    from mtrain.backends._paddle.engine import PaddleEngine  # noqa: F401 - named in a string below
     from mtrain.backends._paddle.job import FleetJob
 
 
-class Fleet(EngineBackend["PaddleEngine"]):
+class Fleet(EngineBackend):
     """``core.interfaces.Backend`` over Paddle Fleet; started by ``paddle.distributed.launch`` or with its variables."""
 
     class Options(DeviceOptions):
@@ -55,36 +53,32 @@ class Fleet(EngineBackend["PaddleEngine"]):
             return stage
 
     framework = "paddle"
-    rendezvous: ClassVar[str] = "paddle"
+    rendezvous = "paddle"
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self._job: FleetJob | None = None
 
+    @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
-        """See ``Backend.prepare``."""
         paddle_limits.check(recipe, on_cpu=on_cpu)
 
-    def __enter__(self) -> Self:
+    @override
+    def __enter__(self) -> RankSession:
         place = self.part("rank_environment").of_this_rank()
         target = self.part("device").choose(
             self.options.device, local_rank=place.local_rank, tf32=self.options.tf32, keep=self.options.keep_memory
         )
+        session: RankSession
         if place.size == 1:
-            self._entered = self.part("engine").of_one_rank(target)
-            return self
-        self._job = self.part("job").FleetJob(place, target, self.options)
-        self._entered = self.part("engine").PaddleEngine(self._job.collective, target)
-        return self
+            session = self.part("engine").of_one_rank(target, check=self.check)
+        else:
+            self._job = self.part("job").FleetJob(place, target, self.options)
+            session = self.part("fleet_engine").FleetEngine(self._job, target, check=self.check)
+        return session
 
+    @override
     def __exit__(self, *error: object) -> None:
-        self._entered = None
         if self._job is not None:
             self._job.leave(error[1] if error else None)
         self._job = None
-
-    def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
-        """See ``Backend.prepare``."""
-        if self._job is None:
-            return self.engine.prepare(build, recipe)
-        return self.engine.prepare(build, recipe, partial(self._job.wrap, waits=self.engine.waits))

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.core.interfaces import Module, Optimizer, Recipe
+from mtrain.core.interfaces import Recipe
 from mtrain.errors import SpecError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from mtrain.backends._horovod.engine import HorovodEngine
 
-    from mtrain.backends._torch.optimizer import Exchange
-
-MIB = 1 << 20
 NAMES_CACHED = 4096
 """Capacity of Horovod's response cache, in tensor names.
 
@@ -49,66 +46,50 @@ class Horovod(TorchBackend):
             description="a host that is silent for longer ends the job; ranks wait as long for each other at the start",
         )
 
-    rendezvous: ClassVar[str] = "horovod"
+        @property
+        def fusion_bytes(self) -> float:
+            """Size of a group of gradients in bytes."""
+            return self.fusion_mb * (1 << 20)
+
+    rendezvous = "horovod"
 
     def __init__(self, options: Options) -> None:
         self.options = options
 
+    @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
-        """See ``Backend.prepare``."""
         if self.options.reduction == "adasum" and size & (size - 1):
             raise SpecError(f"backend.options.reduction: adasum given with {size} ranks; expected 2, 4, 8, ...")
 
-    def __enter__(self) -> Self:
+    @override
+    def __enter__(self) -> HorovodEngine:
         from mtrain.backends._horovod import library
         from mtrain.backends._torch import device
-        from mtrain.backends._torch.engine import TorchEngine
 
         hvd = library.load()
         library.start(hvd, self._settings())
         from mtrain.backends._horovod.collective import HorovodCollective
+        from mtrain.backends._horovod.engine import HorovodEngine
 
         collective = HorovodCollective()
         self._check_reduction(collective.size, mpi=bool(hvd.mpi_enabled()))
         target = device.choose(
             self.options.device, local_rank=collective.local_rank, tf32=self.options.tf32, keep=self.options.keep_memory
         )
-        self._entered = TorchEngine(collective, target)
-        return self
+        return HorovodEngine(collective, target, options=self.options, check=self.check)
 
+    @override
     def __exit__(self, *error: object) -> None:
         import horovod.torch as hvd
 
-        self._entered = None
         hvd.shutdown()
-
-    def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
-        """See ``Backend.prepare``."""
-        self.check(recipe, size=self.collective.size, on_cpu=self.device == "cpu")
-        return self.engine.prepare(build, recipe, self._wrap)
-
-    def _wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
-        from mtrain.backends._horovod.exchange import HorovodExchange
-        from mtrain.backends._torch.engine import NoExchange
-
-        if self.engine.collective.size == 1:
-            return model, NoExchange()
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        return model, HorovodExchange(
-            trained,
-            accumulate=recipe.accumulate,
-            compression=self.options.compression,
-            reduction=self.options.reduction,
-            group_bytes=self.options.fusion_mb * MIB,
-            waits=self.engine.waits,
-        )
 
     def _settings(self) -> dict[str, str]:
         """Return the environment variables that configure Horovod."""
         options = self.options
         return {
             # Each group is sent as one message, and Horovod must not fuse two groups into one.
-            "HOROVOD_FUSION_THRESHOLD": str(int(options.fusion_mb * MIB)),
+            "HOROVOD_FUSION_THRESHOLD": str(int(options.fusion_bytes)),
             "HOROVOD_DISABLE_GROUP_FUSION": "1",
             "HOROVOD_CYCLE_TIME": str(options.cycle_ms),
             "HOROVOD_CACHE_CAPACITY": str(NAMES_CACHED),

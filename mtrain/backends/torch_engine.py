@@ -6,7 +6,7 @@ shows its use.
 
 from mtrain.backends._torch.collective import DistributedCollective, LocalCollective, TorchCollective
 from mtrain.backends._torch.device import choose as choose_device
-from mtrain.backends._torch.engine import NoExchange, TorchEngine, Wrap, of_one_rank
+from mtrain.backends._torch.engine import NoExchange, TorchEngine, of_one_rank
 from mtrain.backends._torch.group import join as join_group
 from mtrain.backends._torch.group import leave as leave_group
 from mtrain.backends._torch.layout import use_channels_last
@@ -23,7 +23,6 @@ __all__ = [
     "TorchCollective",
     "TorchEngine",
     "TorchOptimizer",
-    "Wrap",
     "choose_device",
     "fill",
     "join_group",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core.interfaces import Array, Backend, Collective, Evaluator, HostBatch, Module, Optimizer
+from mtrain.core.interfaces import Array, Collective, Evaluator, HostBatch, Module, Optimizer, RankSession
 from mtrain.errors import Interrupted
 
 Predictions = Callable[[Mapping[str, Array], HostBatch], Sequence[Any]]
@@ -14,7 +14,7 @@ Predictions = Callable[[Mapping[str, Array], HostBatch], Sequence[Any]]
 
 
 def evaluate(
-    backend: Backend,
+    session: RankSession,
     model: Module,
     optimizer: Optimizer,
     loader: Iterable[HostBatch],
@@ -25,8 +25,8 @@ def evaluate(
     """Return the figures of the averaged weights over ``loader``, equal on every rank. Every rank must call.
 
     Args:
-        backend: backend inside its ``with``, which runs the forward passes.
-        model: model from ``backend.prepare``; it is in training mode afterwards.
+        session: this rank's session, which runs the forward passes.
+        model: model from ``session.prepare``; it is in training mode afterwards.
         optimizer: provides the averaged weights.
         loader: micro batches of this rank, equally many on every rank (``sampler.Padded``).
         predictions: turns model output into one value per sample.
@@ -35,11 +35,11 @@ def evaluate(
     with optimizer.averaged():
         model.eval()
         try:
-            for output, host in outputs(backend, model, loader):
+            for output, host in outputs(session, model, loader):
                 evaluator.add(host, predictions(output, host))
         finally:
             model.train()
-    return evaluator.result(backend.collective.all_gather(evaluator.partial()))
+    return evaluator.result(session.collective.all_gather(evaluator.partial()))
 
 
 def interruptible(
@@ -57,15 +57,15 @@ def interruptible(
 
 
 def outputs(
-    backend: Backend, model: Module, loader: Iterable[HostBatch]
+    session: RankSession, model: Module, loader: Iterable[HostBatch]
 ) -> Iterator[tuple[dict[str, Array], HostBatch]]:
     """Yield the model's output for each micro batch, together with the micro batch of ``loader`` that it belongs to."""
-    pending: deque[HostBatch] = deque()  # The backend may prefetch micro batches before it returns the first one.
+    pending: deque[HostBatch] = deque()  # The session may prefetch micro batches before it returns the first one.
 
     def recorded() -> Iterator[HostBatch]:
         for host in loader:
             pending.append(host)
             yield host
 
-    for batch in backend.batches(recorded()):
-        yield backend.infer(model, batch), pending.popleft()
+    for batch in session.batches(recorded()):
+        yield session.infer(model, batch), pending.popleft()

@@ -1,9 +1,9 @@
 """The interfaces between mtrain and its plugins: backends, models, data sets, tasks, launchers and clusters.
 
 Read it top to bottom: the values that are passed between them (Recipe, State, Progress, Command), then what a backend
-implements (Collective, Optimizer, Backend), then what a task implements (Model, Dataset, Evaluator, and TaskKind, which
-ties them to a job), then what starts the ranks (Launcher on one host, Cluster on several). Nothing here names a
-particular backend, framework or kind of task.
+implements (Collective, Optimizer, RankSession, Backend), then what a task implements (Model, Dataset, Evaluator, and
+TaskKind, which ties them to a job), then what starts the ranks (Launcher on one host, Cluster on several). Nothing here
+names a particular backend, framework or kind of task.
 """
 
 from abc import abstractmethod
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -140,6 +140,7 @@ class Collective(Protocol):
     local_rank: int
     size: int
 
+    @abstractmethod
     def all_reduce(self, x: Tensor, op: Literal["sum", "mean", "max"]) -> Tensor:
         """Reduce ``x`` over all ranks, element by element, and return a new tensor, equal on every rank.
 
@@ -148,6 +149,7 @@ class Collective(Protocol):
         """
         ...
 
+    @abstractmethod
     def all_gather(self, value: T) -> list[T]:
         """Return the ``value`` of every rank, ordered by rank. Any picklable value is accepted."""
         ...
@@ -187,11 +189,97 @@ class Optimizer(Protocol):
         ...
 
 
+class RankSession(Protocol):
+    """One rank of a running job: what ``with backend as session:`` binds. Nothing of it may be used afterwards.
+
+    A class that has all members need not be derived from this one. A class that is derived from it inherits the members
+    that are not abstract: ``time_waits``.
+    """
+
+    if TYPE_CHECKING:  # at run time these are plain attributes, so that derived classes can assign them
+
+        @property
+        def collective(self) -> Collective:
+            """Communication among the ranks of the job."""
+            ...
+
+        @property
+        def device(self) -> str:
+            """This rank's device, for display: ``cpu``, or ``cuda:1 (NVIDIA H100)``."""
+            ...
+
+    else:
+        collective: Collective
+        device: str
+
+    @abstractmethod
+    def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
+        """Build the model, place it on this rank's device and bind the recipe to it. Every rank must call.
+
+        Raises:
+            SpecError: ``Backend.check`` refuses the recipe, or it cannot be followed on this rank's device.
+        """
+        ...
+
+    @abstractmethod
+    def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:
+        """Yield the micro batches of ``loader`` as device tensors, prefetched where the device allows."""
+        ...
+
+    @abstractmethod
+    def infer(self, model: Module, batch: Batch) -> dict[str, Array]:
+        """Run the model on one batch and return its outputs as numpy arrays.
+
+        Nothing is exchanged between ranks and no gradient is kept. The pass has the recipe's precision; half-precision
+        results become float32. The caller must have put the model into evaluation mode.
+        """
+        ...
+
+    @abstractmethod
+    def state(self, model: Module, optimizer: Any) -> State:
+        """Return copies of weights and optimizer state as whole arrays under neutral names. Every rank must call.
+
+        ``model`` and ``optimizer`` are those that ``prepare`` returned. Every rank gets the whole state and may drop
+        it.
+        """
+        ...
+
+    @abstractmethod
+    def restore(self, model: Module, optimizer: Any, state: State) -> None:
+        """Load ``state`` into model and optimizer, as ``prepare`` returned them. Every rank must call.
+
+        A part of ``state`` that is empty leaves the current values, except that an empty ``ema`` restarts the average
+        from the weights.
+        """
+        ...
+
+    @abstractmethod
+    def measure(self) -> Mapping[str, float]:
+        """Return measurements of this rank.
+
+        ``memory_bytes`` is its peak on its device (resident set size on a CPU). ``communication_s`` is there after
+        ``time_waits``, where waiting can be measured: the total time in seconds in which this rank has done nothing but
+        wait for other ranks.
+        """
+        ...
+
+    def time_waits(self) -> None:
+        """Measure from now on how long this rank waits for others; see ``measure``.
+
+        It is called before ``prepare``, and only if a comparison needs it. The default measures nothing.
+        """
+        return
+
+
 class Backend(Protocol):
     """A way of training on many ranks: the target of one ``mtrain.backends`` entry point.
 
     It is constructed as ``Backend(options)``. Its module must not import a framework before ``nn``, ``ops`` or ``with``
-    is used.
+    is used. All members are valid at any time; those that need the other ranks are in the ``RankSession`` that
+    ``with backend as session:`` binds.
+
+    A class that has all members need not be derived from this one. A class that is derived from it inherits the members
+    that are not abstract: ``check``.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -201,72 +289,41 @@ class Backend(Protocol):
     """The way its ranks find each other, which the launcher must provide: "none", "torch", "horovod" or "paddle"."""
 
     @property
+    @abstractmethod
     def nn(self) -> ModuleType:
         """The framework's neutral layers (``core/nn.pyi``)."""
         ...
 
     @property
+    @abstractmethod
     def ops(self) -> ModuleType:
         """The framework's neutral functions (``core/ops.pyi``)."""
         ...
 
-    @property
-    def collective(self) -> Collective:
-        """Communication among the ranks of the job. Valid inside ``with backend:``."""
-        ...
+    def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
+        """Refuse a recipe that this backend cannot follow. The default refuses nothing.
 
-    @property
-    def device(self) -> str:
-        """This rank's device, for display: ``cpu``, or ``cuda:1 (NVIDIA H100)``. Valid inside ``with backend:``."""
-        ...
+        The plan calls it, so that the job is refused before a rank starts; it must not import a framework.
+        ``RankSession.prepare`` refuses the same recipes, because only a rank knows its device for certain.
 
-    def __enter__(self) -> Self: ...
+        Args:
+            recipe: The recipe of the job.
+            size: Number of ranks.
+            on_cpu: Whether it is certain that they compute on the CPU.
 
-    def __exit__(self, *error: object) -> None: ...
-
-    def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
-        """Build the model, place it on this rank's device and bind the recipe to it. Every rank must call.
-
-        A backend that cannot follow every recipe also has a method ``check(recipe, *, size, on_cpu)``, which raises
-        ``SpecError`` without importing its framework. The plan calls it, so that the job is refused before a rank
-        starts. ``size``: number of ranks; ``on_cpu``: whether it is certain that they compute on the CPU.
+        Raises:
+            SpecError: The backend cannot follow the recipe; the message names the key of the spec.
         """
+        return
+
+    @abstractmethod
+    def __enter__(self) -> RankSession:
+        """Join the other ranks and return this rank's session. Every rank must call."""
         ...
 
-    def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:
-        """Yield the micro batches of ``loader`` as device tensors, prefetched where the device allows."""
-        ...
-
-    def infer(self, model: Module, batch: Batch) -> dict[str, Array]:
-        """Run the model on one batch and return its outputs as numpy arrays.
-
-        Nothing is exchanged between ranks and no gradient is kept. The pass has the recipe's precision; half-precision
-        results become float32. The caller must have put the model into evaluation mode.
-        """
-        ...
-
-    def state(self, model: Module, optimizer: Optimizer) -> State:
-        """Return copies of weights and optimizer state as whole arrays under neutral names. Every rank must call.
-
-        Every rank gets the whole state and may drop it.
-        """
-        ...
-
-    def restore(self, model: Module, optimizer: Optimizer, state: State) -> None:
-        """Load ``state`` into model and optimizer. Every rank must call.
-
-        A part of ``state`` that is empty leaves the current values, except that an empty ``ema`` restarts the average
-        from the weights.
-        """
-        ...
-
-    def measure(self) -> Mapping[str, float]:
-        """Return measurements of this rank: ``memory_bytes``, its peak on its device (resident set size on a CPU).
-
-        A backend that can measure how long its ranks wait for each other also has a method ``time_waits()``, which is
-        called before ``prepare`` if a comparison needs it. From then on ``communication_s`` is added where the device
-        allows it: the total time in seconds in which this rank has done nothing but wait for other ranks.
-        """
+    @abstractmethod
+    def __exit__(self, *error: object) -> None:
+        """Leave the other ranks, without waiting for them after an error, and release what the session holds."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The training loop. It uses a backend, a loader and a schedule; reporting, evaluating and saving are callables.
+"""The training loop. It uses a session, a loader and a schedule; reporting, evaluating and saving are callables.
 
 The callables are passed in as ``Hooks``, so that the loop depends on none of the modules that provide them.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.cadence import Cadence, advanced, scored
-from mtrain.core.interfaces import Backend, Batch, Loader, Module, Optimizer, Progress, Rates
+from mtrain.core.interfaces import Batch, Loader, Module, Optimizer, Progress, RankSession, Rates
 from mtrain.errors import Interrupted, NonFiniteError
 
 Record = dict[str, Any]
@@ -23,7 +23,7 @@ Record = dict[str, Any]
 class Job:
     """The model to train, what it is trained with, and for how many updates."""
 
-    backend: Backend
+    session: RankSession
     model: Module
     optimizer: Optimizer
     loader: Loader
@@ -121,7 +121,7 @@ class Trainer:
         """Train to the end of the epoch that ``progress`` is in, or of the job if that comes first."""
         job, epoch = self.job, progress.epoch
         micro_batches = job.loader.micro_batches(epoch, progress.position)
-        with closing(_Closable(job.backend.batches(micro_batches))) as batches:
+        with closing(_Closable(job.session.batches(micro_batches))) as batches:
             while progress.epoch == epoch and progress.update < job.total_updates:
                 progress, stop, save = self.run_update(batches, progress)
                 progress = self._after_update(
@@ -141,7 +141,7 @@ class Trainer:
         total_updates, losses (mean over the global batch), rate (of the last group), rates, momentum (None: each group
         has its own), norm (before clipping), skipped (number of updates of the job whose gradient was not finite; such
         an update is always reported), samples_per_s, wait_share (share of the time spent waiting for data), seconds,
-        memory_bytes (of this rank), and the further measurements of the backend.
+        memory_bytes (of this rank), and the further measurements of the session.
         """
         job, clock = self.job, self.hooks.clock
         measures = _UpdateMeasures(start_s=clock())
@@ -181,7 +181,7 @@ class Trainer:
 
         Return (end now, save now), equal on every rank.
         """
-        clock, collective = self.hooks.clock, self.job.backend.collective
+        clock, collective = self.hooks.clock, self.job.session.collective
         reported = progress.update % self.cadences.report_every == 0 or not math.isfinite(norm)
         overdue = self.cadences.saves.overdue(clock() - self._saved_at)
         figures = [float(self.hooks.stop()), float(overdue and collective.rank == 0)]
@@ -201,7 +201,7 @@ class Trainer:
         ``means`` holds the mean over ranks of each loss and, at the end, of the seconds spent waiting for data.
         """
         seconds = max(self.hooks.clock() - measures.start_s, 1e-9)
-        measured = self.job.backend.measure()
+        measured = self.job.session.measure()
         where = {"update": progress.update, "epoch": progress.epoch, "position": progress.position}
         self.hooks.on_update(
             {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mtrain.core.interfaces import Cluster, Command, Host, HostedJob, Launcher, Recipe
+from mtrain.core.interfaces import Backend, Cluster, Command, Host, HostedJob, Launcher
 from mtrain.core.plugin_classes import with_defaults
 from mtrain.core.recipe import make_recipe, scaling
 from mtrain.core.schedule import total_updates
@@ -153,13 +153,13 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     ``mode`` is the task of the ranks: "train", "evaluate" or "predict".
 
     Raises:
-        SpecError: hosts, ranks and batch do not fit together.
+        SpecError: hosts, ranks and batch do not fit together, or the backend cannot follow the recipe.
         PluginError: backend or launcher is unknown, or they do not fit together.
     """
     spec, policy = loaded.spec, loaded.policy
     raw_options = spec.backend.options
     options = plugins.options("backends", spec.backend.name, raw_options, path="backend.options", policy=policy)
-    backend = plugins.made("backends", spec.backend.name, options, policy=policy)
+    backend: Backend = plugins.made("backends", spec.backend.name, options, policy=policy)
     cluster = _cluster(spec, policy)
     launcher_name, launcher_class = _launcher_for(backend.rendezvous, spec, policy)
     devices = _devices(spec, machine, option=str(getattr(options, "device", "auto")))
@@ -171,7 +171,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     recipe = make_recipe(spec, size=size)
     if mode == "train":
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
-    check_recipe(backend, recipe, size=size, on_cpu=devices.on_cpu)
+    backend.check(recipe, size=size, on_cpu=devices.on_cpu)
     python = _python_on_hosts(spec, cluster, machine)
     facts = _launch_options(spec, machine, python=python, ranks=ranks, devices=devices.visible)
     launcher = _launcher(launcher_name, launcher_class, facts, loaded)
@@ -317,18 +317,6 @@ def _ranks_of(spec: Spec, device_count: int, *, device: str) -> int:
             "give as many devices, or fewer ranks"
         )
     return ranks
-
-
-def check_recipe(backend: Any, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
-    """Refuse a recipe that the backend cannot follow, before any rank starts.
-
-    A backend without a method ``check`` refuses it later, in ``prepare`` on its ranks.
-
-    Raises:
-        SpecError: the backend cannot follow the recipe.
-    """
-    if hasattr(backend, "check"):
-        backend.check(recipe, size=size, on_cpu=on_cpu)
 
 
 def _devices(spec: Spec, machine: Machine, *, option: str) -> Devices:

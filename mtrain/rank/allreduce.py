@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core import binding
-from mtrain.core.interfaces import Array, Backend
+from mtrain.core import binding, ops
+from mtrain.core.completeness import check_session
+from mtrain.core.interfaces import Array, Backend, RankSession
 from mtrain.errors import TrainingError
 from mtrain.rank import process
 from mtrain.report.reporter import SUMMARY, write_json
@@ -32,31 +33,32 @@ def allreduce(spec: Spec, run_folder: RunFolder, *, leave: process.Leaving) -> N
     began = time.perf_counter()
     backend: Backend = plugins.load("backends", name, policy=policy)(options)
     binding.bind(backend.nn, backend.ops)
-    with backend:
+    with backend as session:
         try:
-            summary = _added(backend, began=began)
+            check_session(session, backend=backend, name=name)
+            summary = _added(session, began=began)
         except BaseException as error:
             leave(error)
             raise
-        if backend.collective.rank == 0:
+        if session.collective.rank == 0:
             write_json(run_folder.path / SUMMARY, summary)
 
 
-def _added(backend: Backend, *, began: float) -> dict[str, Any]:
+def _added(session: RankSession, *, began: float) -> dict[str, Any]:
     """Add numbers over ranks on host and device, time a larger array, and return the summary; every rank must call."""
-    collective = backend.collective
+    collective = session.collective
     value = np.full(4, collective.rank + 1.0, dtype=np.float32)
     expected = collective.size * (collective.size + 1) / 2
     _check(np.asarray(collective.all_reduce(value, "sum")), expected, where="on the host")
-    on_device = next(iter(backend.batches([{"values": value}])))["values"]
-    _check(backend.ops.to_numpy(collective.all_reduce(on_device, "sum")), expected, where="on the device")
+    on_device = next(iter(session.batches([{"values": value}])))["values"]
+    _check(ops.to_numpy(collective.all_reduce(on_device, "sum")), expected, where="on the device")
     seconds = time.perf_counter() - began
     hosts = collective.all_gather(socket.gethostname())
-    large = next(iter(backend.batches([{"values": np.zeros(VALUES, dtype=np.float32)}])))["values"]
+    large = next(iter(session.batches([{"values": np.zeros(VALUES, dtype=np.float32)}])))["values"]
     times = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
-        backend.ops.to_numpy(collective.all_reduce(large, "sum"))
+        ops.to_numpy(collective.all_reduce(large, "sum"))
         times.append(time.perf_counter() - start)
     return {
         "reason": "done",

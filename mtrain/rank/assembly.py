@@ -4,7 +4,7 @@ The order of the steps matters:
 
 1. The data set is opened, and the loader's processes are forked while this process is still small and has one thread.
 2. The backend loads its framework; ``core.nn`` and ``core.ops`` are bound to it.
-3. Inside ``with backend:`` the recipe is made, the model is built, and the start weights are put into it.
+3. Inside ``with backend as session:`` the recipe is made, the model is built, and the start weights are put into it.
 """
 
 import logging
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core import binding
+from mtrain.core.completeness import check_session
 from mtrain.core.interfaces import (
     Array,
     Backend,
@@ -23,6 +24,7 @@ from mtrain.core.interfaces import (
     Model,
     Module,
     Optimizer,
+    RankSession,
     Recipe,
     State,
     Task,
@@ -46,12 +48,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
-    """An assembled job on one rank; valid inside ``with backend:``."""
+    """An assembled job on one rank, which exists as long as its session."""
 
     spec: Spec
     data: JobData
     pool: WorkerPool
     backend: Backend
+    session: RankSession
     recipe: Recipe
     plugin: Model
     task: Task
@@ -66,7 +69,7 @@ class Assembly:
 
     def training_loader(self) -> Loader:
         """Make the loader of this rank's micro batches for training."""
-        order, collective, recipe = self.training_order(), self.backend.collective, self.recipe
+        order, collective, recipe = self.training_order(), self.session.collective, self.recipe
 
         def indices(epoch: int, update: int) -> list[Any]:
             batch = order.global_batch_indices(epoch, update)
@@ -87,7 +90,7 @@ class Assembly:
 
         Every rank gets equally many, and every sample occurs at least once.
         """
-        collective = self.backend.collective
+        collective = self.session.collective
         micro = self.spec.evaluate.batch_size or self.recipe.micro_batch
         order = Padded(self.data.length("val"), size=collective.size, micro_batch=micro)
         shares = list(order.micro_batches(collective.rank))
@@ -101,24 +104,24 @@ class Assembly:
         )
 
 
-def check_device(spec: Spec, backend: Backend) -> None:
+def check_device(spec: Spec, backend: Backend, session: RankSession) -> None:
     """Refuse the CPU if GPUs were requested by number: a framework without CUDA would silently train on the CPU.
 
     Raises:
         LaunchError: This rank's framework sees no GPU.
     """
     numbers, option = spec.cluster.devices, spec.backend.options.get("device")
-    if numbers and option != "cpu" and backend.device == "cpu":
+    if numbers and option != "cpu" and session.device == "cpu":
         raise LaunchError(
             f"cluster.devices: {numbers} given, but {backend.framework} sees no GPU here; install its build for CUDA "
             "(docs/gpu.md), or train on the CPU with --devices cpu"
         )
 
 
-def unused_gpus(spec: Spec, backend: Backend, environ: Mapping[str, str]) -> str:
+def unused_gpus(spec: Spec, backend: Backend, session: RankSession, environ: Mapping[str, str]) -> str:
     """Return a warning if a rank computes on the CPU of a host with GPUs without being asked to; else an empty text."""
     count = placement.count_devices(environ)
-    if not count or spec.backend.options.get("device", "auto") != "auto" or backend.device != "cpu":
+    if not count or spec.backend.options.get("device", "auto") != "auto" or session.device != "cpu":
         return ""
     return (
         f"this host has {count} GPU{'s' if count > 1 else ''}, but {backend.framework} sees none and computes on the CPU; "
@@ -155,20 +158,22 @@ def assembled(
     with closing(pool):
         backend: Backend = _plugin(spec, "backends", spec.backend.name, spec.backend.options, path="backend.options")
         binding.bind(backend.nn, backend.ops)
-        with backend, _left_by(leave):
-            if spec.report.trace == "traffic" and hasattr(backend, "time_waits"):
-                backend.time_waits()
-            check_device(spec, backend)
-            recipe = make_recipe(spec, size=backend.collective.size)
+        with backend as session, _left_by(leave):
+            check_session(session, backend=backend, name=spec.backend.name)
+            if spec.report.trace == "traffic":
+                session.time_waits()
+            check_device(spec, backend, session)
+            recipe = make_recipe(spec, size=session.collective.size)
             plugin = model_plugin(spec)
             task = data.task()
             task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
-            model, optimizer = backend.prepare(lambda: plugin.build(task, backend.collective), recipe)
+            model, optimizer = session.prepare(lambda: plugin.build(task, session.collective), recipe)
             assembly = Assembly(
                 spec=spec,
                 data=data,
                 pool=pool,
                 backend=backend,
+                session=session,
                 recipe=recipe,
                 plugin=plugin,
                 task=task,
@@ -268,16 +273,16 @@ def start(assembly: Assembly, *, weights_file: str | None, training: bool) -> li
         CheckpointError: The file of ``model.weights`` cannot be read.
         SpecError: No array of it fits.
     """
-    backend, spec = assembly.backend, assembly.spec
+    session, spec = assembly.session, assembly.spec
     shapes = {
-        name: tuple(array.shape) for name, array in backend.state(assembly.model, assembly.optimizer).weights.items()
+        name: tuple(array.shape) for name, array in session.state(assembly.model, assembly.optimizer).weights.items()
     }
     check_frozen(shapes, assembly.recipe.frozen)
     start_weights = StartWeights(spec=spec, plugin=assembly.plugin, task=assembly.task, shapes=shapes)
     weights, messages = start_weights.make(weights_file=weights_file, training=training)
     for kind, sentence in messages:
         log.log(logging.WARNING if kind == "warning" else logging.INFO, "%s", sentence)
-    backend.restore(assembly.model, assembly.optimizer, State(weights=weights))
+    session.restore(assembly.model, assembly.optimizer, State(weights=weights))
     return messages
 
 

@@ -26,22 +26,22 @@ def evaluate_only(
         progress = Progress()
         if saved is not None:
             progress = saved.progress
-            job.backend.restore(job.model, job.optimizer, saved.state)
+            job.session.restore(job.model, job.optimizer, saved.state)
         report = reporter(job, run_folder, progress)
         report_weights(report, job)
         evaluator, loader = job.data.evaluator(), job.evaluation_loader()
         figures = evaluate(
-            job.backend,
+            job.session,
             job.model,
             job.optimizer,
-            interruptible(loader.micro_batches(0), collective=job.backend.collective, stop=stop),
+            interruptible(loader.micro_batches(0), collective=job.session.collective, stop=stop),
             predictions=job.plugin.predictions,
             evaluator=evaluator,
         )
         loader.close()
         headline = list(evaluator.headline)
         report.evaluation(figures, update=progress.update, epoch=progress.epoch, headline=headline, best=False)
-        device = device_words(job.backend.collective.all_gather(job.backend.device))
+        device = device_words(job.session.collective.all_gather(job.session.device))
         summary: dict[str, Any] = {"reason": "done", "device": device, "figures": figures, "weights": text_of(weights)}
         summary |= {"headline": headline, "remarks": evaluator.remarks()}
         report.event("end", **summary)

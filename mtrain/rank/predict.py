@@ -46,11 +46,11 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
     labels = extra if extra.get("class_names") else {"class_names": request["class_names"]}
     pictures = task_kind(spec, model_plugin(spec).kind).pictures(spec, list(names), labels)
     with assembled(spec, pictures, leave=leave, details=extra.get("details") or {}) as job:
-        job.backend.restore(job.model, job.optimizer, _whole(weights, job) if saved is None else saved.state)
+        job.session.restore(job.model, job.optimizer, _whole(weights, job) if saved is None else saved.state)
         evaluator, loader = pictures.evaluator(), job.evaluation_loader()
         with job.optimizer.averaged():
             job.model.eval()
-            for output, host in outputs(job.backend, job.model, loader.micro_batches(0)):
+            for output, host in outputs(job.session, job.model, loader.micro_batches(0)):
                 evaluator.add(host, job.plugin.predictions(output, host))
         loader.close()
         pictures.write(
@@ -86,7 +86,7 @@ def _whole(path: Path, job: Assembly) -> State:
     Raises:
         CheckpointError: Another entry is missing or has another shape.
     """
-    state = job.backend.state(job.model, job.optimizer).weights
+    state = job.session.state(job.model, job.optimizer).weights
     result = given_weights(path, state, job.plugin)
     if result.unmatched:
         raise CheckpointError(

@@ -18,7 +18,7 @@ def report_weights(report: Report, job: Assembly) -> None:
 
 def writers(job: Assembly, run_folder: RunFolder, progress: Progress) -> tuple[Report, checkpoint.CheckpointStore]:
     """Return the report and the checkpoints of a training run."""
-    if job.backend.collective.rank != 0:
+    if job.session.collective.rank != 0:
         return SilentReporter(), checkpoint.NoCheckpoints()
     rule = job.spec.checkpoint
     store = checkpoint.Checkpoints(
@@ -29,7 +29,7 @@ def writers(job: Assembly, run_folder: RunFolder, progress: Progress) -> tuple[R
 
 def reporter(job: Assembly, run_folder: RunFolder, progress: Progress) -> Report:
     """Return the report of a job that goes on from ``progress``."""
-    if job.backend.collective.rank != 0:
+    if job.session.collective.rank != 0:
         return SilentReporter()
     spec = job.spec.report
     return Reporter(run_folder.path, tensorboard=spec.tensorboard, plots=spec.plots, start_update=progress.update)

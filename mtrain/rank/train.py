@@ -37,29 +37,29 @@ def train(spec: Any, run_folder: RunFolder, resume: Path | None, *, stop: Stop, 
     started = time.perf_counter()
     data = open_task(spec)
     with assembled(spec, data, leave=leave, training=True, restored=resume is not None) as job:
-        saved = None if resume is None else load_everywhere(resume, job.backend.collective)
-        session = Session(job, data, run_folder, Results.of(saved))
+        saved = None if resume is None else load_everywhere(resume, job.session.collective)
+        run = TrainingRun(job, data, run_folder, Results.of(saved))
         if saved is not None:
-            session.check_continues()
-            job.backend.restore(job.model, job.optimizer, saved.state)
-            session.adopt_spec()
-        session.announce(resumed_from=resume)
+            run.check_continues()
+            job.session.restore(job.model, job.optimizer, saved.state)
+            run.adopt_spec()
+        run.announce(resumed_from=resume)
         try:
-            session.trainer(stop).run(session.progress)
+            run.trainer(stop).run(run.progress)
         except Interrupted:
-            session.end("interrupted", seconds=time.perf_counter() - started)
+            run.end("interrupted", seconds=time.perf_counter() - started)
             raise
         except BaseException as error:
             leave(error)
             try:
-                session.end("failed", seconds=time.perf_counter() - started)
+                run.end("failed", seconds=time.perf_counter() - started)
             except Exception:
                 log.exception("after the failure")
             raise
-        session.end("done", seconds=time.perf_counter() - started)
+        run.end("done", seconds=time.perf_counter() - started)
 
 
-class Session:
+class TrainingRun:
     """One rank's training run: the functions that the trainer calls, and the report and checkpoints that it writes."""
 
     def __init__(self, job: Assembly, data: TaskData, run_folder: RunFolder, result: "Results") -> None:
@@ -71,9 +71,9 @@ class Session:
         self._shares = Shares()
         if job.spec.report.trace == "state":
             self._tracer = Tracer(
-                job.backend.collective,
+                job.session.collective,
                 job.optimizer.groups,
-                lambda: job.backend.state(job.model, job.optimizer),
+                lambda: job.session.state(job.model, job.optimizer),
                 accumulate=job.recipe.accumulate,
             )
             self.loader = self._tracer.watch(self.loader)
@@ -82,7 +82,7 @@ class Session:
         self._result = result
         self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
         self._stop: Stop = lambda: False
-        self.device = job.backend.device
+        self.device = job.session.device
         """Description of this rank's device; once ``announce`` was called, of all ranks' devices."""
 
     @property
@@ -105,7 +105,7 @@ class Session:
         schedule = Schedule(spec, updates_per_epoch=self.loader.updates_per_epoch, total_updates=self.updates)
         return Trainer(
             Job(
-                backend=job.backend,
+                session=job.session,
                 model=job.model,
                 optimizer=job.optimizer,
                 loader=self.loader,
@@ -136,22 +136,22 @@ class Session:
 
     def adopt_spec(self) -> None:
         """Make this job's spec that of the run folder, once all ranks have restored the checkpoint."""
-        barrier(self.job.backend.collective)  # every rank has restored
-        if self.job.backend.collective.rank == 0:
+        barrier(self.job.session.collective)  # every rank has restored
+        if self.job.session.collective.rank == 0:
             adopt(self.run_folder)
 
     def announce(self, *, resumed_from: Path | None) -> None:
         """Write the first record of the report, which says what is about to be trained; every rank must call."""
         job = self.job
         parameters = sum(len(group) for group in job.optimizer.groups)
-        self.device = device_words(job.backend.collective.all_gather(job.backend.device))
+        self.device = device_words(job.session.collective.all_gather(job.session.device))
         self.report.event(
             "start",
             update=self._result.progress.update,
             total_updates=self.updates,
             updates_per_epoch=self.loader.updates_per_epoch,
             epoch=self._result.progress.epoch,
-            ranks=job.backend.collective.size,
+            ranks=job.session.collective.size,
             device=self.device,
             backend=job.spec.backend.name,
             model=job.spec.model.name,
@@ -164,7 +164,7 @@ class Session:
             **({} if self._tracer is None else {"trace": self._tracer.look()}),
         )
         report_weights(self.report, job)
-        if unused := unused_gpus(job.spec, job.backend, os.environ):
+        if unused := unused_gpus(job.spec, job.backend, job.session, os.environ):
             self.report.event("warning", message=unused)
 
     def updated(self, record: Mapping[str, Any]) -> None:
@@ -190,10 +190,10 @@ class Session:
         assert self._evaluations is not None, "nothing is evaluated where that is not enabled"
         evaluator = job.data.evaluator()
         figures = evaluate(
-            job.backend,
+            job.session,
             job.model,
             job.optimizer,
-            interruptible(self._evaluations.micro_batches(0), collective=job.backend.collective, stop=self._stop),
+            interruptible(self._evaluations.micro_batches(0), collective=job.session.collective, stop=self._stop),
             predictions=job.plugin.predictions,
             evaluator=evaluator,
         )
@@ -217,7 +217,7 @@ class Session:
     def save(self, progress: Progress, score: float | None) -> None:
         """Write a checkpoint in the background; every rank must call."""
         job = self.job
-        state = job.backend.state(job.model, job.optimizer)
+        state = job.session.state(job.model, job.optimizer)
         self._result.progress = progress
         self.checkpoints.save(
             state,
@@ -240,7 +240,7 @@ class Session:
             self._evaluations.close()
         if reason == "interrupted":
             # When one rank ends, launchers soon end the others, which may still be writing.
-            barrier(self.job.backend.collective)
+            barrier(self.job.session.collective)
         result, job = self._result, self.job
         summary: dict[str, Any] = {
             "reason": reason,
@@ -248,7 +248,7 @@ class Session:
             "patience": job.spec.train.patience,
             "name": self.run_folder.path.name,
             "backend": job.spec.backend.name,
-            "ranks": job.backend.collective.size,
+            "ranks": job.session.collective.size,
             "device": self.device,
             "updates": result.progress.update,
             "total_updates": self.updates,
@@ -263,13 +263,13 @@ class Session:
             "remarks": result.remarks,
         }
         if reason == "done":
-            state = job.backend.state(job.model, job.optimizer)
+            state = job.session.state(job.model, job.optimizer)
             summary |= {
                 "weights_sha256": digest(state.weights),
                 "ema_sha256": digest(state.ema),
                 "best_checkpoint": text_of(self.checkpoints.best() or self.checkpoints.newest()),
                 "newest_checkpoint": text_of(self.checkpoints.newest()),
-                "measured": job.backend.collective.all_gather({**job.backend.measure(), **self._shares.summary()}),
+                "measured": job.session.collective.all_gather({**job.session.measure(), **self._shares.summary()}),
             }
             self._draw()
         self.report.event("end", **summary)
@@ -277,7 +277,7 @@ class Session:
 
     def _draw(self) -> None:
         spec, partial = self.job.spec, self._result.partial
-        if not (spec.report.plots and partial and self.job.backend.collective.rank == 0):
+        if not (spec.report.plots and partial and self.job.session.collective.rank == 0):
             return
         try:
             self._data.draw(partial, self.run_folder.path / "val_batch.jpg")

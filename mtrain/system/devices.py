@@ -93,7 +93,7 @@ def _gpus(numbers: Sequence[int], between: str) -> str:
 def device_words(devices: Sequence[str]) -> str:
     """Summarise the devices of all ranks, for example ``cpu`` or ``4 x cuda (NVIDIA H100 80GB HBM3)``.
 
-    ``devices`` holds the device of each rank as ``Backend.device`` names it (``cuda:1 (NVIDIA H100 80GB HBM3)``).
+    ``devices`` holds the device of each rank as ``RankSession.device`` names it (``cuda:1 (NVIDIA H100 80GB HBM3)``).
     """
     kinds: dict[str, int] = {}
     for device in devices:

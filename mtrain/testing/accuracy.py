@@ -10,7 +10,8 @@ import math
 import numpy as np
 
 from mtrain.comparing.referee import EXACT
-from mtrain.core.interfaces import Array, Backend, Precision, Rates, Recipe, State
+from mtrain.core import ops
+from mtrain.core.interfaces import Array, Precision, RankSession, Rates, Recipe, State
 from mtrain.testing.check_context import FIRST_UPDATE, Reference, Site
 from mtrain.testing.checks import Measure
 
@@ -19,7 +20,7 @@ CONTRAST, BRIGHTNESS = 0.03, (0.60, 0.55, 0.50)
 """Amplitude of the light in a picture, and the mean of each colour; pixels are between 0 and 1."""
 
 
-def first_update(backend: Backend, precision: Precision) -> dict[str, Array]:
+def first_update(session: RankSession, precision: Precision) -> dict[str, Array]:
     """Train one update. Return ``loss`` and ``norm``, the gradient norm before clipping.
 
     Every rank receives the same pictures, so that the figures do not depend on the number of ranks.
@@ -32,21 +33,21 @@ def first_update(backend: Backend, precision: Precision) -> dict[str, Array]:
         channels_last=True,  # the default of every job
         clip_norm=math.inf,
     )
-    model, optimizer = backend.prepare(_build, recipe)
-    backend.restore(model, optimizer, State(weights=_weights(precision)))
-    (batch,) = backend.batches([{"images": pictures(), "index": np.arange(MICRO_BATCH)}])
+    model, optimizer = session.prepare(_build, recipe)
+    session.restore(model, optimizer, State(weights=_weights(precision)))
+    (batch,) = session.batches([{"images": pictures(), "index": np.arange(MICRO_BATCH)}])
     with optimizer.micro_batch(last=True):
         loss = model(batch)["total"]
         optimizer.backward(loss)
     norm = optimizer.step(Rates(rates=(0.0,)))
-    return {"loss": np.array(float(backend.ops.to_numpy(loss))), "norm": np.array(norm)}
+    return {"loss": np.array(float(ops.to_numpy(loss))), "norm": np.array(norm)}
 
 
 def near_float64(site: Site) -> list[Measure]:
     """Check that loss and gradient norm in float32 are those of solo in float64."""
     # Solo's float64 also serves backends without float64; `learns.*` compares a backend's own float64 with solo's.
     exact = Reference(folder=site.references, precision="fp64").arrays(FIRST_UPDATE)
-    figures = first_update(site.backend, "fp32")
+    figures = first_update(site.session, "fp32")
     words = {"loss": "loss", "norm": "gradient norm"}
     return [_distance(word, float(figures[name]), float(exact[name])) for name, word in words.items()]
 

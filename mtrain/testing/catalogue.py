@@ -16,7 +16,7 @@ LIGHT = Check(
 )
 ENTERS = Check(
     id="plugin.enters",
-    claim="Ranks meet inside `with backend:`, and bring all of core/nn.pyi and core/ops.pyi.",
+    claim="Ranks meet inside `with backend as session:`, and bring all of core/nn.pyi and core/ops.pyi.",
     means="no job of this backend starts.",
     look="Backend.__enter__, Backend.nn, Backend.ops, Backend.rendezvous",
 )
@@ -30,7 +30,7 @@ ONE = Check(
     id="size.one",
     claim="A job of one rank, started by the same launcher, learns what solo learns.",
     means="specs that work on many ranks cannot be tried on one.",
-    look="Backend.__enter__, Backend.prepare: what is wrapped when collective.size is 1",
+    look="Backend.__enter__, RankSession.prepare: what is wrapped when collective.size is 1",
 )
 DIES = Check(
     id="job.ends",
@@ -59,12 +59,12 @@ _LEARNS: Mapping[str, tuple[str, str, str]] = {
     "sync_batchnorm": (
         "BatchNorm over all ranks learns what one rank with all samples learns.",
         "train.sync_batchnorm does not do what it says.",
-        "Backend.prepare: Recipe.sync_batchnorm; gradients through the statistics",
+        "RankSession.prepare: Recipe.sync_batchnorm; gradients through the statistics",
     ),
     "sync_batchnorm_accumulation": (
         "The same with two micro batches per update.",
         "train.sync_batchnorm does not do what it says where micro batches are accumulated.",
-        "Backend.prepare: Recipe.sync_batchnorm; what is not exchanged before the last micro batch",
+        "RankSession.prepare: Recipe.sync_batchnorm; what is not exchanged before the last micro batch",
     ),
     "unclipped": (
         "Without a limit nothing is clipped.",
@@ -122,13 +122,13 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
         id="data.batches",
         claim="Micro batches come out as the loader yields them, in order.",
         means="pictures and labels do not belong together.",
-        look="Backend.batches",
+        look="RankSession.batches",
     ): collectives.batches,
     Check(
         id="start.equal",
         claim="Ranks start from the given weights, and none continues with others.",
         means="every rank trains a model of its own.",
-        look="Backend.prepare, Backend.restore (core.state_checks.check_equal_start)",
+        look="RankSession.prepare, RankSession.restore (core.state_checks.check_equal_start)",
     ): learning.starts_equal,
     **_learning(),
     Check(
@@ -165,25 +165,25 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
         id="state.whole",
         claim="A state holds copies of whole arrays under neutral names, and comes back as it was.",
         means="checkpoints cannot be read by other backends, or not at all.",
-        look="Backend.state, Backend.restore",
+        look="RankSession.state, RankSession.restore",
     ): states.whole,
     Check(
         id="state.continues",
         claim="A job that continues from its state ends with the same bits as one that was never interrupted.",
         means="a resumed job learns something else.",
-        look="state that Backend.restore leaves out; choices that the library makes in its first passes",
+        look="state that RankSession.restore leaves out; choices that the library makes in its first passes",
     ): states.continues,
     Check(
         id="state.from_solo",
         claim="A checkpoint of solo is resumed, and the job ends as solo would have ended it.",
         means="checkpoints do not travel between backends.",
-        look="Backend.restore: moments, averages and counters",
+        look="RankSession.restore: moments, averages and counters",
     ): states.continues_solo,
     Check(
         id="evaluation.once",
         claim="An evaluation sees every picture, and all ranks get the figures of solo.",
         means="scores are wrong.",
-        look="Backend.infer, Backend.batches, Optimizer.averaged, Collective.all_gather",
+        look="RankSession.infer, RankSession.batches, Optimizer.averaged, Collective.all_gather",
     ): states.evaluates,
 }
 """The checks that ranks run inside one job of the backend, with their functions."""

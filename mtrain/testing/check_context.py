@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from mtrain.core.interfaces import Array, Backend, Precision
+from mtrain.core.interfaces import Array, Precision, RankSession
 from mtrain.errors import SpecError
 from mtrain.testing.convnet import build
 from mtrain.testing.training import BOUNDS, Case
@@ -53,9 +53,9 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """One rank inside ``with backend:``."""
+    """One rank inside ``with backend as session:``."""
 
-    backend: Backend
+    session: RankSession
     ranks: int
     """Number of ranks that were started."""
     references: Path
@@ -65,7 +65,7 @@ class Site:
         """Return float64 if the backend has it. Every rank must use this first at the same place, because it calls
         ``prepare``."""
         try:
-            self.backend.prepare(build, Case().recipe(self.backend.collective.size))
+            self.session.prepare(build, Case().recipe(self.session.collective.size))
         except SpecError:
             return "fp32"
         return "fp64"

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from mtrain.core import ops
 from mtrain.core.collective import barrier, broadcast, mean
 from mtrain.core.interfaces import Array, HostBatch, Tensor
 from mtrain.testing.check_context import Site
@@ -15,7 +16,7 @@ ROUNDS = 20
 
 def place(site: Site) -> list[Measure]:
     """Check that every rank has its own number."""
-    c = site.backend.collective
+    c = site.session.collective
     problems = [] if c.size == site.ranks else [f"size is {c.size}, {site.ranks} ranks were started"]
     if not 0 <= c.rank < c.size:
         problems.append(f"rank {c.rank} of {c.size}")
@@ -29,7 +30,7 @@ def place(site: Site) -> list[Measure]:
 
 def reduces(site: Site) -> list[Measure]:
     """Check sums, means and maxima of tensors and of numpy arrays."""
-    c, ops = site.backend.collective, site.backend.ops
+    c = site.session.collective
     number, size = float(c.rank + 1), c.size
     values = np.array([[number, -number, 0.5]])
     expected = {
@@ -43,7 +44,7 @@ def reduces(site: Site) -> list[Measure]:
         tensor = ops.asarray(values)
         for kind, operand in (("tensor", tensor), ("array", values.copy())):
             result = c.all_reduce(operand, op)  # type: ignore[arg-type]
-            problems += _wrong_result(f"{op} of a {kind}", ops, result, expected_result, is_array=kind == "array")
+            problems += _wrong_result(f"{op} of a {kind}", result, expected_result, is_array=kind == "array")
             if not np.array_equal(operand if kind == "array" else ops.to_numpy(operand), values):
                 problems.append(f"{op} of a {kind} changes its argument")
     scalar = c.all_reduce(np.array(number), "sum")
@@ -51,7 +52,7 @@ def reduces(site: Site) -> list[Measure]:
     return [none_of("wrong reductions", problems), none_of("results with a gradient", _with_gradient(site))]
 
 
-def _wrong_result(what: str, ops: Any, result: Any, expected: Array, *, is_array: bool) -> list[str]:
+def _wrong_result(what: str, result: Any, expected: Array, *, is_array: bool) -> list[str]:
     if is_array and not isinstance(result, np.ndarray):
         return [f"{what} is a {type(result).__name__}"]
     array = result if is_array else ops.to_numpy(result)
@@ -65,7 +66,7 @@ def _with_gradient(site: Site) -> list[str]:
     from mtrain.core import nn
 
     parameter = nn.parameter((2,), fill=1.0)
-    return ["sum of a parameter"] if carries_gradient(site.backend.collective.all_reduce(parameter, "sum")) else []
+    return ["sum of a parameter"] if carries_gradient(site.session.collective.all_reduce(parameter, "sum")) else []
 
 
 def carries_gradient(x: Tensor) -> bool:
@@ -75,7 +76,7 @@ def carries_gradient(x: Tensor) -> bool:
 
 def gathers(site: Site) -> list[Measure]:
     """Check that any values of any length are gathered in the order of ranks, between other calls."""
-    c = site.backend.collective
+    c = site.session.collective
     problems = []
     for turn in range(ROUNDS):
         payload: dict[str, Any] = {"rank": c.rank, "text": "x" * (turn * c.rank * 997), "array": np.full(c.rank, turn)}
@@ -98,7 +99,7 @@ def gathers(site: Site) -> list[Measure]:
 
 def many_values(site: Site) -> list[Measure]:
     """Check that a long array is summed exactly enough, and to the same bits on every rank."""
-    c = site.backend.collective
+    c = site.session.collective
     arrays = [np.random.default_rng(rank).normal(size=100_003) for rank in range(c.size)]
     total = c.all_reduce(arrays[c.rank], "sum")
     error = float(np.abs(total - np.sum(arrays, axis=0)).max())
@@ -112,17 +113,15 @@ def many_values(site: Site) -> list[Measure]:
 
 def batches(site: Site) -> list[Measure]:
     """Check that a loader's arrays come out as tensors, in order, whatever their memory layout."""
-    backend, loader_batches = site.backend, list(_awkward())
-    arrays = [
-        {name: backend.ops.to_numpy(x) for name, x in batch.items()} for batch in backend.batches(iter(loader_batches))
-    ]
+    session, loader_batches = site.session, list(_awkward())
+    arrays = [{name: ops.to_numpy(x) for name, x in batch.items()} for batch in session.batches(iter(loader_batches))]
     problems = (
         [] if len(arrays) == len(loader_batches) else [f"{len(arrays)} micro batches came out of {len(loader_batches)}"]
     )
     for i, (a, b) in enumerate(zip(loader_batches, arrays, strict=False)):
         problems += [f"{n} of micro batch {i}" for n in a if n not in b or not np.array_equal(a[n], b[n])]
         problems += [f"type of {n}" for n in a if n in b and a[n].dtype != b[n].dtype]
-    stream = backend.batches(iter(loader_batches))
+    stream = session.batches(iter(loader_batches))
     next(stream)
     getattr(stream, "close", lambda: None)()  # as in a job that ends within an epoch
     return [none_of("wrong micro batches", problems)]

@@ -29,14 +29,14 @@ def exchanges_once(site: Site) -> list[Measure]:
 def _sent(site: Site, accumulate: int) -> int | None:
     """Return the bytes that this rank sends in a few updates, after a first one in which libraries settle; None: not
     measured."""
-    backend, c = site.backend, site.backend.collective
+    session, c = site.session, site.session.collective
     plain = (("", {"momentum": 0.0, "weight_decay": 0.0}),)
     case = Case(precision=site.precision, accumulate=accumulate)
     recipe = replace(case.recipe(c.size), groups=plain, frozen=(), ema_decay=0.0, micro_batch=MICRO_BATCH)
-    model, optimizer = backend.prepare(_build, recipe)
-    backend.restore(model, optimizer, State(weights=_weights(site)))
+    model, optimizer = session.prepare(_build, recipe)
+    session.restore(model, optimizer, State(weights=_weights(site)))
     updates = 1 + MEASURED_UPDATES
-    batches = backend.batches([_batch(c.rank) for _ in range(updates * accumulate)])
+    batches = session.batches([_batch(c.rank) for _ in range(updates * accumulate)])
     before: int | None = 0
     for update in range(updates):
         if update == 1:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from mtrain.core.collective import broadcast
-from mtrain.core.interfaces import Array, Backend, Module, Precision, Rates, State
+from mtrain.core.interfaces import Array, Module, Precision, RankSession, Rates, State
 from mtrain.errors import TrainingError
 from mtrain.testing import training
 from mtrain.testing.check_context import CLIPPED, Site
@@ -32,7 +32,7 @@ def learns(name: str) -> Callable[[Site], list[Measure]]:
 
     def check(site: Site) -> list[Measure]:
         case = replace(CASES[name], precision=site.precision)
-        learnt = training.train(site.backend, case)
+        learnt = training.train(site.session, case)
         expected = site.reference.learnt(case)
         differences = training.differences(expected, learnt)
         remark = _ratio(expected["norms"], learnt["norms"], size=site.ranks, accumulate=case.accumulate)
@@ -73,9 +73,9 @@ def _ratio(expected: Array, norms: Array, *, size: int, accumulate: int) -> str:
 
 def starts_equal(site: Site) -> list[Measure]:
     """Check that all ranks hold the start weights, and that a rank with other weights cannot continue."""
-    backend, case = site.backend, Case(precision=site.precision)
-    model, optimizer = training.started(backend, case.recipe(site.ranks))
-    weights = backend.state(model, optimizer).weights
+    session, case = site.session, Case(precision=site.precision)
+    model, optimizer = training.started(session, case.recipe(site.ranks))
+    weights = session.state(model, optimizer).weights
     mismatches = training.changed(training.weights_for(site.precision), weights)
     return [
         none_of("arrays that are not the start weights", mismatches),
@@ -85,48 +85,48 @@ def starts_equal(site: Site) -> list[Measure]:
 
 def _unequal(site: Site, case: Case) -> list[str]:
     """Give the last rank another bias. Return the ranks whose outcome differs from rank 0's."""
-    backend, c = site.backend, site.backend.collective
-    model, optimizer = backend.prepare(build, case.recipe(site.ranks))
+    session, c = site.session, site.session.collective
+    model, optimizer = session.prepare(build, case.recipe(site.ranks))
     weights = training.weights_for(site.precision)
     if c.rank == c.size - 1:
         weights["head.bias"] = weights["head.bias"] + weights["head.bias"].dtype.type(1e-3)
     try:
-        backend.restore(model, optimizer, State(weights=weights))
+        session.restore(model, optimizer, State(weights=weights))
     except TrainingError:
         outcomes = c.all_gather("refused")
     else:
-        outcomes = c.all_gather(infer(backend, model)["logits"].tobytes().hex())
+        outcomes = c.all_gather(infer(session, model)["logits"].tobytes().hex())
     return [f"rank {rank}" for rank, outcome in enumerate(outcomes) if outcome != outcomes[0]]
 
 
-def infer(backend: Backend, model: Module, count: int = 4) -> dict[str, Array]:
+def infer(session: RankSession, model: Module, count: int = 4) -> dict[str, Array]:
     """Return the model's output in evaluation mode for the first pictures."""
     model.eval()
     try:
-        (batch,) = backend.batches([training.picture_batch(count)])
-        return backend.infer(model, batch)
+        (batch,) = session.batches([training.picture_batch(count)])
+        return session.infer(model, batch)
     finally:
         model.train()
 
 
-def clipped_updates(backend: Backend, precision: Precision) -> dict[str, Array]:
+def clipped_updates(session: RankSession, precision: Precision) -> dict[str, Array]:
     """Return for each update the norm that ``step`` returns, and the movement of the weights / (rate x smaller of norm
     and limit).
 
     Plain SGD: without momentum and decay the length of the step is the length of the clipped gradient.
     """
-    case, c = Case(precision=precision, accumulate=2), backend.collective
+    case, c = Case(precision=precision, accumulate=2), session.collective
     recipe = replace(case.recipe(c.size), groups=(("", {"momentum": 0.0, "weight_decay": 0.0}),), ema_decay=0.0)
-    model, optimizer = training.started(backend, recipe)
-    batches = training.batches_of(backend, case)
+    model, optimizer = training.started(session, recipe)
+    batches = training.batches_of(session, case)
     rate, norms, moved = 0.05, [], []
     for _ in range(training.UPDATES):
-        before = backend.state(model, optimizer).weights
+        before = session.state(model, optimizer).weights
         for i in range(case.accumulate):
             with optimizer.micro_batch(last=i == case.accumulate - 1):
                 optimizer.backward(model(next(batches))["total"])
         norm = optimizer.step(Rates(rates=(rate,)))
-        after = backend.state(model, optimizer).weights
+        after = session.state(model, optimizer).weights
         trained = [name for name in before if "running" not in name and "tracked" not in name]
         squares = sum(float(np.square(after[n].astype(np.float64) - before[n]).sum()) for n in trained)
         norms.append(norm)
@@ -137,7 +137,7 @@ def clipped_updates(backend: Backend, precision: Precision) -> dict[str, Array]:
 def clips(site: Site) -> list[Measure]:
     """Check that norms are those before clipping, longer gradients are cut to the limit, and shorter ones are
     unchanged."""
-    updates = clipped_updates(site.backend, site.precision)
+    updates = clipped_updates(site.session, site.precision)
     expected = site.reference.arrays(CLIPPED)
     difference = training.differences({"norms": expected["norms"]}, {"norms": updates["norms"]})["norms"]
     limit = Case().clip_norm
@@ -155,20 +155,20 @@ def clips(site: Site) -> list[Measure]:
 
 def skips_nonfinite(site: Site) -> list[Measure]:
     """Check the third of four updates, in which one rank's gradient is not a number."""
-    backend, c, case = site.backend, site.backend.collective, Case(precision=site.precision)
-    model, optimizer = training.started(backend, case.recipe(c.size))
-    batches = training.batches_of(backend, case)
+    session, c, case = site.session, site.session.collective, Case(precision=site.precision)
+    model, optimizer = training.started(session, case.recipe(c.size))
+    batches = training.batches_of(session, case)
     finite, changed_arrays = [], [""]
     for update in range(4):
-        before = training.flat(backend.state(model, optimizer))
+        before = training.flat(session.state(model, optimizer))
         with optimizer.micro_batch(last=True):
             loss = model(next(batches))["total"]
             poisoned = update == 2 and c.rank == c.size - 1
             optimizer.backward(loss * math.nan if poisoned else loss)
         finite.append(math.isfinite(optimizer.step(training.rates(update))))
         if update == 2:
-            changed_arrays = training.changed(before, training.flat(backend.state(model, optimizer)))
-    counters = backend.state(model, optimizer).counters
+            changed_arrays = training.changed(before, training.flat(session.state(model, optimizer)))
+    counters = session.state(model, optimizer).counters
     expected = {"updates": 3.0, "skipped": 1.0, "skipped_in_a_row": 0.0}
     wrong_counters = [
         f"{n} is {counters.get(n)}, expected {x:.0f}" for n, x in expected.items() if counters.get(n) != x
@@ -185,23 +185,23 @@ def skips_nonfinite(site: Site) -> list[Measure]:
 
 def averages(site: Site) -> list[Measure]:
     """Check that inside ``averaged`` every rank uses rank 0's averages, and afterwards its own weights, bit for bit."""
-    backend, c = site.backend, site.backend.collective
+    session, c = site.session, site.session.collective
     # Statistics that are not synchronised differ between ranks: the averages of buffers must be rank 0's.
     case = Case(batchnorm="synced", precision=site.precision)
     recipe = replace(case.recipe(c.size), sync_batchnorm=False)
-    model, optimizer = training.started(backend, recipe)
-    batches = training.batches_of(backend, case)
+    model, optimizer = training.started(session, recipe)
+    batches = training.batches_of(session, case)
     for update in range(3):
-        training.update_once(backend, model, optimizer, batches, case, update)
-    before = infer(backend, model)
+        training.update_once(session, model, optimizer, batches, case, update)
+    before = infer(session, model)
     with optimizer.averaged():
-        inside = infer(backend, model)
-    after = infer(backend, model)
+        inside = infer(session, model)
+    after = infer(session, model)
     first = broadcast(c, inside)
-    state = backend.state(model, optimizer)
-    fresh, other = backend.prepare(build, recipe)
-    backend.restore(fresh, other, State(weights={**state.weights, **state.ema}))
-    expected = training.differences(infer(backend, fresh), inside)["logits"]
+    state = session.state(model, optimizer)
+    fresh, other = session.prepare(build, recipe)
+    session.restore(fresh, other, State(weights={**state.weights, **state.ema}))
+    expected = training.differences(infer(session, fresh), inside)["logits"]
     return [
         none_of("outputs that are not as before", training.changed(before, after)),
         none_of("outputs inside that are not those of rank 0", training.changed(first, inside)),

@@ -13,15 +13,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from inspect import get_annotations
 from pathlib import Path
 
 import numpy as np
 
 from mtrain.core.binding import bind
 from mtrain.core.checkpoint import store as checkpoint
-from mtrain.core.interfaces import Backend, Progress
-from mtrain.errors import PluginError
+from mtrain.core.completeness import check_session
+from mtrain.core.interfaces import Backend, Progress, RankSession
 from mtrain.rank import process
 from mtrain.spec import config, plugins
 from mtrain.spec.model import Spec
@@ -44,8 +43,6 @@ from mtrain.testing.rank_records import RankRecord, write_facts
 from mtrain.testing.training import BOUNDS
 
 FRAMEWORKS = ("torch", "paddle", "tensorflow", "jax", "horovod", "deepspeed")
-MEMBERS = [name for name in (*get_annotations(Backend), *vars(Backend)) if not name.startswith("_")]
-"""Members that a backend must have, besides ``__enter__`` and ``__exit__``."""
 THREADS_FILE = "threads.json"
 
 
@@ -77,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return process.run(work, run_folder=RunFolder(arguments.run_dir), rank=number)
 
 
-def _described(spec: Spec) -> Backend:
+def _constructed(spec: Spec) -> Backend:
     policy = plugins.read_policy(spec.plugins)
     name, options = spec.backend.name, spec.backend.options
     backend: Backend = plugins.load("backends", name, policy=policy)(
@@ -87,11 +84,19 @@ def _described(spec: Spec) -> Backend:
 
 
 @contextmanager
-def _inside(described: Backend, leave: process.Leaving) -> Iterator[Backend]:
-    """Enter ``with described:``, but report an error before the other ranks can notice it: theirs follow from it."""
-    with described as backend:
+def _inside(backend: Backend, leave: process.Leaving, *, name: str) -> Iterator[RankSession]:
+    """Enter ``with backend:`` and bind its framework.
+
+    An error is reported with ``leave`` before the other ranks can notice it, because theirs follow from it.
+
+    Raises:
+        PluginError: The session of the backend called ``name`` lacks members.
+    """
+    with backend as session:
         try:
-            yield backend
+            check_session(session, backend=backend, name=name)
+            bind(backend.nn, backend.ops)
+            yield session
         except BaseException as error:
             leave(error)
             raise
@@ -103,21 +108,19 @@ def run_checks(arguments: argparse.Namespace, number: int, leave: process.Leavin
     record = RankRecord(arguments.run_dir, number, limit_s=arguments.limit)
     spec = config.read(arguments.run_dir / "spec.json")
     with record.of(LIGHT) as measures:
-        described = _described(spec)
+        backend = _constructed(spec)
         frameworks = [name for name in FRAMEWORKS if name in sys.modules]
         measures.append(none_of("frameworks in this process", frameworks))
     before = Surroundings.now(arguments.job)
     with ExitStack() as inside:
         with record.of(ENTERS) as measures:
-            backend = inside.enter_context(_inside(described, leave))
-            _check_members(backend, spec.backend.name)
-            bind(backend.nn, backend.ops)
+            session = inside.enter_context(_inside(backend, leave, name=spec.backend.name))
             problems = (
                 [] if backend.framework in sys.modules else [f"{backend.framework} is not what nn and ops brought"]
             )
             measures.append(none_of("frameworks that are missing", problems))
-            site = Site(backend=backend, ranks=arguments.ranks, references=arguments.references)
-            ids = backend.collective.all_gather(own_id())
+            site = Site(session=session, ranks=arguments.ranks, references=arguments.references)
+            ids = session.collective.all_gather(own_id())
             precision = site.precision
             if number == 0:
                 write_facts(arguments.run_dir, precision=precision, ports=listening_ports(processes_of(arguments.job)))
@@ -132,20 +135,14 @@ def run_checks(arguments: argparse.Namespace, number: int, leave: process.Leavin
                 measures += teardown.left(arguments.job, before, ranks=ids, usual_threads=usual_threads)
 
 
-def _check_members(backend: Backend, name: str) -> None:
-    missing = [member for member in MEMBERS if getattr(backend, member, None) is None]
-    if missing:
-        raise PluginError(f"backend {name!r} has no {', '.join(missing)}; see Backend in mtrain.core.interfaces")
-
-
 def run_one(arguments: argparse.Namespace, number: int, leave: process.Leaving) -> None:
     """Check what one rank learns, with accumulation alone and with synchronised BatchNorm as well."""
     record = RankRecord(arguments.run_dir, number, limit_s=arguments.limit)
-    described = _described(config.read(arguments.run_dir / "spec.json"))
-    with record.of(ONE) as measures, _inside(described, leave) as backend:
-        bind(backend.nn, backend.ops)
-        site = Site(backend=backend, ranks=1, references=arguments.references)
-        problems = [] if (backend.collective.rank, backend.collective.size) == (0, 1) else ["this is not rank 0 of 1"]
+    spec = config.read(arguments.run_dir / "spec.json")
+    backend = _constructed(spec)
+    with record.of(ONE) as measures, _inside(backend, leave, name=spec.backend.name) as session:
+        site = Site(session=session, ranks=1, references=arguments.references)
+        problems = [] if (session.collective.rank, session.collective.size) == (0, 1) else ["this is not rank 0 of 1"]
         measures.append(none_of("wrong places", problems))
         for name in ("accumulation", "sync_batchnorm_accumulation"):
             measures += [replace(m, what=f"{name}: {m.what}") for m in learning.learns(name)(site)]
@@ -155,41 +152,41 @@ def run_one(arguments: argparse.Namespace, number: int, leave: process.Leaving) 
 def run_death(arguments: argparse.Namespace, leave: process.Leaving) -> None:
     """Train until the last rank is killed. Rank 0 writes down the ports on which the job listens."""
     faulthandler.dump_traceback_later(arguments.limit, exit=True)
-    with _inside(_described(config.read(arguments.run_dir / "spec.json")), leave) as backend:
-        bind(backend.nn, backend.ops)
-        if backend.collective.rank == 0:
+    spec = config.read(arguments.run_dir / "spec.json")
+    with _inside(_constructed(spec), leave, name=spec.backend.name) as session:
+        if session.collective.rank == 0:
             write_facts(arguments.run_dir, ports=listening_ports(processes_of(arguments.job)))
-        teardown.die(backend, arguments.run_dir)
+        teardown.die(session, arguments.run_dir)
 
 
 def write_reference(arguments: argparse.Namespace, leave: process.Leaving) -> None:
     """Write the results of one rank of solo, as ``check_context.Reference`` reads them."""
-    with _inside(_described(config.read(arguments.run_dir / "spec.json")), leave) as backend:
-        bind(backend.nn, backend.ops)
+    spec = config.read(arguments.run_dir / "spec.json")
+    with _inside(_constructed(spec), leave, name=spec.backend.name) as session:
         for precision in BOUNDS:
             reference = Reference(folder=arguments.references, precision=precision)
             for case in dict.fromkeys(replace(case, precision=precision).reference for case in learning.CASES.values()):
-                np.savez(reference.file(case.key), **training.train(backend, case))  # type: ignore[arg-type]
-            np.savez(reference.file(CLIPPED), **learning.clipped_updates(backend, precision))  # type: ignore[arg-type]
-            _save_half_way(backend, reference)
-            collected, _, _ = states.evaluated(backend, precision, reference.checkpoints())
+                np.savez(reference.file(case.key), **training.train(session, case))  # type: ignore[arg-type]
+            np.savez(reference.file(CLIPPED), **learning.clipped_updates(session, precision))  # type: ignore[arg-type]
+            _save_half_way(session, reference)
+            collected, _, _ = states.evaluated(session, precision, reference.checkpoints())
             logits = np.array([collected.predictions[i][0] for i in range(states.PICTURES)])
             np.savez(reference.file(LOGITS), logits=logits)
         exact = Reference(folder=arguments.references, precision="fp64")
-        np.savez(exact.file(FIRST_UPDATE), **accuracy.first_update(backend, "fp64"))  # type: ignore[arg-type]
+        np.savez(exact.file(FIRST_UPDATE), **accuracy.first_update(session, "fp64"))  # type: ignore[arg-type]
     threads = dict(Surroundings.now(arguments.job).threads)
     (arguments.references / THREADS_FILE).write_text(json.dumps(threads))
 
 
-def _save_half_way(backend: Backend, reference: Reference) -> None:
+def _save_half_way(session: RankSession, reference: Reference) -> None:
     case = replace(states.CONTINUED, precision=reference.precision)
-    model, optimizer = training.started(backend, case.recipe(1))
-    batches = training.batches_of(backend, case)
+    model, optimizer = training.started(session, case.recipe(1))
+    batches = training.batches_of(session, case)
     for update in range(states.HALF_WAY):
-        training.update_once(backend, model, optimizer, batches, case, update)
+        training.update_once(session, model, optimizer, batches, case, update)
     store = checkpoint.Checkpoints(reference.checkpoints(), keep_last=1, keep_best=0, asynchronous=False)
     progress = Progress(update=states.HALF_WAY)
-    store.save(backend.state(model, optimizer), progress, score=None, spec={}, extra={})
+    store.save(session.state(model, optimizer), progress, score=None, spec={}, extra={})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import numpy as np
 
 from mtrain.core.checkpoint import store
 from mtrain.core.evaluate import evaluate
-from mtrain.core.interfaces import Array, Backend, HostBatch, Precision, State
+from mtrain.core.interfaces import Array, HostBatch, Precision, RankSession, State
 from mtrain.core.sampler import Padded
 from mtrain.testing import training
 from mtrain.testing.check_context import LOGITS, Site
@@ -26,22 +26,22 @@ PICTURES, MICRO_BATCH = 13, 2
 
 def whole(site: Site) -> list[Measure]:
     """Check that a state holds copies of whole arrays, under the names and shapes that every backend gives them."""
-    backend, c = site.backend, site.backend.collective
+    session, c = site.session, site.session.collective
     case = replace(CONTINUED, precision=site.precision)
-    model, optimizer = training.started(backend, case.recipe(c.size))
-    batches = training.batches_of(backend, case)
+    model, optimizer = training.started(session, case.recipe(c.size))
+    batches = training.batches_of(session, case)
     for update in range(2):
-        training.update_once(backend, model, optimizer, batches, case, update)
-    saved = backend.state(model, optimizer)
+        training.update_once(session, model, optimizer, batches, case, update)
+    saved = session.state(model, optimizer)
     copied = {name: array.copy() for name, array in training.flat(saved).items()}
-    training.update_once(backend, model, optimizer, batches, case, 2)
+    training.update_once(session, model, optimizer, batches, case, 2)
     overwritten = training.changed(copied, training.flat(saved))
-    fresh, other = backend.prepare(build, case.recipe(c.size))
-    backend.restore(fresh, other, State(weights=saved.weights))
-    restarted = backend.state(fresh, other).ema
+    fresh, other = session.prepare(build, case.recipe(c.size))
+    session.restore(fresh, other, State(weights=saved.weights))
+    restarted = session.state(fresh, other).ema
     floats = {name: array for name, array in saved.weights.items() if array.dtype.kind == "f"}
-    backend.restore(fresh, other, saved)
-    again = backend.state(fresh, other)
+    session.restore(fresh, other, saved)
+    again = session.state(fresh, other)
     lost = training.changed(copied, training.flat(again))
     lost += [name for name, value in saved.counters.items() if again.counters.get(name) != value]
     return [
@@ -77,19 +77,19 @@ def continues(site: Site) -> list[Measure]:
 
 
 def _resumed(site: Site, accumulate: int) -> list[str]:
-    backend, c = site.backend, site.backend.collective
+    session, c = site.session, site.session.collective
     case = replace(CONTINUED, accumulate=accumulate, precision=site.precision)
     final_states = []
     for cut in (None, HALF_WAY):
-        model, optimizer = training.started(backend, case.recipe(c.size))
-        batches = training.batches_of(backend, case)
+        model, optimizer = training.started(session, case.recipe(c.size))
+        batches = training.batches_of(session, case)
         for update in range(training.UPDATES):
             if update == cut:
-                saved = backend.state(model, optimizer)
-                model, optimizer = backend.prepare(build, case.recipe(c.size))
-                backend.restore(model, optimizer, saved)
-            training.update_once(backend, model, optimizer, batches, case, update)
-        final_states.append(backend.state(model, optimizer))
+                saved = session.state(model, optimizer)
+                model, optimizer = session.prepare(build, case.recipe(c.size))
+                session.restore(model, optimizer, saved)
+            training.update_once(session, model, optimizer, batches, case, update)
+        final_states.append(session.state(model, optimizer))
     first, second = final_states
     counters = [name for name, value in first.counters.items() if second.counters.get(name) != value]
     return training.changed(training.flat(first), training.flat(second)) + counters
@@ -97,16 +97,16 @@ def _resumed(site: Site, accumulate: int) -> list[str]:
 
 def continues_solo(site: Site) -> list[Measure]:
     """Check that a job resumed from a checkpoint of one rank of ``solo`` ends as ``solo`` would have ended it."""
-    backend, c = site.backend, site.backend.collective
+    session, c = site.session, site.session.collective
     case = replace(CONTINUED, precision=site.precision)
     newest = store.newest(site.reference.checkpoints())
     assert newest is not None
-    model, optimizer = backend.prepare(build, case.recipe(c.size))
-    backend.restore(model, optimizer, store.load(newest).state)
-    batches = training.batches_of(backend, case, start=HALF_WAY)
+    model, optimizer = session.prepare(build, case.recipe(c.size))
+    session.restore(model, optimizer, store.load(newest).state)
+    batches = training.batches_of(session, case, start=HALF_WAY)
     for update in range(HALF_WAY, training.UPDATES):
-        training.update_once(backend, model, optimizer, batches, case, update)
-    learnt = training.flat(backend.state(model, optimizer))
+        training.update_once(session, model, optimizer, batches, case, update)
+    learnt = training.flat(session.state(model, optimizer))
     expected = {name: x for name, x in site.reference.learnt(case).items() if "/" in name}
     differences = training.differences(expected, learnt)
     worst = max(differences, key=lambda name: differences[name])
@@ -147,16 +147,16 @@ class Collected:
 
 
 def evaluated(
-    backend: Backend, precision: Precision, checkpoint_folder: Any
+    session: RankSession, precision: Precision, checkpoint_folder: Any
 ) -> tuple[Collected, dict[str, float], bool]:
     """Evaluate the half-way checkpoint. Return (the evaluator, figures, whether the model is back in training mode)."""
-    c, case = backend.collective, replace(CONTINUED, precision=precision)
-    model, optimizer = backend.prepare(build, case.recipe(c.size))
+    c, case = session.collective, replace(CONTINUED, precision=precision)
+    model, optimizer = session.prepare(build, case.recipe(c.size))
     newest = store.newest(checkpoint_folder)
     assert newest is not None
-    backend.restore(model, optimizer, store.load(newest).state)
+    session.restore(model, optimizer, store.load(newest).state)
     evaluator = Collected()
-    figures = evaluate(backend, model, optimizer, _pictures(c.rank, c.size), predictions=_rows, evaluator=evaluator)
+    figures = evaluate(session, model, optimizer, _pictures(c.rank, c.size), predictions=_rows, evaluator=evaluator)
     return evaluator, figures, bool(model.training)
 
 
@@ -172,8 +172,8 @@ def _rows(output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
 
 def evaluates(site: Site) -> list[Measure]:
     """Check that some rank sees every picture, padding is recognised, and figures are those of ``solo``."""
-    c = site.backend.collective
-    evaluator, figures, trains = evaluated(site.backend, site.precision, site.reference.checkpoints())
+    c = site.session.collective
+    evaluator, figures, trains = evaluated(site.session, site.precision, site.reference.checkpoints())
     expected = site.reference.arrays(LOGITS)["logits"]
     missing = [f"picture {i}" for i in range(PICTURES) if i not in evaluator.predictions]
     slots = Padded(PICTURES, size=c.size, micro_batch=MICRO_BATCH).batches_per_rank * c.size * MICRO_BATCH

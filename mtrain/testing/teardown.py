@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from mtrain.core.interfaces import Backend
+from mtrain.core.interfaces import RankSession
 from mtrain.testing import training
 from mtrain.testing.check_context import Surroundings, settled
 from mtrain.testing.checks import Measure, none_of
@@ -49,15 +49,15 @@ def _command(pid: int) -> str:
         return "(ended)"
 
 
-def die(backend: Backend, folder: Path) -> None:
+def die(session: RankSession, folder: Path) -> None:
     """Train; the last rank kills itself within the third update, after writing the time to ``DEATH_FILE``."""
-    case, c = Case(precision="fp32", accumulate=2), backend.collective
-    model, optimizer = training.started(backend, case.recipe(c.size))
-    batches = training.batches_of(backend, case)
+    case, c = Case(precision="fp32", accumulate=2), session.collective
+    model, optimizer = training.started(session, case.recipe(c.size))
+    batches = training.batches_of(session, case)
     for update in range(training.UPDATES):
         if update == DEATH_UPDATE and c.rank == c.size - 1:
             with optimizer.micro_batch(last=False):
                 optimizer.backward(model(next(batches))["total"])
             (folder / DEATH_FILE).write_text(str(time.time()))
             signal.raise_signal(signal.SIGKILL)
-        training.update_once(backend, model, optimizer, batches, case, update)
+        training.update_once(session, model, optimizer, batches, case, update)

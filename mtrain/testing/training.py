@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mtrain.core.interfaces import Array, Backend, Batch, Module, Optimizer, Precision, Rates, Recipe, State
+from mtrain.core import ops
+from mtrain.core.interfaces import Array, Batch, Module, Optimizer, Precision, RankSession, Rates, Recipe, State
 from mtrain.core.sampler import Shuffled, rank_share
 from mtrain.testing.convnet import SAMPLES, build, data, start_weights
 
@@ -58,10 +59,10 @@ class Case:
         )
 
 
-def started(backend: Backend, recipe: Recipe) -> tuple[Module, Optimizer]:
+def started(session: RankSession, recipe: Recipe) -> tuple[Module, Optimizer]:
     """Return the network and its optimizer, at the start weights."""
-    model, optimizer = backend.prepare(build, recipe)
-    backend.restore(model, optimizer, State(weights=weights_for(recipe.precision)))
+    model, optimizer = session.prepare(build, recipe)
+    session.restore(model, optimizer, State(weights=weights_for(recipe.precision)))
     return model, optimizer
 
 
@@ -88,10 +89,10 @@ def micro_batches(
             yield {"images": loudness * pictures[share], "labels": labels[share], "index": share}
 
 
-def batches_of(backend: Backend, case: Case, *, start: int = 0, updates: int = UPDATES) -> Iterator[Batch]:
-    """Return this rank's micro batches of ``case``, through the backend."""
-    c = backend.collective
-    return backend.batches(micro_batches(case, rank=c.rank, size=c.size, start=start, updates=updates))
+def batches_of(session: RankSession, case: Case, *, start: int = 0, updates: int = UPDATES) -> Iterator[Batch]:
+    """Return this rank's micro batches of ``case``, through the session."""
+    c = session.collective
+    return session.batches(micro_batches(case, rank=c.rank, size=c.size, start=start, updates=updates))
 
 
 def rates(update: int) -> Rates:
@@ -102,7 +103,7 @@ def rates(update: int) -> Rates:
 
 
 def update_once(
-    backend: Backend, model: Module, optimizer: Optimizer, batches: Iterator[Batch], case: Case, update: int
+    session: RankSession, model: Module, optimizer: Optimizer, batches: Iterator[Batch], case: Case, update: int
 ) -> tuple[float, float]:
     """Run one update. Return (norm, this rank's mean loss)."""
     total = 0.0
@@ -110,20 +111,20 @@ def update_once(
         with optimizer.micro_batch(last=i == case.accumulate - 1):
             loss = model(next(batches))["total"]
             optimizer.backward(loss)
-        total += float(backend.ops.to_numpy(loss)) / case.accumulate
+        total += float(ops.to_numpy(loss)) / case.accumulate
     return optimizer.step(rates(update)), total
 
 
-def train(backend: Backend, case: Case, *, updates: int = UPDATES) -> dict[str, Array]:
+def train(session: RankSession, case: Case, *, updates: int = UPDATES) -> dict[str, Array]:
     """Train and return norms, mean losses and the final state, as one flat dict of arrays."""
-    model, optimizer = started(backend, case.recipe(backend.collective.size))
-    batches = batches_of(backend, case, updates=updates)
+    model, optimizer = started(session, case.recipe(session.collective.size))
+    batches = batches_of(session, case, updates=updates)
     norms, losses = [], []
     for update in range(updates):
-        norm, loss = update_once(backend, model, optimizer, batches, case, update)
+        norm, loss = update_once(session, model, optimizer, batches, case, update)
         norms.append(norm)
-        losses.append(float(backend.collective.all_reduce(np.array([loss]), "mean")[0]))
-    return flat(backend.state(model, optimizer)) | {"norms": np.array(norms), "losses": np.array(losses)}
+        losses.append(float(session.collective.all_reduce(np.array([loss]), "mean")[0]))
+    return flat(session.state(model, optimizer)) | {"norms": np.array(norms), "losses": np.array(losses)}
 
 
 def flat(state: State) -> dict[str, Array]:

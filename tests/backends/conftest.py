@@ -14,7 +14,7 @@ def one_thread(framework: Framework) -> None:
 
 
 @pytest.fixture
-def backend(framework: Framework) -> Iterator[Any]:
-    """`solo` on the session's framework, entered."""
-    with framework.solo() as entered:
-        yield entered
+def session(framework: Framework) -> Iterator[Any]:
+    """The one rank of `solo` on the framework of these tests."""
+    with framework.solo() as session:
+        yield session

@@ -12,9 +12,9 @@ from mtrain.backends.horovod import Horovod
 from tests.backends.rank_main import main
 
 
-def collectives(backend: Any) -> Any:
+def collectives(session: Any) -> Any:
     """Every kind of call, with every kind of value."""
-    c = backend.collective
+    c = session.collective
     mine = c.rank + 1
     source = torch.tensor([[mine, -mine]], dtype=torch.float64, requires_grad=True)
     strided = torch.arange(6.0).reshape(2, 3).t() * mine
@@ -37,7 +37,7 @@ def collectives(backend: Any) -> Any:
     }
 
 
-def environment(backend: Any) -> Any:
+def environment(session: Any) -> Any:
     """Horovod's settings are in its hands, not in the environment of what a rank starts."""
     names = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
     return {"left": [name for name in names if name in os.environ], "compiler": "torch._dynamo" in sys.modules}

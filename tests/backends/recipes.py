@@ -24,8 +24,8 @@ def recipe(rule: str = "sgd", **fields: Any) -> Recipe:
     return Recipe(**values)
 
 
-def update(backend: Any, model: Any, optimizer: Any, rates: Rates, batch: Any = BATCH) -> float:
+def update(session: Any, model: Any, optimizer: Any, rates: Rates, batch: Any = BATCH) -> float:
     """One update from one micro batch; returns the norm."""
     with optimizer.micro_batch(last=True):
-        optimizer.backward(model(next(backend.batches([batch])))["total"])
+        optimizer.backward(model(next(session.batches([batch])))["total"])
     return float(optimizer.step(rates))

@@ -1,7 +1,7 @@
 """A small network, its batches and what ranks are asked to do with them: studies that the tests of several backends
 share.
 
-Each study gets the entered backend and returns, on every rank, what it found. Arrays go into it as digests: equality is
+Each study gets the session of a backend and returns, on every rank, what it found. Arrays go into it as digests: equality is
 asked for bit by bit.
 """
 
@@ -67,9 +67,9 @@ def recipe(**fields: Any) -> Recipe:
     return Recipe(**values)
 
 
-def batches(backend: Any, *, updates: int, accumulate: int, extra: str = "") -> Iterator[dict[str, np.ndarray]]:
+def batches(session: Any, *, updates: int, accumulate: int, extra: str = "") -> Iterator[dict[str, np.ndarray]]:
     """Micro batches of this rank; ``extra``: ranks whose second head takes part, in every other update."""
-    rank, size = backend.collective.rank, backend.collective.size
+    rank, size = session.collective.rank, session.collective.size
     for update in range(updates):
         for part in range(accumulate):
             generator = np.random.default_rng([update, part, rank, size])
@@ -82,21 +82,21 @@ def batches(backend: Any, *, updates: int, accumulate: int, extra: str = "") -> 
 
 
 def train(
-    backend: Any, *, updates: int, net: type[Net] = Whole, extra: str = "", poison: int = -1, **fields: Any
+    session: Any, *, updates: int, net: type[Net] = Whole, extra: str = "", poison: int = -1, **fields: Any
 ) -> Any:
     """State after ``updates`` and the norms before clipping; in update ``poison`` the last rank's loss is no number."""
     chosen = recipe(**fields)
-    model, optimizer = backend.prepare(net, chosen)
-    loader = backend.batches(batches(backend, updates=updates, accumulate=chosen.accumulate, extra=extra))
+    model, optimizer = session.prepare(net, chosen)
+    loader = session.batches(batches(session, updates=updates, accumulate=chosen.accumulate, extra=extra))
     norms = []
     for update in range(updates):
         for part in range(chosen.accumulate):
             with optimizer.micro_batch(last=part == chosen.accumulate - 1):
                 loss = model(next(loader))["total"]
-                bad = update == poison and backend.collective.rank == backend.collective.size - 1
+                bad = update == poison and session.collective.rank == session.collective.size - 1
                 optimizer.backward(loss * float("nan") if bad else loss)
         norms.append(optimizer.step(Rates(rates=(0.1, 0.05), momentum=0.8 if update < 3 else None)))
-    return backend.state(model, optimizer), norms
+    return session.state(model, optimizer), norms
 
 
 def told(state: State, norms: list[float]) -> dict[str, Any]:
@@ -114,81 +114,81 @@ def digest(arrays: dict[str, np.ndarray]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ studies
-def fifty_updates(backend: Any) -> Any:
-    return told(*train(backend, updates=50))
+def fifty_updates(session: Any) -> Any:
+    return told(*train(session, updates=50))
 
 
-def adam(backend: Any) -> Any:
-    return told(*train(backend, updates=6, rule="adam", groups=(("bias$", {}), ("", {"weight_decay": 1e-3}))))
+def adam(session: Any) -> Any:
+    return told(*train(session, updates=6, rule="adam", groups=(("bias$", {}), ("", {"weight_decay": 1e-3}))))
 
 
-def synced_batchnorm(backend: Any) -> Any:
-    return told(*train(backend, updates=6, sync_batchnorm=True))
+def synced_batchnorm(session: Any) -> Any:
+    return told(*train(session, updates=6, sync_batchnorm=True))
 
 
-def frozen(backend: Any) -> Any:
-    return told(*train(backend, updates=6, frozen=(r"^conv1", r"^bn")))
+def frozen(session: Any) -> Any:
+    return told(*train(session, updates=6, frozen=(r"^conv1", r"^bn")))
 
 
-def channels_last(backend: Any) -> Any:
-    return told(*train(backend, updates=6, channels_last=True))
+def channels_last(session: Any) -> Any:
+    return told(*train(session, updates=6, channels_last=True))
 
 
-def channels_last_and_missing(backend: Any) -> Any:
-    return told(*train(backend, updates=6, channels_last=True, net=Net, extra="1", accumulate=1))
+def channels_last_and_missing(session: Any) -> Any:
+    return told(*train(session, updates=6, channels_last=True, net=Net, extra="1", accumulate=1))
 
 
-def bf16(backend: Any) -> Any:
-    return told(*train(backend, updates=6, precision="bf16"))
+def bf16(session: Any) -> Any:
+    return told(*train(session, updates=6, precision="bf16"))
 
 
-def fp16(backend: Any) -> Any:
-    return told(*train(backend, updates=6, precision="fp16"))
+def fp16(session: Any) -> Any:
+    return told(*train(session, updates=6, precision="fp16"))
 
 
-def not_finite(backend: Any) -> Any:
-    return told(*train(backend, updates=4, poison=2))
+def not_finite(session: Any) -> Any:
+    return told(*train(session, updates=4, poison=2))
 
 
-def missing_on_one_rank(backend: Any) -> Any:
-    return told(*train(backend, updates=6, net=Net, extra="1", accumulate=1))
+def missing_on_one_rank(session: Any) -> Any:
+    return told(*train(session, updates=6, net=Net, extra="1", accumulate=1))
 
 
-def missing_in_one_micro_batch(backend: Any) -> Any:
+def missing_in_one_micro_batch(session: Any) -> Any:
     """The parameters of the extra head take part in every other update only; ``never`` in none."""
-    state, norms = train(backend, updates=6, net=Net, extra="012")
+    state, norms = train(session, updates=6, net=Net, extra="012")
     return {"never": state.weights["never"].tolist(), **told(state, norms)}
 
 
-def evaluation(backend: Any) -> Any:
+def evaluation(session: Any) -> Any:
     """Return this rank's outputs for its batch while the averages are in the model."""
-    model, optimizer = backend.prepare(Whole, recipe())
-    batch, *others = backend.batches(batches(backend, updates=2, accumulate=2))
+    model, optimizer = session.prepare(Whole, recipe())
+    batch, *others = session.batches(batches(session, updates=2, accumulate=2))
     for other in others[:2]:  # BatchNorm's statistics differ between ranks afterwards
         with optimizer.micro_batch(last=other is others[1]):
             optimizer.backward(model(other)["total"])
     optimizer.step(Rates(rates=(0.1, 0.05)))
     with optimizer.averaged():
         model.eval()
-        scores = backend.infer(model, batch)["scores"]
+        scores = session.infer(model, batch)["scores"]
         model.train()
     return {"scores": digest({"scores": scores}), "shape": list(scores.shape)}
 
 
-def resumed(backend: Any) -> Any:
+def resumed(session: Any) -> Any:
     """Eight updates at once; and four, a new model from the state, four more."""
-    whole, _ = train(backend, updates=8)
+    whole, _ = train(session, updates=8)
     chosen = recipe()
-    model, optimizer = backend.prepare(Whole, chosen)
-    loader = backend.batches(batches(backend, updates=8, accumulate=2))
+    model, optimizer = session.prepare(Whole, chosen)
+    loader = session.batches(batches(session, updates=8, accumulate=2))
     for update in range(8):
         if update == 4:
-            state = backend.state(model, optimizer)
-            model, optimizer = backend.prepare(Whole, chosen)
-            backend.restore(model, optimizer, state)
+            state = session.state(model, optimizer)
+            model, optimizer = session.prepare(Whole, chosen)
+            session.restore(model, optimizer, state)
         for part in range(2):
             with optimizer.micro_batch(last=part == 1):
                 optimizer.backward(model(next(loader))["total"])
         optimizer.step(Rates(rates=(0.1, 0.05), momentum=0.8 if update < 3 else None))
-    parts = backend.state(model, optimizer)
+    parts = session.state(model, optimizer)
     return {"whole": told(whole, []), "in two parts": told(parts, [])}

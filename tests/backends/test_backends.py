@@ -69,9 +69,9 @@ def test_cuda_where_there_is_none_is_refused(framework: Framework) -> None:
     assert f"{framework.name} sees no CUDA device; use 'cpu' or 'auto'" in process.stdout, process.stderr
 
 
-def test_batches_on_the_host_share_memory_and_come_in_order(backend: Any, framework: Framework) -> None:
+def test_batches_on_the_host_share_memory_and_come_in_order(session: Any, framework: Framework) -> None:
     arrays = [{"x": np.full(3, i, np.float32), "index": np.array([i])} for i in range(4)]
-    actual = list(backend.batches(arrays))
+    actual = list(session.batches(arrays))
     assert [batch["index"].tolist()[0] for batch in actual] == [0, 1, 2, 3]
     assert actual[1]["x"].data_ptr() == arrays[1]["x"].ctypes.data
     assert framework.ops.dtype(actual[1]["x"]) == "float32"
@@ -79,30 +79,30 @@ def test_batches_on_the_host_share_memory_and_come_in_order(backend: Any, framew
 
 @pytest.mark.parametrize("dtype", ["uint8", "int64", "float32", "float64", "bool"])
 @pytest.mark.parametrize("shape", [(), (0,), (0, 4), (2, 3)])
-def test_arrays_keep_type_and_shape(backend: Any, framework: Framework, dtype: str, shape: tuple[int, ...]) -> None:
+def test_arrays_keep_type_and_shape(session: Any, framework: Framework, dtype: str, shape: tuple[int, ...]) -> None:
     array = np.ones(shape, dtype)
-    (batch,) = backend.batches([{"x": array}])
+    (batch,) = session.batches([{"x": array}])
     actual = framework.ops.to_numpy(batch["x"])
     assert (actual.dtype, actual.shape) == (array.dtype, shape)
     assert np.array_equal(actual, array)
 
 
-def test_read_only_and_reversed_arrays_become_tensors_too(backend: Any) -> None:
+def test_read_only_and_reversed_arrays_become_tensors_too(session: Any) -> None:
     frozen = np.arange(3)
     frozen.setflags(write=False)
-    (batch,) = backend.batches([{"frozen": frozen, "reversed": np.arange(3)[::-1]}])
+    (batch,) = session.batches([{"frozen": frozen, "reversed": np.arange(3)[::-1]}])
     assert batch["frozen"].tolist() == [0, 1, 2]
     assert batch["reversed"].tolist() == [2, 1, 0]
 
 
-def test_a_batch_outlives_the_arrays_that_it_was_made_of(backend: Any) -> None:
-    (batch,) = backend.batches({"x": np.full((300, 300), 7.0)} for _ in range(1))
+def test_a_batch_outlives_the_arrays_that_it_was_made_of(session: Any) -> None:
+    (batch,) = session.batches({"x": np.full((300, 300), 7.0)} for _ in range(1))
     others = [np.zeros((300, 300)) for _ in range(20)]
     assert float(batch["x"].sum()) == 630_000.0
     del others
 
 
-def test_no_batch_is_asked_for_before_it_is_needed_on_the_host(backend: Any) -> None:
+def test_no_batch_is_asked_for_before_it_is_needed_on_the_host(session: Any) -> None:
     requests = []
 
     def loader() -> Any:
@@ -110,23 +110,23 @@ def test_no_batch_is_asked_for_before_it_is_needed_on_the_host(backend: Any) -> 
             requests.append(i)
             yield {"x": np.array([i])}
 
-    batches = backend.batches(loader())
+    batches = session.batches(loader())
     next(batches)
     assert requests == [0]
 
 
-def test_inference_takes_no_gradient_and_returns_arrays(backend: Any, framework: Framework) -> None:
-    model, _ = backend.prepare(build, recipe(precision="fp32"))
+def test_inference_takes_no_gradient_and_returns_arrays(session: Any, framework: Framework) -> None:
+    model, _ = session.prepare(build, recipe(precision="fp32"))
     model.eval()
-    (batch,) = backend.batches([{"images": np.ones((2, 3, 8, 8), np.float32), "labels": np.array([0, 1])}])
-    output = backend.infer(model, batch)
+    (batch,) = session.batches([{"images": np.ones((2, 3, 8, 8), np.float32), "labels": np.array([0, 1])}])
+    output = session.infer(model, batch)
     assert output["logits"].shape == (2, 4)
     assert output["logits"].dtype == np.float32
     assert all(p.grad is None for p in framework.parameters(model).values())
 
 
-def test_memory_is_that_of_this_process(backend: Any) -> None:
-    assert 50e6 < backend.measure()["memory_bytes"] < 50e9
+def test_memory_is_that_of_this_process(session: Any) -> None:
+    assert 50e6 < session.measure()["memory_bytes"] < 50e9
 
 
 class TestBatchNormOverOneRank:

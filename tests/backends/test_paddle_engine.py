@@ -15,14 +15,14 @@ from tests.contract.convnet import build
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_on_the_cpu_is_refused_before_the_model_is_built(backend: Any, precision: str) -> None:
+def test_half_precision_on_the_cpu_is_refused_before_the_model_is_built(session: Any, precision: str) -> None:
     with pytest.raises(SpecError, match=rf"train\.precision: {precision} was given.*use fp32"):
-        backend.prepare(lambda: pytest.fail("built"), recipe(precision=precision))
+        session.prepare(lambda: pytest.fail("built"), recipe(precision=precision))
 
 
-def test_compiling_is_refused_before_the_model_is_built(backend: Any) -> None:
+def test_compiling_is_refused_before_the_model_is_built(session: Any) -> None:
     with pytest.raises(SpecError, match=r"set train\.compile: false"):
-        backend.prepare(lambda: pytest.fail("built"), recipe(compile=True))
+        session.prepare(lambda: pytest.fail("built"), recipe(compile=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -64,19 +64,19 @@ def test_flat_tensors_stay_themselves_and_share_one_buffer() -> None:
     flat.check()
 
 
-def test_a_weight_that_was_moved_away_is_noticed_at_the_first_update(backend: Any) -> None:
-    model, optimizer = backend.prepare(build, recipe())
+def test_a_weight_that_was_moved_away_is_noticed_at_the_first_update(session: Any) -> None:
+    model, optimizer = session.prepare(build, recipe())
     paddle.zeros_like(model.head.bias)._share_buffer_to(model.head.bias)
     with pytest.raises(AssertionError, match=r"head\.bias was given memory of its own"):
-        update(backend, model, optimizer, Rates(rates=(0.1, 0.1)))
+        update(session, model, optimizer, Rates(rates=(0.1, 0.1)))
 
 
-def test_weights_set_by_paddles_own_means_are_what_is_trained(backend: Any) -> None:
-    model, optimizer = backend.prepare(build, recipe(ema_decay=0.9))
+def test_weights_set_by_paddles_own_means_are_what_is_trained(session: Any) -> None:
+    model, optimizer = session.prepare(build, recipe(ema_decay=0.9))
     model.conv1.weight.set_value(np.full((6, 3, 3, 3), 0.5))
     model.head.set_state_dict({"weight": np.zeros((4, 8)), "bias": np.full(4, 7.0)})
-    update(backend, model, optimizer, Rates(rates=(1e-9, 1e-9)))
-    weights = backend.state(model, optimizer).weights
+    update(session, model, optimizer, Rates(rates=(1e-9, 1e-9)))
+    weights = session.state(model, optimizer).weights
     assert np.allclose(weights["conv1.weight"], 0.5, atol=1e-6)
     assert np.allclose(weights["head.bias"], 7, atol=1e-6)
     assert np.allclose(weights["head.weight"], 0, atol=1e-6)

@@ -198,12 +198,13 @@ from tests.contract import training
 from tests.contract.convnet import build
 from tests.contract.training import Case
 
-with Fleet(Fleet.Options(device="cpu", **eval(sys.argv[2]))) as backend:
+backend = Fleet(Fleet.Options(device="cpu", **eval(sys.argv[2])))
+with backend as session:
     bind(backend.nn, backend.ops)
-    c, case = backend.collective, Case(accumulate=2)
-    model, optimizer = backend.prepare(build, case.recipe(c.size))
-    backend.restore(model, optimizer, State(weights=training.start_weights()))
-    batches = backend.batches(training.micro_batches(case, rank=c.rank, size=c.size))
+    c, case = session.collective, Case(accumulate=2)
+    model, optimizer = session.prepare(build, case.recipe(c.size))
+    session.restore(model, optimizer, State(weights=training.start_weights()))
+    batches = session.batches(training.micro_batches(case, rank=c.rank, size=c.size))
     for update in range(2):
         if c.rank == 0:
             time.sleep(float(sys.argv[1]))
@@ -213,7 +214,7 @@ with Fleet(Fleet.Options(device="cpu", **eval(sys.argv[2]))) as backend:
         print("norm", repr(optimizer.step(training.rates(update))), flush=True)
     if c.rank == 1:
         time.sleep(float(sys.argv[1]))
-    backend.state(model, optimizer)
+    session.state(model, optimizer)
     assert c.all_reduce(np.array([c.rank + 1.0]), "sum").tolist() == [3.0]
 """
 

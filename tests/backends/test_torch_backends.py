@@ -5,16 +5,18 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 from torch import nn
 
-from mtrain.backends._torch.collective import LocalCollective
+from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.syncbn import synchronize
 from mtrain.backends.ddp import DDP
+from mtrain.errors import PluginError
 from tests.backends.processes import ROOT, python
 
 
@@ -26,10 +28,11 @@ def test_a_job_of_one_rank_starts_without_the_compiler() -> None:
         from mtrain.core.interfaces import Rates
         from tests.backends.recipes import recipe, update
         from tests.contract.convnet import build
-        with Solo(Solo.Options(device="cpu")) as backend:
+        backend = Solo(Solo.Options(device="cpu"))
+        with backend as session:
             bind(backend.nn, backend.ops)
-            model, optimizer = backend.prepare(build, recipe(ema_decay=0.9))
-            update(backend, model, optimizer, Rates(rates=(0.1, 0.1)))
+            model, optimizer = session.prepare(build, recipe(ema_decay=0.9))
+            update(session, model, optimizer, Rates(rates=(0.1, 0.1)))
         assert "torch._dynamo" not in sys.modules
     """)
     assert process.returncode == 0, process.stderr
@@ -63,11 +66,11 @@ def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str)
         import os
         from mtrain.backends.ddp import DDP
         from mtrain.core.collective import barrier
-        with DDP(DDP.Options(device="cpu")) as backend:
-            barrier(backend.collective)
-            if backend.collective.rank == 1:
+        with DDP(DDP.Options(device="cpu")) as session:
+            barrier(session.collective)
+            if session.collective.rank == 1:
                 {failing}
-            barrier(backend.collective)
+            barrier(session.collective)
     """)
     )
     starter = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
@@ -88,10 +91,22 @@ def test_synchronised_batchnorm_has_the_gradient_of_what_it_computes() -> None:
 @pytest.mark.parametrize("tells", [True, False])
 def test_ranks_without_measured_waiting_are_not_reported_as_waiting(tells: bool) -> None:
     class Silent(LocalCollective):
-        """As an outside plugin may have it."""
+        """A collective with the default of the interface."""
 
-        time_waits = None
+        time_waits = TorchCollective.time_waits
 
     engine = TorchEngine(LocalCollective() if tells else Silent(), torch.device("cpu"))
     engine.time_waits()
     assert ("communication_s" in engine.measure()) == tells
+
+
+def test_a_collective_without_a_member_is_refused_with_the_remedy() -> None:
+    class Former(LocalCollective):
+        """A collective as plugins could write it when ``time_waits`` was looked up by name."""
+
+        time_waits: Any = None
+
+    with pytest.raises(
+        PluginError, match=r"Former has no time_waits; derive Former from TorchCollective in mtrain\.back"
+    ):
+        TorchEngine(Former(), torch.device("cpu"))

@@ -322,13 +322,13 @@ def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str)
         from mtrain.backends.deepspeed import DeepSpeed
         from tests.backends.studies import Whole, recipe, train
         from mtrain.core.collective import barrier
-        with DeepSpeed(DeepSpeed.Options(device="cpu", stage=3)) as backend:
-            train(backend, updates=1)
-            model, optimizer = backend.prepare(Whole, recipe())
+        with DeepSpeed(DeepSpeed.Options(device="cpu", stage=3)) as session:
+            train(session, updates=1)
+            model, optimizer = session.prepare(Whole, recipe())
             with optimizer.micro_batch(last=False):
-                if backend.collective.rank == 1:
+                if session.collective.rank == 1:
                     {failing}
-            barrier(backend.collective)
+            barrier(session.collective)
     """)
     )
     process = start(2, str(script))
@@ -344,8 +344,8 @@ def test_ranks_end_without_a_word(tmp_path: Path) -> None:
         textwrap.dedent("""
         from mtrain.backends.deepspeed import DeepSpeed
         from tests.backends.studies import train
-        with DeepSpeed(DeepSpeed.Options(device="cpu", stage=3)) as backend:
-            train(backend, updates=2)
+        with DeepSpeed(DeepSpeed.Options(device="cpu", stage=3)) as session:
+            train(session, updates=2)
     """)
     )
     process = start(3, str(script))

@@ -195,14 +195,14 @@ def rank_script(folder: Path, body: str, options: str = "") -> str:
 )
 def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str) -> None:
     body = f"""
-        with Horovod(options) as backend:
-            if backend.collective.rank == 0:  # horovodrun asks it to end as soon as the other has failed
+        with Horovod(options) as session:
+            if session.collective.rank == 0:  # horovodrun asks it to end as soon as the other has failed
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            barrier(backend.collective)
-            if backend.collective.rank == 1:
+            barrier(session.collective)
+            if session.collective.rank == 1:
                 {kind}
             try:
-                barrier(backend.collective)
+                barrier(session.collective)
             except Exception as error:
                 open({str(tmp_path / "noticed")!r}, "w").write(type(error).__name__)
                 raise
@@ -216,10 +216,10 @@ def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str)
 @needs_horovod
 def test_a_collective_that_waits_too_long_for_a_rank_ends_the_job(tmp_path: Path) -> None:
     body = """
-        with Horovod(options) as backend:
-            if backend.collective.rank == 1:
+        with Horovod(options) as session:
+            if session.collective.rank == 1:
                 time.sleep(600)
-            barrier(backend.collective)
+            barrier(session.collective)
         """
     process = start("horovod", 2, rank_script(tmp_path, body, "timeout_s=4"))
     assert process.returncode == 1
@@ -232,8 +232,8 @@ def test_a_collective_that_waits_too_long_for_a_rank_ends_the_job(tmp_path: Path
 def test_ranks_end_without_aborting_however_often(tmp_path: Path) -> None:
     """Processes of a rank that end while native threads still run can crash."""
     body = """
-        with Horovod(options) as backend:
-            barrier(backend.collective)
+        with Horovod(options) as session:
+            barrier(session.collective)
         """
     script = rank_script(tmp_path, body)
     for _ in range(3):

@@ -54,8 +54,8 @@ def layouts(model: nn.Module, batch: Mapping[str, Tensor]) -> list[tuple[str, Te
 
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_every_layer_has_the_layout_that_the_spec_asks_for(framework: Framework, channels_last: bool) -> None:
-    with framework.solo() as backend:
-        model, optimizer = backend.prepare(Small, recipe(channels_last=channels_last))
+    with framework.solo() as session:
+        model, optimizer = session.prepare(Small, recipe(channels_last=channels_last))
         records = layouts(model, {"images": torch.randint(0, 255, (2, 32, 32, 3), dtype=torch.uint8)})
         assert len(records) == 3
         assert [name for name, x in records if not x.is_contiguous(memory_format=LAYOUTS[channels_last])] == []
@@ -67,8 +67,8 @@ def test_every_layer_has_the_layout_that_the_spec_asks_for(framework: Framework,
 
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_every_layer_of_yolov5_has_the_layout_that_the_spec_asks_for(framework: Framework, channels_last: bool) -> None:
-    with framework.solo() as backend:
-        model, _ = backend.prepare(lambda: yolov5_small.ready_network(framework), recipe(channels_last=channels_last))
+    with framework.solo() as session:
+        model, _ = session.prepare(lambda: yolov5_small.ready_network(framework), recipe(channels_last=channels_last))
         records = layouts(model, yolov5_small.batch_of(framework))
         assert len(records) > 100
         assert [name for name, x in records if not x.is_contiguous(memory_format=LAYOUTS[channels_last])] == []

@@ -28,8 +28,8 @@ def torch_optimizer(rule: str, model: torch.nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
 @pytest.mark.parametrize("rule", ["sgd", "adam", "adamw"])
-def test_five_updates_are_those_of_torch_optim(backend: Any, rule: str, precision: str, channels_last: bool) -> None:
-    model, optimizer = backend.prepare(
+def test_five_updates_are_those_of_torch_optim(session: Any, rule: str, precision: str, channels_last: bool) -> None:
+    model, optimizer = session.prepare(
         build, recipe(rule, clip_norm=1.0, precision=precision, channels_last=channels_last, ema_decay=0.9)
     )
     peer = copy.deepcopy(model)
@@ -43,17 +43,17 @@ def test_five_updates_are_those_of_torch_optim(backend: Any, rule: str, precisio
                 (rates.momentum or 0.9) if rule == "sgd" else (rates.momentum or 0.9, 0.99)
             )
         theirs.zero_grad()
-        peer(next(backend.batches([BATCH])))["total"].backward()
+        peer(next(session.batches([BATCH])))["total"].backward()
         norm = float(torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0))
         theirs.step()
         decay = 0.9 * (1 - math.exp(-k / 2000))
         for name, x in peer.state_dict().items():
             if x.is_floating_point():
                 average[name].mul_(decay).add_(x, alpha=1 - decay)
-        assert update(backend, model, optimizer, rates) == pytest.approx(
+        assert update(session, model, optimizer, rates) == pytest.approx(
             norm, rel=1e-6 if precision == "fp32" else 1e-14
         )
-    state = backend.state(model, optimizer)
+    state = session.state(model, optimizer)
     gap = max(float(np.abs(state.weights[n] - x.numpy()).max()) for n, x in peer.state_dict().items())
     ema_gap = max(float(np.abs(x - average[n].numpy()).max()) for n, x in state.ema.items())
     print(f"{rule} {precision} channels_last={channels_last}: weights {gap:.1e}, averages {ema_gap:.1e}")
@@ -62,41 +62,41 @@ def test_five_updates_are_those_of_torch_optim(backend: Any, rule: str, precisio
     assert ema_gap <= tolerance
 
 
-def test_bf16_keeps_weights_in_float32_and_learns_nearly_the_same(backend: Any) -> None:
+def test_bf16_keeps_weights_in_float32_and_learns_nearly_the_same(session: Any) -> None:
     losses = {}
     for precision in ("fp32", "bf16"):
-        model, optimizer = backend.prepare(build, recipe(precision=precision, seed=1))
+        model, optimizer = session.prepare(build, recipe(precision=precision, seed=1))
         for _ in range(10):
-            update(backend, model, optimizer, Rates(rates=(0.05, 0.05)))
+            update(session, model, optimizer, Rates(rates=(0.05, 0.05)))
         assert model.head.weight.dtype == torch.float32
-        losses[precision] = float(model(next(backend.batches([BATCH])))["entropy"])
+        losses[precision] = float(model(next(session.batches([BATCH])))["entropy"])
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
     assert losses["bf16"] != losses["fp32"]
 
 
-def test_fp16_scales_the_loss_halves_the_scale_after_an_overflow_and_resumes_it(backend: Any) -> None:
-    model, optimizer = backend.prepare(build, recipe(precision="fp16", seed=1))
-    reference, plain = backend.prepare(build, recipe(precision="fp32", seed=1))
+def test_fp16_scales_the_loss_halves_the_scale_after_an_overflow_and_resumes_it(session: Any) -> None:
+    model, optimizer = session.prepare(build, recipe(precision="fp16", seed=1))
+    reference, plain = session.prepare(build, recipe(precision="fp32", seed=1))
     rates = Rates(rates=(0.05, 0.05))
-    norm = update(backend, model, optimizer, rates)
-    assert norm == pytest.approx(update(backend, reference, plain, rates), rel=0.02)
-    assert backend.state(model, optimizer).counters["loss_scale"] == 2.0**16
-    before = backend.state(model, optimizer).weights
-    assert not math.isfinite(update(backend, model, optimizer, rates, LOUD))
-    state = backend.state(model, optimizer)
+    norm = update(session, model, optimizer, rates)
+    assert norm == pytest.approx(update(session, reference, plain, rates), rel=0.02)
+    assert session.state(model, optimizer).counters["loss_scale"] == 2.0**16
+    before = session.state(model, optimizer).weights
+    assert not math.isfinite(update(session, model, optimizer, rates, LOUD))
+    state = session.state(model, optimizer)
     assert (state.counters["loss_scale"], state.counters["skipped"]) == (2.0**15, 1)
     assert np.array_equal(before["head.weight"], state.weights["head.weight"])
-    update(backend, model, optimizer, rates)
-    state = backend.state(model, optimizer)
+    update(session, model, optimizer, rates)
+    state = session.state(model, optimizer)
     assert state.counters["loss_scale_age"] == 1, "good updates since the scale changed"
-    fresh, other = backend.prepare(build, recipe(precision="fp16"))
-    backend.restore(fresh, other, state)
-    assert backend.state(fresh, other).counters == state.counters
+    fresh, other = session.prepare(build, recipe(precision="fp16"))
+    session.restore(fresh, other, state)
+    assert session.state(fresh, other).counters == state.counters
 
 
-def test_compiling_keeps_names_and_what_is_called(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_keeps_names_and_what_is_called(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))
-    model, optimizer = backend.prepare(build, recipe(compile=True))
+    model, optimizer = session.prepare(build, recipe(compile=True))
     assert compiled == [model]
-    assert set(backend.state(model, optimizer).weights) == set(build().state_dict())
+    assert set(session.state(model, optimizer).weights) == set(build().state_dict())

@@ -71,8 +71,8 @@ def test_what_was_watched_can_be_let_go(clock):
 
 
 def test_one_rank_never_waits_and_tells_only_if_asked(framework):
-    with framework.solo() as backend:
-        assert "communication_s" not in backend.measure()
-        backend.time_waits()
-        backend.collective.all_gather("x")
-        assert backend.measure()["communication_s"] == 0
+    with framework.solo() as session:
+        assert "communication_s" not in session.measure()
+        session.time_waits()
+        session.collective.all_gather("x")
+        assert session.measure()["communication_s"] == 0

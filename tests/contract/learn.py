@@ -18,9 +18,9 @@ def main(name: str, rule: str, out: Path) -> None:
     framework = FRAMEWORKS[name]()
     bind(framework.nn, framework.ops)
     framework.one_thread()
-    with framework.solo() as backend:
+    with framework.solo() as session:
         case = Case(batchnorm="synced", accumulate=2, rule=rule)
-        np.savez(out, **training.train(backend, case, updates=UPDATES))
+        np.savez(out, **training.train(session, case, updates=UPDATES))
 
 
 if __name__ == "__main__":

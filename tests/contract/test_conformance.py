@@ -81,7 +81,7 @@ def test_whole_jobs_keep_every_promise(tested: Tested, framework: Framework, onl
 
 
 def test_some_updates_of_the_kit_are_clipped_and_others_are_not(framework: Framework) -> None:
-    with framework.solo() as backend:
-        norms = training.train(backend, Case())["norms"]
+    with framework.solo() as session:
+        norms = training.train(session, Case())["norms"]
     assert (norms > Case().clip_norm).any()
     assert (norms < Case().clip_norm).any()

@@ -1,4 +1,4 @@
-"""The loop: what it calls, when, and with which figures. On a backend of one rank in numpy, which is a whole one."""
+"""The loop: what it calls, when, and with which figures. On a session of one rank in numpy, which is a whole one."""
 
 import math
 import threading
@@ -78,7 +78,7 @@ class Descent:
 
 
 class Numpy:
-    """As much of a backend as the loop asks for."""
+    """As much of a session as the loop asks for."""
 
     collective = OneRank()
 
@@ -127,7 +127,7 @@ class Bench:
         self.stop_at = self.refuse_at = -1
         self.time, self.tick = 0.0, 1.0
         job = Job(
-            backend=Numpy(),  # type: ignore[arg-type]
+            session=Numpy(),  # type: ignore[arg-type]
             model=self.model,
             optimizer=self.optimizer,
             loader=self.loader,
@@ -436,7 +436,7 @@ def run_on_ranks(setup: Callable[[int, Bench], None], *, size: int = 3, **cadenc
     benches = [Bench(updates=40, **cadences) for _ in range(size)]
 
     def work(rank: int, collective: Member) -> Progress:
-        benches[rank].trainer.job.backend.collective = collective  # type: ignore[misc]
+        benches[rank].trainer.job.session.collective = collective  # type: ignore[misc]
         setup(rank, benches[rank])
         return benches[rank].trainer.run(Progress())
 

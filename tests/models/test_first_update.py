@@ -78,14 +78,14 @@ def first_update(framework: Framework, case: str, precision: Precision) -> dict[
         precision=precision,
         channels_last=True,
     )
-    with framework.solo() as backend:
-        network, optimizer = backend.prepare(lambda: plugin.build(task, backend.collective), recipe)
-        shapes = {name: array.shape for name, array in backend.state(network, optimizer).weights.items()}
-        backend.restore(network, optimizer, State(weights=plugin.initial(shapes, task, seed=0)))
+    with framework.solo() as session:
+        network, optimizer = session.prepare(lambda: plugin.build(task, session.collective), recipe)
+        shapes = {name: array.shape for name, array in session.state(network, optimizer).weights.items()}
+        session.restore(network, optimizer, State(weights=plugin.initial(shapes, task, seed=0)))
         with optimizer.micro_batch(last=True):
             loss = network(batch_of(framework, model, size))["total"]
             optimizer.backward(loss)
-        return {"loss": float(backend.ops.to_numpy(loss)), "norm": optimizer.step(Rates(rates=(0.0,)))}
+        return {"loss": float(framework.ops.to_numpy(loss)), "norm": optimizer.step(Rates(rates=(0.0,)))}
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ class Mine:
         timeout_s: int = 5
         retries: int = 0
     framework = "none"
+    nn = ops = check = None
     rendezvous = "none"
 
 class Bare:

@@ -16,17 +16,18 @@ from tests.testing.faults import FAULTS
 def main(references: Path, out: Path) -> None:
     runs = {check.id: run for check, run in ON_RANKS.items()}
     results = {}
-    with DDP(DDP.Options(device="cpu", timeout_s=60)) as backend:
+    backend = DDP(DDP.Options(device="cpu", timeout_s=60))
+    with backend as session:
         bind(backend.nn, backend.ops)
         for fault, (faulty, check) in FAULTS.items():
-            site = Site(backend=faulty(backend), ranks=2, references=references)
+            site = Site(session=faulty(session), ranks=2, references=references)
             assert site.precision == "fp64"
             try:
                 mine = [asdict(measure) | {"ok": measure.ok} for measure in runs[check](site)]
             except CheckpointError as error:  # on every rank: the kit takes an error for a failure
                 mine = [{"what": "error", "ok": False, "detail": str(error)}]
-            results[fault] = backend.collective.all_gather(mine)
-        if backend.collective.rank == 0:
+            results[fault] = session.collective.all_gather(mine)
+        if session.collective.rank == 0:
             out.write_text(json.dumps(results))
 
 

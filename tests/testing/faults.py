@@ -1,4 +1,4 @@
-"""Backends on torch with one planted fault each, and the check that must notice it."""
+"""Sessions on torch with one planted fault each, and the check that must notice it."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from mtrain.core.interfaces import Rates, Recipe, State
 
 
 class Faulty:
-    """A backend that passes everything on; a fault overrides one method."""
+    """A session that passes everything on; a fault overrides one method."""
 
     def __init__(self, inside: Any) -> None:
         self.inside = inside
@@ -300,4 +300,4 @@ FAULTS: dict[str, tuple[type[Faulty], str]] = {
     ),
     "outputs out of order": (Backwards, "evaluation.once"),
 }
-"""Fault -> the backend that has it, and the id of the check that must notice."""
+"""Fault -> the session that has it, and the id of the check that must notice."""

@@ -15,10 +15,10 @@ def measures(framework: Framework, tmp_path_factory: pytest.TempPathFactory) -> 
     """Return the measures of solo by their first word."""
     references = tmp_path_factory.mktemp("references")
     framework.one_thread()
-    with framework.solo() as backend:
-        exact = accuracy.first_update(backend, "fp64")
+    with framework.solo() as session:
+        exact = accuracy.first_update(session, "fp64")
         np.savez(Reference(folder=references, precision="fp64").file(FIRST_UPDATE), **exact)  # type: ignore[arg-type]
-        actual = accuracy.near_float64(Site(backend=backend, ranks=1, references=references))
+        actual = accuracy.near_float64(Site(session=session, ranks=1, references=references))
     assert float(exact["loss"]) == pytest.approx(loss(), rel=1e-12)
     return {measure.what.partition(":")[0]: measure for measure in actual}
 

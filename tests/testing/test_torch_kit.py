@@ -118,7 +118,16 @@ class TestWrongBackends:
 
     def test_missing_methods(self, tmp_path: Path) -> None:
         actual, _ = report_on("incomplete", tmp_path, "plugin.enters")
-        assert "backend 'incomplete' has no infer, state; see Backend" in actual["plugin.enters"]["error"]
+        error = actual["plugin.enters"]["error"]
+        assert (
+            "backend 'incomplete': `__enter__` returned a DdpEngine without infer, state; return the session" in error
+        )
+
+    def test_a_backend_of_the_former_seam(self, tmp_path: Path) -> None:
+        actual, _ = report_on("former", tmp_path, "plugin.enters")
+        error = actual["plugin.enters"]["error"]
+        assert "backend 'former': `__enter__` returned a Former without collective, device, prepare, batches" in error
+        assert "return the session, such as the engine that it makes, and not the backend; see RankSession" in error
 
     def test_no_rank_gets_in(self, tmp_path: Path) -> None:
         actual, _ = report_on("silent", tmp_path, "collective.place", limit=40)

@@ -17,10 +17,11 @@ from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
 from mtrain.backends._torch import state
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.backends._torch.engine import TorchEngine, Wrap, alone, channels_last
+from mtrain.backends._torch.engine import TorchEngine, channels_last
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.shards import Parts
+from mtrain.backends.base import Check
 from mtrain.core import state_checks
 from mtrain.core.interfaces import Array, Recipe, State
 from mtrain.errors import SpecError
@@ -29,17 +30,16 @@ from mtrain.errors import SpecError
 class ZeroEngine(TorchEngine):
     """One rank of a job on DeepSpeed. ``prepare`` returns the model that was built, with DeepSpeed's hooks on it."""
 
-    def __init__(self, collective: TorchCollective, target: torch.device, sharding: Sharding) -> None:
-        super().__init__(collective, target)
+    def __init__(self, collective: TorchCollective, target: torch.device, sharding: Sharding, *, check: Check) -> None:
+        super().__init__(collective, target, check=check)
         self._sharding = sharding
         self._engines: list[tuple[Any, ZeroExchange]] = []
 
     @override
-    def prepare(
-        self, build: Callable[[], nn.Module], recipe: Recipe, wrap: Wrap = alone
-    ) -> tuple[nn.Module, TorchOptimizer]:
+    def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
+        self.refuse(recipe)
         torch.manual_seed(recipe.seed)
-        config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.device.type == "cuda")
+        config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.target.type == "cuda")
         if self._sharding.extra:
             library.check(config)
         model = self._placed(build, recipe, config)
@@ -58,7 +58,7 @@ class ZeroEngine(TorchEngine):
         exchange = ZeroExchange(engine, zero, trained, self.collective, self._sharding.reduction)
         self._engines.append((engine, exchange))
         optimizer = ZeroOptimizer(
-            model, recipe, exchange=exchange, zero=zero, parts=parts, collective=self.collective, device=self.device
+            model, recipe, exchange=exchange, zero=zero, parts=parts, collective=self.collective, device=self.target
         )
         if recipe.compile:
             model.compile()
@@ -109,7 +109,7 @@ class ZeroEngine(TorchEngine):
     def _arrays(self, tensors: Mapping[str, Tensor], parts: Parts) -> dict[str, Array]:
         """Return whole arrays in the order of ``tensors``, gathering those that are split; every rank must call."""
         split = {name: tensor for name, tensor in tensors.items() if name in parts}
-        split_arrays = {name: state.to_numpy(whole) for name, whole in parts.whole(split, self.device)}
+        split_arrays = {name: state.to_numpy(whole) for name, whole in parts.whole(split, self.target)}
         return {
             name: split_arrays[name] if name in split_arrays else state.to_numpy(tensor)
             for name, tensor in tensors.items()
@@ -171,8 +171,9 @@ class ZeroEngine(TorchEngine):
             whole = torch.from_numpy(np.array(values[key]))
             target.copy_(parts.cut(names_by_key[key], whole) if names_by_key[key] in parts else whole)
 
-    def release(self) -> None:
-        """Drop DeepSpeed's engines and the process groups that they hold. The models cannot train afterwards."""
+    @override
+    def close(self) -> None:
+        """Drop DeepSpeed's engines and all process groups. The models cannot train afterwards."""
         for engine, exchange in self._engines:
             exchange.abandon()
             parameters = [*engine.module.parameters()]
@@ -186,6 +187,7 @@ class ZeroEngine(TorchEngine):
         self._engines.clear()
         # Hooks and engines refer to each other. Until the collector frees them, a process group keeps its threads.
         gc.collect()
+        super().close()
 
 
 def _float64() -> Any:

@@ -6,18 +6,17 @@ from typing import Any
 
 import paddle
 from paddle.nn import Layer
+from typing_extensions import override
 
 from mtrain.backends import paddle_limits
 from mtrain.backends._paddle import batches, device, precision, state, syncbn
 from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
 from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
+from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
-from mtrain.core.interfaces import Array, Batch, HostBatch, Recipe, State
+from mtrain.core.interfaces import Array, Batch, HostBatch, RankSession, Recipe, State
 from mtrain.core.recipe import is_frozen
 from mtrain.errors import SpecError
-
-Wrap = Callable[[Layer, Recipe], tuple[Layer, Exchange]]
-"""Maps a model to (the layer that is called in training, how its gradients are exchanged)."""
 
 
 class NoExchange:
@@ -31,23 +30,36 @@ class NoExchange:
         """Do nothing: there is nothing to exchange."""
 
 
-def alone(model: Layer, recipe: Recipe) -> tuple[Layer, Exchange]:
-    """Return the model unchanged: the ``Wrap`` of a job with one rank."""
-    return model, NoExchange()
+class PaddleEngine(RankSession):
+    """One rank of a job on Paddle: the session of every backend on Paddle.
 
+    A backend with several ranks overrides ``wrap``.
+    """
 
-class PaddleEngine:
-    """One rank of a job on Paddle. A backend holds one engine and forwards its calls to it."""
+    collective: PaddleCollective
 
-    def __init__(self, collective: PaddleCollective, target: str) -> None:
-        """Make the engine for device ``target``, which ``device.choose`` has made the current one."""
+    def __init__(self, collective: PaddleCollective, target: str, *, check: Check | None = None) -> None:
+        """Make the engine of one rank.
+
+        Args:
+            collective: The ranks of the job.
+            target: Paddle's name of this rank's device, which ``device.choose`` has made the current one.
+            check: The ``Backend.check`` of the backend; None: no recipe is refused.
+        """
         self.collective = collective
-        self.device = target
+        self.target = target
         self.waits: Waits | None = None
+        self._check = check
         self._recipe: Recipe | None = None
 
-    def prepare(self, build: Callable[[], Layer], recipe: Recipe, wrap: Wrap = alone) -> tuple[Layer, PaddleOptimizer]:
-        """See ``Backend.prepare``.
+    @property
+    @override
+    def device(self) -> str:
+        return device.named(self.target)
+
+    @override
+    def prepare(self, build: Callable[[], Layer], recipe: Recipe) -> tuple[Layer, PaddleOptimizer]:
+        """See ``RankSession.prepare``.
 
         The recipe's ``channels_last`` changes nothing: Paddle stores the weights of a convolution as (out, in, h, w)
         for any layout of its input, and a tensor's memory layout always follows its shape.
@@ -55,7 +67,10 @@ class PaddleEngine:
         Raises:
             SpecError: The recipe cannot be followed by Paddle on this device, or freezes all parameters.
         """
-        paddle_limits.check(recipe, on_cpu=self.device == "cpu")
+        on_cpu = self.target == "cpu"
+        if self._check is not None:
+            self._check(recipe, size=self.collective.size, on_cpu=on_cpu)
+        paddle_limits.check(recipe, on_cpu=on_cpu)
         precision.check(recipe.precision)
         paddle.seed(recipe.seed)
         model = self._place(build(), recipe)
@@ -63,10 +78,17 @@ class PaddleEngine:
         model.train()
         if all(parameter.stop_gradient for parameter in model.parameters()):
             raise SpecError(f"train.freeze: {list(recipe.frozen)} leaves no parameter to train; freeze fewer")
-        called, exchange = wrap(model, recipe)
+        called, exchange = self.wrap(model, recipe)
         optimizer = PaddleOptimizer(model, recipe, exchange=exchange, collective=self.collective)
         self._recipe = recipe
         return called, optimizer
+
+    def wrap(self, model: Layer, recipe: Recipe) -> tuple[Layer, Exchange]:
+        """Return the layer that is called in training, and how its gradients are exchanged.
+
+        The default leaves the model unchanged and exchanges nothing, as is right for one rank.
+        """
+        return model, NoExchange()
 
     def _place(self, model: Layer, recipe: Recipe) -> Layer:
         for name, parameter in model.named_parameters():
@@ -77,19 +99,20 @@ class PaddleEngine:
             syncbn.synchronize(model, self.collective)
         return model.to(dtype="float64") if recipe.precision == "fp64" else model
 
+    @override
     def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:
-        """See ``Backend.batches``."""
-        return batches.upload(loader, self.device)
+        return batches.upload(loader, self.target)
 
+    @override
     def infer(self, model: Layer, batch: Batch) -> dict[str, Array]:
-        """See ``Backend.infer``."""
         assert self._recipe is not None, "prepare comes first"
         with paddle.no_grad(), precision.forward_context(self._recipe.precision):
             output: dict[str, Any] = inner(model)(batch)
         return {name: state.to_numpy(x) for name, x in output.items()}
 
+    @override
     def state(self, model: Layer, optimizer: PaddleOptimizer) -> State:
-        """See ``Backend.state``.
+        """See ``RankSession.state``.
 
         Sets the buffers of all ranks to rank 0's, so that training continues with what is saved.
         """
@@ -104,8 +127,8 @@ class PaddleEngine:
             counters=optimizer.counters(),
         )
 
+    @override
     def restore(self, model: Layer, optimizer: PaddleOptimizer, saved: State) -> None:
-        """See ``Backend.restore``."""
         model = inner(model)
         if saved.weights:
             state.fill(model.state_dict(), saved.weights, what="weights")
@@ -119,20 +142,21 @@ class PaddleEngine:
             optimizer.set_counters(saved.counters)
         state.check_equal_start(model, self.collective)
 
+    @override
     def measure(self) -> dict[str, float]:
-        """See ``Backend.measure``."""
-        measured = {"memory_bytes": float(device.peak_memory_bytes(self.device))}
+        measured = {"memory_bytes": float(device.peak_memory_bytes(self.target))}
         return measured if self.waits is None else {**measured, "communication_s": self.waits.seconds}
 
+    @override
     def time_waits(self) -> None:
-        """See ``Backend.measure``. Does nothing on a GPU, where the device waits and not the process."""
-        if self.device == "cpu":
+        """See ``RankSession.time_waits``. Does nothing on a GPU, where the device waits and not the process."""
+        if self.target == "cpu":
             self.waits = self.collective.time_waits()
 
 
-def of_one_rank(target: str) -> PaddleEngine:
-    """Make the engine of a job with one rank."""
-    return PaddleEngine(LocalCollective(), target)
+def of_one_rank(target: str, *, check: Check | None = None) -> PaddleEngine:
+    """Make the engine of a job with one rank; ``check``: see ``PaddleEngine``."""
+    return PaddleEngine(LocalCollective(), target, check=check)
 
 
 def inner(model: Layer) -> Layer:

@@ -20,7 +20,6 @@ from mtrain.backends._paddle.channel import Channel, PeerLost
 from mtrain.backends._paddle.collective import DistributedCollective
 from mtrain.backends._paddle.optimizer import Exchange
 from mtrain.backends.waiting import Waits
-from mtrain.core.interfaces import Recipe
 from mtrain.errors import LaunchError
 
 fleet: Any = paddle_fleet  # Paddle annotates it only partially
@@ -73,9 +72,8 @@ class FleetJob:
         if target == "cpu":
             _linger_on_terminate()
 
-    def wrap(self, model: Layer, recipe: Recipe, *, waits: Waits | None) -> tuple[Layer, Exchange]:
-        """See ``engine.Wrap``. If ``waits`` is set, it counts how long the exchange of gradients takes."""
-        del recipe
+    def wrap(self, model: Layer, *, waits: Waits | None) -> tuple[Layer, Exchange]:
+        """See ``PaddleEngine.wrap``. If ``waits`` is set, it counts how long the exchange of gradients takes."""
         optimizer = fleet.distributed_optimizer(_OptimizerShell(learning_rate=0.0, parameters=model.parameters()))
         trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
         # Fleet exchanges gradients in its own hooks: the hook that completes a bucket returns when the bucket is

@@ -1,5 +1,6 @@
 """Communication between the ranks of a job on torch: ``core.interfaces.Collective`` plus calls on torch tensors."""
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -122,19 +123,27 @@ class DistributedCollective:
 class TorchCollective(Collective, Protocol):
     """The communication that the torch engine needs from any backend on torch.
 
-    A collective that can measure how long this rank waits in these calls, and in those of its library as far as they
-    can be observed from Python, has an additional method ``time_waits() -> Waits``; the returned counter runs from then
-    on.
+    A class that is derived from this one inherits the methods that are not abstract: ``time_waits``.
     """
 
+    @abstractmethod
     def all_gather_tensor(self, x: Tensor) -> Tensor:
         """Return ``x`` of all ranks, stacked along a new first axis."""
         ...
 
+    @abstractmethod
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of rank 0."""
         ...
 
+    @abstractmethod
     def close(self) -> None:
         """Drop what connects the ranks. The collective must not be used afterwards."""
         ...
+
+    def time_waits(self) -> Waits | None:
+        """Return a counter of the time that this rank waits from now on, or None: it cannot be measured, the default.
+
+        Counted is the time in these calls, and in those of the library as far as they can be observed from Python.
+        """
+        return None

@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from mtrain.backends._torch import batches, device, layout, precision, state, syncbn
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
+from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
-from mtrain.core.interfaces import Array, Batch, HostBatch, Recipe, State
+from mtrain.core.completeness import check_members
+from mtrain.core.interfaces import Array, Batch, HostBatch, RankSession, Recipe, State
 from mtrain.core.recipe import is_frozen
 from mtrain.errors import SpecError
-
-Wrap = Callable[[nn.Module, Recipe], tuple[nn.Module, Exchange]]
-"""Maps a model to (the module that is called in training, how its gradients are exchanged)."""
 
 
 class NoExchange:
@@ -30,24 +30,49 @@ class NoExchange:
         """Do nothing: there is nothing to exchange."""
 
 
-def alone(model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
-    """Return the model unchanged: the ``Wrap`` of a job with one rank."""
-    return model, NoExchange()
+class TorchEngine(RankSession):
+    """One rank of a job on torch: the session of every backend on torch.
 
+    A backend with several ranks overrides ``wrap``.
+    """
 
-class TorchEngine:
-    """One rank of a job on torch. A backend holds one engine and forwards its calls to it."""
+    collective: TorchCollective
 
-    def __init__(self, collective: TorchCollective, target: torch.device) -> None:
+    def __init__(self, collective: TorchCollective, target: torch.device, *, check: Check | None = None) -> None:
+        """Make the engine of one rank.
+
+        Args:
+            collective: The ranks of the job.
+            target: This rank's device, which ``device.choose`` has made the current one.
+            check: The ``Backend.check`` of the backend; None: no recipe is refused.
+
+        Raises:
+            PluginError: The collective lacks a method of ``TorchCollective``.
+        """
+        check_members(collective, TorchCollective, where="mtrain.backends.torch_engine")
         self.collective = collective
-        self.device = target
+        self.target = target
         self.waits: Waits | None = None
+        self._check = check
         self._recipe: Recipe | None = None
 
-    def prepare(
-        self, build: Callable[[], nn.Module], recipe: Recipe, wrap: Wrap = alone
-    ) -> tuple[nn.Module, TorchOptimizer]:
-        """See ``Backend.prepare``."""
+    @property
+    @override
+    def device(self) -> str:
+        return device.named(self.target)
+
+    def refuse(self, recipe: Recipe) -> None:
+        """Refuse a recipe that the backend cannot follow on this rank's device.
+
+        Raises:
+            SpecError: See ``Backend.check``.
+        """
+        if self._check is not None:
+            self._check(recipe, size=self.collective.size, on_cpu=self.target.type == "cpu")
+
+    @override
+    def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
+        self.refuse(recipe)
         torch.manual_seed(recipe.seed)
         model = self._place(build(), recipe)
         state.check_equal_start(model, self.collective)
@@ -56,13 +81,20 @@ class TorchEngine:
         model.train()
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SpecError(f"train.freeze: {list(recipe.frozen)} leaves no parameter to train; freeze fewer")
-        called, exchange = wrap(model, recipe)
+        called, exchange = self.wrap(model, recipe)
         self._recipe = recipe
         return called, self.optimizer(model, recipe, exchange)
 
+    def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
+        """Return the module that is called in training, and how its gradients are exchanged.
+
+        The default leaves the model unchanged and exchanges nothing, as is right for one rank.
+        """
+        return model, NoExchange()
+
     def optimizer(self, model: nn.Module, recipe: Recipe, exchange: Exchange) -> TorchOptimizer:
         """Make the optimizer of a model after ``wrap`` was applied. Engines that shard arrays override this."""
-        return TorchOptimizer(model, recipe, exchange=exchange, collective=self.collective, device=self.device)
+        return TorchOptimizer(model, recipe, exchange=exchange, collective=self.collective, device=self.target)
 
     def _place(self, model: nn.Module, recipe: Recipe) -> nn.Module:
         for name, parameter in model.named_parameters():
@@ -72,7 +104,7 @@ class TorchEngine:
         syncbn.make_exact(model)
         if recipe.sync_batchnorm and self.collective.size > 1:
             syncbn.synchronize(model, self.collective)
-        model = model.to(self.device)
+        model = model.to(self.target)
         if recipe.precision == "fp64":
             model = model.double()
         if recipe.channels_last:
@@ -81,19 +113,20 @@ class TorchEngine:
             layout.use(layout.ContiguousConv2d, model)
         return model
 
+    @override
     def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:
-        """See ``Backend.batches``."""
-        return batches.upload(loader, self.device)
+        return batches.upload(loader, self.target)
 
+    @override
     def infer(self, model: nn.Module, batch: Batch) -> dict[str, Array]:
-        """See ``Backend.infer``."""
         assert self._recipe is not None, "prepare comes first"
-        with torch.no_grad(), precision.forward_context(self._recipe.precision, self.device):
+        with torch.no_grad(), precision.forward_context(self._recipe.precision, self.target):
             output: dict[str, Any] = inner(model)(batch)
         return {name: state.to_numpy(x) for name, x in output.items()}
 
+    @override
     def state(self, model: nn.Module, optimizer: TorchOptimizer) -> State:
-        """See ``Backend.state``.
+        """See ``RankSession.state``.
 
         Sets the buffers of all ranks to rank 0's, so that training continues with what is saved.
         """
@@ -108,8 +141,8 @@ class TorchEngine:
             counters=optimizer.counters(),
         )
 
+    @override
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
-        """See ``Backend.restore``."""
         model = inner(model)
         if saved.weights:
             state.fill(model.state_dict(), saved.weights, what="weights")
@@ -123,21 +156,25 @@ class TorchEngine:
             optimizer.set_counters(saved.counters)
         state.check_equal_start(model, self.collective)
 
+    @override
     def measure(self) -> dict[str, float]:
-        """See ``Backend.measure``."""
-        measured = {"memory_bytes": float(device.peak_memory_bytes(self.device))}
+        measured = {"memory_bytes": float(device.peak_memory_bytes(self.target))}
         return measured if self.waits is None else {**measured, "communication_s": self.waits.seconds}
 
+    @override
     def time_waits(self) -> None:
-        """See ``Backend.measure``. Does nothing on CUDA, where the device waits and not the process."""
-        start_timing = getattr(self.collective, "time_waits", None)
-        if start_timing is not None and self.device.type == "cpu":
-            self.waits = start_timing()
+        """See ``RankSession.time_waits``. Does nothing on CUDA, where the device waits and not the process."""
+        if self.target.type == "cpu":
+            self.waits = self.collective.time_waits()
+
+    def close(self) -> None:
+        """Drop what connects this rank to the others. A backend calls it in ``__exit__``."""
+        self.collective.close()
 
 
-def of_one_rank(target: torch.device) -> TorchEngine:
-    """Make the engine of a job with one rank."""
-    return TorchEngine(LocalCollective(), target)
+def of_one_rank(target: torch.device, *, check: Check | None = None) -> TorchEngine:
+    """Make the engine of a job with one rank; ``check``: see ``TorchEngine``."""
+    return TorchEngine(LocalCollective(), target, check=check)
 
 
 def channels_last(model: nn.Module) -> None:

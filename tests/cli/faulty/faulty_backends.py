@@ -13,51 +13,65 @@ from mtrain.backends.horovod import Horovod
 from mtrain.backends.solo import Solo
 
 
-class Clipping(Solo):
+class Wrong:
+    """A backend whose session calls ``preparing`` of the backend in place of its own ``prepare``."""
+
+    def __enter__(self) -> Any:
+        session: Any = super().__enter__()  # type: ignore[misc]
+        prepare = session.prepare
+        session.prepare = lambda build, recipe: self.preparing(session, prepare, build, recipe)
+        return session
+
+    def preparing(self, session: Any, prepare: Any, build: Any, recipe: Any) -> Any:
+        """Call ``prepare``, with something wrong."""
+        raise NotImplementedError
+
+
+class Clipping(Wrong, Solo):
     """A backend that clips at 0.25 regardless of the recipe."""
 
-    def prepare(self, build: Any, recipe: Any) -> Any:
-        return super().prepare(build, replace(recipe, clip_norm=0.25))
+    def preparing(self, session: Any, prepare: Any, build: Any, recipe: Any) -> Any:
+        return prepare(build, replace(recipe, clip_norm=0.25))
 
 
-class Summing(Solo):
+class Summing(Wrong, Solo):
     """Adds the gradients of the micro batches up instead of averaging them."""
 
-    def prepare(self, build: Any, recipe: Any) -> Any:
-        model, optimizer = super().prepare(build, recipe)
+    def preparing(self, session: Any, prepare: Any, build: Any, recipe: Any) -> Any:
+        model, optimizer = prepare(build, recipe)
         average = optimizer.backward
         optimizer.backward = lambda loss: average(loss * recipe.accumulate)
         return model, optimizer
 
 
-class Sluggish(Solo):
+class Sluggish(Wrong, Solo):
     """Has another momentum."""
 
-    def prepare(self, build: Any, recipe: Any) -> Any:
+    def preparing(self, session: Any, prepare: Any, build: Any, recipe: Any) -> Any:
         groups = tuple((match, {**options, "momentum": 0.5}) for match, options in recipe.groups)
-        return super().prepare(build, replace(recipe, groups=groups))
+        return prepare(build, replace(recipe, groups=groups))
 
 
 class Elsewhere(Solo):
     """Needs a library that nobody has."""
 
 
-class Silent(DDP):
+class Silent(Wrong, DDP):
     """Never exchanges gradients."""
 
-    def prepare(self, build: Any, recipe: Any) -> Any:
-        model, optimizer = super().prepare(build, recipe)
+    def preparing(self, session: Any, prepare: Any, build: Any, recipe: Any) -> Any:
+        model, optimizer = prepare(build, recipe)
         exchange = optimizer.micro_batch
         optimizer.micro_batch = lambda *, last: exchange(last=False)
         return model, optimizer
 
 
-class Late:
+class Late(Wrong):
     """Rank 1 is late in every backward pass, by six times as long as its forward pass took."""
 
-    def prepare(self, build: Any, recipe: Any) -> Any:
-        model, optimizer = super().prepare(build, recipe)
-        if self.collective.rank == 1:
+    def preparing(self, session: Any, prepare: Any, build: Any, recipe: Any) -> Any:
+        model, optimizer = prepare(build, recipe)
+        if session.collective.rank == 1:
             forward, backward = optimizer.micro_batch, optimizer.backward
             start_times: list[float] = []
 

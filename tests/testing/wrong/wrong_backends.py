@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 from mtrain.backends.ddp import DDP
 from mtrain.core.interfaces import Module, Optimizer, Recipe
@@ -16,25 +16,31 @@ from mtrain.core.interfaces import Module, Optimizer, Recipe
 class Summing(DDP):
     """Gradients of ranks are summed, not averaged."""
 
-    def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
-        model, optimizer = super().prepare(build, recipe)
-        averaged: Any = optimizer
-        backward = averaged.backward
-        averaged.backward = lambda loss: backward(loss * self.collective.size)
-        return model, optimizer
+    def __enter__(self) -> Any:
+        session: Any = super().__enter__()
+        prepare = session.prepare
+
+        def summing(build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
+            model, optimizer = prepare(build, recipe)
+            backward = optimizer.backward
+            optimizer.backward = lambda loss: backward(loss * session.collective.size)
+            return model, optimizer
+
+        session.prepare = summing
+        return session
 
 
 class Closed(DDP):
     """No rank gets in."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Any:
         raise RuntimeError("the door is closed")
 
 
 class Aborting(DDP):
     """A backend whose ranks fail after everything else."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Any:
         atexit.register(os._exit, 7)
         return super().__enter__()
 
@@ -42,18 +48,18 @@ class Aborting(DDP):
 class Alone(DDP):
     """A job of one rank is not thought of."""
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        assert self.collective.size > 1, "two ranks at least"
-        return self
+    def __enter__(self) -> Any:
+        session = super().__enter__()
+        assert session.collective.size > 1, "two ranks at least"
+        return session
 
 
 class Hanging(DDP):
     """The last rank never comes to a sum of numpy arrays that is a mean."""
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        collective: Any = self.collective
+    def __enter__(self) -> Any:
+        session = super().__enter__()
+        collective: Any = session.collective
         reduce = collective.all_reduce
 
         def all_reduce(x: Any, op: Any) -> Any:
@@ -62,15 +68,15 @@ class Hanging(DDP):
             return reduce(x, op)
 
         collective.all_reduce = all_reduce
-        return self
+        return session
 
 
 class Raising(DDP):
     """One rank fails where it gathers."""
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        collective: Any = self.collective
+    def __enter__(self) -> Any:
+        session = super().__enter__()
+        collective: Any = session.collective
         gather = collective.all_gather
 
         def all_gather(value: Any) -> Any:
@@ -79,13 +85,13 @@ class Raising(DDP):
             return gather(value)
 
         collective.all_gather = all_gather
-        return self
+        return session
 
 
 class Silent(DDP):
     """No rank ever gets in."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Any:
         time.sleep(600)
         return super().__enter__()
 
@@ -99,10 +105,20 @@ class Stuck(DDP):
 
 
 class Incomplete(DDP):
-    """Methods are missing."""
+    """Methods of the session are missing."""
 
-    infer: Any = None
-    state: Any = None
+    def __enter__(self) -> Any:
+        session: Any = super().__enter__()
+        session.infer = session.state = None
+        return session
+
+
+class Former(DDP):
+    """It is written for the seam on which a backend was its own session."""
+
+    def __enter__(self) -> Any:
+        super().__enter__()
+        return self
 
 
 class Nameless(DDP):
@@ -123,10 +139,10 @@ class Staying(DDP):
 class Lingering(DDP):
     """Ranks do not end when they are asked to, and wait for those that are gone."""
 
-    def __enter__(self) -> Self:
-        super().__enter__()
+    def __enter__(self) -> Any:
+        session = super().__enter__()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        return self
+        return session
 
     def __exit__(self, *error: object) -> None:
         if error[0] is not None:
@@ -145,5 +161,5 @@ class Broken(DDP):
 class Quitting(DDP):
     """Its ranks end before they meet, as if all were well."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Any:
         os._exit(0)

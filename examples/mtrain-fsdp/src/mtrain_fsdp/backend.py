@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import gc
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from mtrain.backends.torch_backend import TorchBackend, TorchOptions
 
@@ -30,12 +31,14 @@ class Fsdp(TorchBackend):
             "children", description="what is gathered at a time: the whole model, or each of its direct children"
         )
 
-    rendezvous: ClassVar[str] = "torch"
+    rendezvous = "torch"
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self._engine: FsdpEngine | None = None
 
-    def __enter__(self) -> Self:
+    @override
+    def __enter__(self) -> FsdpEngine:
         # Parts of this module hold on to the process group that exists when they are imported, and so keep its threads
         # alive. It is therefore imported before the group is made.
         import torch.distributed.fsdp  # noqa: F401
@@ -48,10 +51,10 @@ class Fsdp(TorchBackend):
         target = choose_device(options.device, local_rank=local_rank, tf32=options.tf32, keep=options.keep_memory)
         timeout = timedelta(seconds=options.timeout_s)
         join_group("fsdp", on_cuda=target.type == "cuda", timeout=timeout)
-        self._entered = self._engine(target, local_rank=local_rank, timeout=timeout)
-        return self
+        self._engine = self._make_engine(target, local_rank=local_rank, timeout=timeout)
+        return self._engine
 
-    def _engine(self, target: torch.device, *, local_rank: int, timeout: timedelta) -> FsdpEngine:
+    def _make_engine(self, target: torch.device, *, local_rank: int, timeout: timedelta) -> FsdpEngine:
         from torch import distributed as dist
 
         from mtrain.backends.torch_engine import DistributedCollective
@@ -62,12 +65,13 @@ class Fsdp(TorchBackend):
         collective = DistributedCollective(local_rank=local_rank, host_group=host_group)
         return FsdpEngine(collective, target, unit=self.options.unit)
 
+    @override
     def __exit__(self, *error: object) -> None:
         from mtrain.backends.torch_engine import leave_group
 
-        if self._entered is not None:
-            self._entered.collective.close()
-        self._entered = None
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
         leave_group(failed=bool(error) and error[0] is not None)
         _forget_meshes()
 

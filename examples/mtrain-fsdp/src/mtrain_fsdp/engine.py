@@ -19,7 +19,6 @@ from mtrain.backends.torch_engine import (
     TorchCollective,
     TorchEngine,
     TorchOptimizer,
-    Wrap,
     fill,
     to_numpy,
     use_channels_last,
@@ -38,21 +37,20 @@ class FsdpEngine(TorchEngine):
         super().__init__(collective, target)
         self._unit = unit
         self._channels_last = False
-        self._mesh: DeviceMesh = init_device_mesh(target.type, (collective.size,))
+        self._mesh: DeviceMesh | None = init_device_mesh(target.type, (collective.size,))
 
     @override
-    def prepare(
-        self, build: Callable[[], nn.Module], recipe: Recipe, wrap: Wrap | None = None
-    ) -> tuple[nn.Module, TorchOptimizer]:
+    def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
         if recipe.compile:
             raise SpecError("train.compile: true given with backend fsdp; use false")
         # FSDP takes contiguous weights only, so each convolution converts its weight to channels last when it is
         # called.
         self._channels_last = recipe.channels_last
-        return super().prepare(build, replace(recipe, channels_last=False), wrap or self._shard)
+        return super().prepare(build, replace(recipe, channels_last=False))
 
-    def _shard(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
-        """Split ``model`` over ranks, in place; this is the engine's ``Wrap``."""
+    @override
+    def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
+        """Split ``model`` over ranks, in place."""
         if self._channels_last:
             use_channels_last(model)
         for unit in [*(_children(model) if self._unit == "children" else ()), model]:
@@ -66,7 +64,7 @@ class FsdpEngine(TorchEngine):
         assert isinstance(exchange, Parts)
         recipe = replace(recipe, channels_last=self._channels_last)
         return ShardedOptimizer(
-            model, recipe, parts=exchange.held, exchange=exchange, collective=self.collective, device=self.device
+            model, recipe, parts=exchange.held, exchange=exchange, collective=self.collective, device=self.target
         )
 
     @override
@@ -119,6 +117,12 @@ class FsdpEngine(TorchEngine):
             {name: _part(values[name], rank, size) if _parameter(name, cut) else values[name] for name in targets},
             what=what,
         )
+
+    @override
+    def close(self) -> None:
+        """Drop the process groups, that of the mesh included: a session may outlive the job."""
+        super().close()
+        self._mesh = None
 
 
 class Parts:
