@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mtrain.errors import TrainingError, UsageError
 
 if TYPE_CHECKING:
+    from mtrain.cluster.doctor import Checkup
     from mtrain.cluster.job import Outcome
     from mtrain.comparing.results import Comparison
     from mtrain.jobs.plan import Plan
@@ -108,12 +109,7 @@ def load_spec(
     """
     from mtrain.spec import config
 
-    flags = {path: config.Given(value, f"overrides[{path!r}]") for path, value in _flat(overrides or {})}
-    if backend is not None:
-        flags["backend.name"] = config.Given(backend, f"backend={backend!r}")
-    if ranks is not None:
-        flags["cluster.nproc_per_node"] = config.Given(ranks, f"ranks={ranks!r}")
-    return config.load(_text(spec), flags=flags)
+    return config.load(_text(spec), flags=_flags(backend=backend, ranks=ranks, overrides=overrides))
 
 
 def plan(
@@ -284,6 +280,36 @@ def predict(
     return PredictResult(predictions=result.predictions, skipped=result.skipped, out=result.out)
 
 
+def doctor(
+    spec: SpecFile = None,
+    *,
+    backend: str | None = None,
+    ranks: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    quick: bool = False,
+) -> "Checkup":
+    """Check this machine, the hosts of a job and every installed backend, before a job is started.
+
+    Args:
+        spec: see the module; None: no spec is checked, but the hosts and the backend of the default one count.
+        backend: the only backend to check; None: all that are installed.
+        ranks: number of ranks on each host that add up numbers.
+        overrides: further values of the spec, such as ``{"cluster.ips": [...], "cluster.name": "ssh"}``.
+        quick: leave out the all-reduce of each backend.
+
+    Returns:
+        The findings; ``.state`` is ``"bad"`` if one of them is in the way of a job.
+
+    Raises:
+        UsageError: the spec is wrong.
+    """
+    from mtrain.cluster.doctor import Request, examine
+
+    _need_main_thread("doctor")
+    flags = _flags(backend=backend, ranks=ranks, overrides=overrides)
+    return examine(Request(config=_text(spec), backend=backend, flags=flags, quick=quick))
+
+
 def compare_backends(
     spec: SpecFile = None,
     *,
@@ -340,6 +366,18 @@ def compare_backends(
     result = jobs.compare(order)
     jobs.write(result, order.out)
     return result
+
+
+def _flags(*, backend: str | None, ranks: int | None, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the values that the arguments set, by dotted path, with the argument that messages name."""
+    from mtrain.spec import config
+
+    flags = {path: config.Given(value, f"overrides[{path!r}]") for path, value in _flat(overrides or {})}
+    if backend is not None:
+        flags["backend.name"] = config.Given(backend, f"backend={backend!r}")
+    if ranks is not None:
+        flags["cluster.nproc_per_node"] = config.Given(ranks, f"ranks={ranks!r}")
+    return flags
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

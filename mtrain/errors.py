@@ -43,7 +43,15 @@ class DataError(UsageError):
 
 
 class PluginError(UsageError):
-    """A plugin is unknown, disabled, provided twice, or could not be loaded."""
+    """A plugin is unknown, disabled, provided twice, or could not be loaded.
+
+    ``problem`` and ``remedy`` are the two parts of its message, where the error was raised with both.
+    """
+
+    def __init__(self, problem: str, *, remedy: str = "") -> None:
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        self.problem = problem
+        self.remedy = remedy
 
 
 class CheckpointError(UsageError):

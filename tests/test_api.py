@@ -110,6 +110,19 @@ def test_overrides_may_be_nested_or_dotted_and_are_named_in_errors():
         mtrain.load_spec("digits", backend="nobody")
 
 
+def test_doctor_returns_its_findings_and_prints_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    checkup = mtrain.doctor(backend="ddp", quick=True)
+    assert (checkup.code, checkup.state) == (0, "ok") or checkup.state == "warning"
+    assert {"machine", "torch"} <= {finding.check for finding in checkup.findings}
+    unusable = mtrain.doctor(
+        "digits", backend="ddp", overrides={"data.format": "coco", "data.root": "nowhere"}, quick=True
+    )
+    assert (unusable.code, unusable.state) == (1, "bad")
+    assert "nowhere" in next(finding.text for finding in unusable.findings if finding.check == "spec")
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

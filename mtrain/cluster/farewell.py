@@ -15,6 +15,8 @@ class Farewell:
     """Exit code of the job."""
     text: str = ""
     """What that process prints before it exits."""
+    reason: str = ""
+    """Why the job failed, in one line; empty: it did not, or this is not known."""
     refusal: str | None = None
     """Why this host was refused or nothing was started, without the ``error:`` that ``text`` begins with; None:
     neither."""
@@ -32,7 +34,8 @@ class Farewell:
 
         It is a refusal where ``code`` is that of a ``UsageError``.
         """
-        return cls(code=code, text=f"error: {reason}", refusal=reason if code == UsageError.exit_code else None)
+        refusal = reason if code == UsageError.exit_code else None
+        return cls(code=code, text=f"error: {reason}", reason=next(iter(reason.splitlines()), ""), refusal=refusal)
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> "Farewell":
@@ -41,6 +44,7 @@ class Farewell:
         return cls(
             code=int(message.get("code", 0)),
             text=str(message.get("text", "")),
+            reason=str(message.get("reason", "")),
             refusal=None if refusal is None else str(refusal),
             discard=bool(message.get("discard")),
         )
@@ -51,4 +55,5 @@ class Farewell:
         ``text`` is in it also for a refusal: hosts with another version of mtrain print it.
         """
         refusal = {} if self.refusal is None else {"refusal": self.refusal}
-        return {"do": "bye", "code": self.code, "text": self.text, **refusal, "discard": self.discard}
+        known = {"code": self.code, "text": self.text, "reason": self.reason, "discard": self.discard}
+        return {"do": "bye", **known, **refusal}

@@ -135,9 +135,8 @@ class Leader:
         try:
             with processes.Requests() as requests, processes.adopting_orphans():
                 result = self._lead(requests)
-            farewell = Farewell(
-                code=result.code, text=result.text, discard=result.code == 0 and self.brief.mode == TRIAL
-            )
+            discard = result.code == 0 and self.brief.mode == TRIAL
+            farewell = Farewell(code=result.code, text=result.text, reason=result.reason, discard=discard)
         except MtrainError as error:
             reason = error.whole if isinstance(error, NotStarted) else str(error)
             farewell = Farewell.failed(reason, code=error.exit_code)

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import click
 
 from mtrain.errors import UsageError
-from mtrain.jobs.plan import AUTO, SEVERAL_HOSTS_PORT, Machine, Plan
+from mtrain.jobs.plan import AUTO, SEVERAL_HOSTS_PORT, Machine, Plan, title_of
 from mtrain.system import environment
 from mtrain.system.job_secret import CLUSTER_VARIABLE
 from mtrain.system.placement import is_own, line_for, resolve
@@ -129,11 +129,19 @@ class Brief:
 
 
 def run(
-    brief: Brief, *, notes: Sequence[str] = (), tell: "Callable[[Sequence[Finding]], None] | None" = None
+    brief: Brief,
+    *,
+    notes: Sequence[str] = (),
+    tell: "Callable[[Sequence[Finding]], None] | None" = None,
+    stream: IO[str] | None = None,
 ) -> "Result":
-    """Lead the job, or serve the host that does. A host that serves knows only the exit code of the job.
+    """Lead the job, or serve the host that does. A host that serves knows exit code and reason of the job only.
 
-    ``tell``: see ``Leader``.
+    Args:
+        brief: the job.
+        notes: sentences to show first.
+        tell: see ``Leader``.
+        stream: receives all messages; None: the terminal.
 
     Raises:
         UsageError: the job cannot be started.
@@ -148,12 +156,13 @@ def run(
     draft = start.planned(loaded, start.Where(run_dir=brief.base / brief.name, checkpoint=None), machine=brief.machine)
     if draft.cluster is not None and not draft.cluster.starts:
         for host, line in zip(draft.hosts, draft.brought, strict=True):
-            click.echo(f"# {host.address}\n{shlex.join(line)}")
+            click.echo(f"# {host.address}\n{shlex.join(line)}", file=stream)
         return Result(code=0, text="")
     environ = environment.caller()
     display = make_display(
         "quiet" if brief.quiet else loaded.spec.report.display,
-        title=f"{_display_name(brief)}: {draft.title.partition(': ')[2]}",
+        title=title_of(loaded, name=_display_name(brief)),
+        stream=stream,
     )
     gathering: Gathering
     if draft.cluster is not None and draft.hosted_job is not None:
@@ -167,11 +176,11 @@ def run(
             display.note(f"host {node} of {len(brief.hosts)}; progress is shown on {brief.hosts[0]}")
             again = cluster.max_restarts > 0
             try:
-                code, text = join(party, timeout_s=cluster.failure_timeout_s, note=display.note, again=again)
+                farewell = join(party, timeout_s=cluster.failure_timeout_s, note=display.note, again=again)
             finally:
                 display.close()
-            click.echo(text, err=True, nl=bool(text))
-            return Result(code=code, text=text)
+            click.echo(farewell.text, file=stream or sys.stderr, nl=bool(farewell.text))
+            return Result(code=farewell.code, text=farewell.text, reason=farewell.reason)
         gathering = Meeting(party=party, python=sys.executable, environ=environ, note=display.note)
     leader = Leader(
         brief=brief,
@@ -180,6 +189,7 @@ def run(
         forwarded=environment.forwarded(environ, cluster.forward_env),
         notes=notes,
         tell=tell,
+        stream=stream or sys.stderr,
     )
     return leader.run()
 

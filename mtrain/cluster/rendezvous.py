@@ -129,10 +129,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------- on the other hosts
-def join(party: Party, *, timeout_s: float, note: Callable[[str], None], again: bool) -> tuple[int, str]:
-    """Serve the first host as agent until it sends its farewell.
-
-    Return the exit code of the job, and the text to print.
+def join(party: Party, *, timeout_s: float, note: Callable[[str], None], again: bool) -> Farewell:
+    """Serve the first host as agent until it sends its farewell, and return that.
 
     ``again``: reconnect when the first host is lost, because the job may be restarted there.
 
@@ -145,7 +143,7 @@ def join(party: Party, *, timeout_s: float, note: Callable[[str], None], again: 
         while True:
             channel = _reach_first(party, deadline=deadline, timeout_s=timeout_s, note=note, requests=requests)
             if channel is None:
-                return EXIT_CODES[requests.first or signal.SIGTERM], NOTHING
+                return Farewell(code=EXIT_CODES[requests.first or signal.SIGTERM], text=NOTHING, reason=NOTHING)
             channel.send(hello(job=party.job()))
             try:
                 farewell = Agent(channel, requests).serve()
@@ -164,7 +162,7 @@ def join(party: Party, *, timeout_s: float, note: Callable[[str], None], again: 
                 channel.close()
             if farewell.refusal is not None:
                 raise UsageError(farewell.refusal)
-            return farewell.code, farewell.text
+            return farewell
 
 
 def _reach_first(

@@ -32,7 +32,9 @@ class Result:
     code: int
     """Exit code: 0, 1, 2, 130 or 143."""
     text: str
-    """The reason, for people; "" for success."""
+    """The reason with all that helps to find its cause, for people; "" for success."""
+    reason: str = ""
+    """The reason in one line; "" for success, and where it is not known."""
     run_dir: Path | None = None
     """The run folder on the first host; None: nothing was started."""
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -102,6 +104,7 @@ def supervise(hosts: Hosts, plan: Plan, *, requests: Requests, display: Display)
     return Result(
         code=verdict.code,
         text=verdict.text,
+        reason=verdict.reason if verdict.code else "",
         run_dir=plan.run_dir,
         summary=outcome.summary or {},
         first_host=outcome.members[0].label,
@@ -110,7 +113,7 @@ def supervise(hosts: Hosts, plan: Plan, *, requests: Requests, display: Display)
 
 def not_started(requests: Requests) -> Result:
     """Return the result of a job that was asked to end before anything was started."""
-    return Result(code=EXIT_CODES[requests.first or signal.SIGTERM], text=NOTHING)
+    return Result(code=EXIT_CODES[requests.first or signal.SIGTERM], text=NOTHING, reason=NOTHING)
 
 
 def _ended_between_attempts(plan: Plan, requests: Requests) -> Verdict:

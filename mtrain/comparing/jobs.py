@@ -281,18 +281,19 @@ def _trace(order: Order, bench: _Bench) -> State | None:
     """Run the traced job; return its final state, or None if it failed."""
     label = bench.variant.label
     bench.started = time.time()
-    code, text, folder = _run(bench.loaded, order.out, bench.variant.folder)
+    ended = _run(bench.loaded, order.out, bench.variant.folder)
+    folder = ended.folder
     plan = (folder.path / "plan.txt").read_text(encoding="utf-8")
-    if code:
-        outcome = "refused" if code == UsageError.exit_code else "failed"
+    if ended.code:
+        outcome = "refused" if ended.code == UsageError.exit_code else "failed"
         bench.row = Row(
             label=label,
             outcome=outcome,  # type: ignore[arg-type]
-            reason=_reason(text),
+            reason=ended.reason,
             ranks=bench.ranks,
             plan=plan,
         )
-        order.tell(f"{label}: {outcome}: {_reason(text)}")
+        order.tell(f"{label}: {outcome}: {ended.reason}")
         return None
     order.tell(f"{label}: {order.updates} updates traced in {time.time() - bench.started:.0f} s")
     bench.traced = read_history(folder.metrics)
@@ -338,15 +339,15 @@ def _time(order: Order, bench: _Bench, turn: int) -> None:
     values = deepcopy(dict(bench.loaded.values))
     values["report"]["trace"] = "traffic"
     started = time.time()
-    code, text, folder = _run(_with(bench.loaded, values), order.out, f"{bench.variant.folder}-timed-{turn + 1}")
-    if code:
-        order.tell(f"{bench.variant.label}: failed when it was timed: {_reason(text)}")
+    ended = _run(_with(bench.loaded, values), order.out, f"{bench.variant.folder}-timed-{turn + 1}")
+    if ended.code:
+        order.tell(f"{bench.variant.label}: failed when it was timed: {ended.reason}")
         bench.repeats = False
         return
     order.tell(f"{bench.variant.label}: {order.updates} updates timed in {time.time() - started:.0f} s")
-    history = read_history(folder.metrics)
+    history = read_history(ended.folder.metrics)
     bench.timed.append((history, started))
-    shutil.rmtree(folder.checkpoints)
+    shutil.rmtree(ended.folder.checkpoints)
     same = _result(history) == _result(bench.traced)
     bench.repeats = same if bench.repeats is None else bench.repeats and same
 
@@ -356,27 +357,21 @@ def _result(history: History | None) -> tuple[Any, Any]:
     return end.get("weights_sha256"), end.get("ema_sha256")
 
 
-def _run(loaded: "Loaded", out: Path, name: str) -> tuple[int, str, RunFolder]:
-    """Run one job to its end; return its exit code, its output and its folder.
+def _run(loaded: "Loaded", out: Path, name: str) -> referee_jobs.EndedJob:
+    """Run one job to its end, without showing its messages.
 
     Raises:
         Ended: the job was asked to end.
     """
-    folder, output = runfolder.create(out, name, latest=False), io.StringIO()
+    folder = runfolder.create(out, name, latest=False)
+    where, unseen = starting.Where(run_dir=folder, checkpoint=None), io.StringIO()
     try:
-        result = starting.run_job(loaded, starting.Where(run_dir=folder, checkpoint=None), quiet=True, stream=output)
+        result = starting.run_job(loaded, where, quiet=True, stream=unseen)
     except LaunchError as error:
-        return 1, f"error: {error}", RunFolder(folder)
+        return referee_jobs.EndedJob(code=error.exit_code, reason=str(error), folder=RunFolder(folder))
     if result.code in ENDED:
         raise Ended(result.code)
-    return result.code, output.getvalue(), RunFolder(folder)
-
-
-def _reason(text: str) -> str:
-    """Extract the error itself from the output of a failed job."""
-    _, separator, message = text.rpartition("error: ")
-    lines = (message if separator else text).strip().splitlines()
-    return (lines[0] if lines else "no reason was given").strip()
+    return referee_jobs.EndedJob(code=result.code, reason=result.reason, folder=RunFolder(folder))
 
 
 # ---------------------------------------------------------------------------------------------------------- the results

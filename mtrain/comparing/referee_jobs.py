@@ -23,8 +23,20 @@ from mtrain.system.runfolder import RunFolder
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
 
-Run = Callable[["Loaded", str], tuple[int, str, RunFolder]]
-"""Function from a spec and the name of a run folder to exit code, output and folder."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndedJob:
+    """A job that has ended."""
+
+    code: int
+    """Its exit code."""
+    reason: str
+    """Why it failed, in one line; empty if it did not."""
+    folder: RunFolder
+
+
+Run = Callable[["Loaded", str], EndedJob]
+"""Runs a spec in a new run folder of the given name."""
 NUDGED = "nudged.safetensors"
 
 
@@ -77,14 +89,14 @@ def _in_float64(settling: Settling, entry: Entry) -> Trace | None:
 def _trace(settling: Settling, entry: Entry, values: Mapping[str, Any], what: str) -> Trace | None:
     """Run a further job of a backend; report its failure and return None if it fails."""
     try:
-        code, text, folder = settling.run(settling.with_values(entry.loaded, values), f"{entry.folder}-{what}")
-        if code:
-            raise MtrainError(text.strip().splitlines()[-1] if text.strip() else "no reason was given")
-        trace = trace_of(read_history(folder.metrics))
+        ended = settling.run(settling.with_values(entry.loaded, values), f"{entry.folder}-{what}")
+        if ended.code:
+            raise MtrainError(ended.reason)
+        trace = trace_of(read_history(ended.folder.metrics))
     except MtrainError as error:
         settling.tell(f"{entry.label}: no {what} job: {error}")
         return None
-    shutil.rmtree(folder.checkpoints)
+    shutil.rmtree(ended.folder.checkpoints)
     settling.tell(f"{entry.label}: {what} job of {trace.updates} update{'s' if trace.updates > 1 else ''}")
     return trace
 

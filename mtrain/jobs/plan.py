@@ -147,6 +147,11 @@ def _shell(command: Command) -> list[str]:
     return ["  " + " ".join(variables) + " \\", "  " + shlex.join(command.argv)]
 
 
+def title_of(loaded: Loaded, *, name: str) -> str:
+    """Return the title of a job's display; ``name``: the name of the run."""
+    return f"{name}: {loaded.spec.model.name} on {loaded.spec.backend.name}"
+
+
 def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Machine, mode: str = "train") -> Plan:
     """Make the plan of a loaded spec on ``machine``.
 
@@ -181,7 +186,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     commands = [_placed(command, hosts, spec.cluster, machine) for command in launcher.plan(argv, hosts, ranks)]
     hosted_job = None if cluster is None else _hosted_job(spec, hosts, machine, python=python)
     return Plan(
-        title=f"{run_dir.name}: {spec.model.name} on {spec.backend.name}",
+        title=title_of(loaded, name=run_dir.name),
         source=str(loaded.source),
         run_dir=run_dir,
         resume=resume,

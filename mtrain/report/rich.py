@@ -35,6 +35,8 @@ class Rich:
         self._update: dict[str, Any] = {}
         self._seconds: float | None = None
         self._status = "starting the ranks"
+        self._is_starting = True
+        """Whether the status is about the start, and ends with the first update."""
         self._columns: list[str] = []
         self._spinner = Spinner("dots", text=Text(self._status, style="dim"))
         self._live: Live | None = Live(
@@ -50,17 +52,17 @@ class Rich:
         elif kind == "evaluation":
             self._row(record)
         elif kind == "checkpoint":
-            self._status = f"saved at update {record.get('update')}"
+            self._status, self._is_starting = f"saved at update {record.get('update')}", False
         elif kind in ("note", "warning"):
             self._console.print(Text(event_line(record), style="yellow" if kind == "warning" else "dim"))
         elif kind == "start":
             self._console.print(Text(event_line(record), style="dim"))
-            self._status = "first update"
+            self._status, self._is_starting = "first update", True
 
     def note(self, text: str) -> None:
         """Print a sentence above the panel, and show it in the panel until the status changes."""
         self._console.print(Text(text, style="bold"))
-        self._status = text
+        self._status, self._is_starting = text, False
 
     def tick(self) -> None:
         """Redraw the panel."""
@@ -82,8 +84,8 @@ class Rich:
             former = self._seconds
             self._seconds = seconds if former is None else SMOOTHING * former + (1 - SMOOTHING) * seconds
         self._update = dict(record) | {"seconds": self._seconds}
-        if self._status.startswith(("starting", "first")):
-            self._status = ""
+        if self._is_starting:
+            self._status, self._is_starting = "", False
 
     def _row(self, record: Record) -> None:
         """Print one row of the table, with a heading above it if it is the first row or the columns have changed."""

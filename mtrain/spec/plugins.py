@@ -379,7 +379,7 @@ def _lay_over(policy: Policy, file: Path) -> Policy:
         elif not isinstance(table, dict):
             problems.append(f"{file} {kind}: given {table!r}, expected a table")
         else:
-            kinds[kind] = _kind_over(kinds.get(kind, KindPolicy()), table, f"{file} {kind}", problems)
+            kinds[kind] = _kind_over(kinds.get(kind, KindPolicy()), table, file, kind, problems)
     if problems:
         raise PluginError("\n".join(problems))
     return Policy(kinds, (file.resolve().parent, *policy.folders))
@@ -397,7 +397,7 @@ def _message(problem: Problem, kind: str) -> str:
     return f'unknown key; a list in [{kind}] says which plugins may be used: {key} = ["{name}"]'
 
 
-def _kind_over(weaker: KindPolicy, table: Mapping[str, Any], where: str, problems: list[str]) -> KindPolicy:
+def _kind_over(weaker: KindPolicy, table: Mapping[str, Any], file: Path, kind: str, problems: list[str]) -> KindPolicy:
     """Return ``weaker`` with the settings of ``table`` merged over it. Mistakes are added to ``problems``."""
     settings = ("enabled", "disabled")
     named = {name: section for name, section in table.items() if name not in settings}
@@ -413,6 +413,6 @@ def _kind_over(weaker: KindPolicy, table: Mapping[str, Any], where: str, problem
         return KindPolicy.model_validate(values)
     except ValidationError as error:
         for problem in problems_of(error, KindPolicy, values):
-            key = dotted(problem.path).removeprefix("names.")
-            problems.append(f"{where}.{key}: {_message(problem, where.rpartition(' ')[2])}")
+            key = dotted(problem.path[1:] if problem.path[0] == "names" else problem.path)
+            problems.append(f"{file} {kind}.{key}: {_message(problem, kind)}")
         return weaker

@@ -35,6 +35,13 @@ class Verdict:
     """The explanation, printed at the very end. Its last line is the error itself."""
     headline: str
     """The explanation in one line."""
+    error: str = ""
+    """The error itself in one line, where it says more than the headline: an error's message, or a hint."""
+
+    @property
+    def reason(self) -> str:
+        """Return the error itself in one line, for those who do not show ``text``."""
+        return self.error or self.headline
 
 
 def status_of_shell(code: int) -> int:
@@ -97,7 +104,8 @@ def of_killed_starter(status: int, log: Log, *, host: str = "") -> Verdict:
     head = f"the starter of the ranks{f' on {host}' if host else ''} was ended by signal {int(number)} ({number.name})"
     hint = HINTS.get(number)
     excerpt = f"last lines of {log.place}:\n{log.text}\n" if log.text else f"nothing was written to {log.place}\n"
-    return Verdict(code=1, headline=head, text=f"{excerpt}error: {head}{f': {hint}' if hint else ''}")
+    error = f"{head}{f': {hint}' if hint else ''}"
+    return Verdict(code=1, headline=head, text=f"{excerpt}error: {error}", error=error)
 
 
 def conclude(evidence: Evidence) -> Verdict:
@@ -139,7 +147,9 @@ def _of_failure(evidence: Evidence, failure: Mapping[str, Any]) -> Verdict:
     log = f"log: {evidence.log(rank).place}"
     code = int(failure.get("exit_code") or 1)
     if failure.get("expected"):
-        return Verdict(code=code, headline=str(failure.get("error")), text=f"{log}\nerror: {failure.get('message')}")
+        message = str(failure.get("message"))
+        error = next(iter(message.splitlines()), "")
+        return Verdict(code=code, headline=str(failure.get("error")), text=f"{log}\nerror: {message}", error=error)
     head = f"rank {rank} on {evidence.host(rank) or failure.get('host', '?')} failed first: {failure.get('error')}"
     return Verdict(code=1, headline=head, text=f"{head}\n{log}\n{str(failure.get('traceback', '')).rstrip()}")
 

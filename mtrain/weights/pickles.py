@@ -22,7 +22,14 @@ A network of 1,000 arrays needs some 30,000; each instruction may take 100 bytes
 
 
 class Refused(Exception):
-    """A pickle contains something that files of weights do not need, or is damaged; the message names it."""
+    """A pickle contains something that files of weights do not need, or is damaged; the message names it.
+
+    ``name``: the name that was refused, where that is the reason.
+    """
+
+    def __init__(self, message: str, *, name: "Name | None" = None) -> None:
+        super().__init__(message)
+        self.name = name
 
 
 @dataclass(frozen=True, slots=True)

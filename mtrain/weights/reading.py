@@ -15,7 +15,7 @@ from mtrain.core.checkpoint.format import ARRAYS
 from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError
 from mtrain.weights.arrays import MIB, check_growth, widened
-from mtrain.weights.pickles import Refused, load
+from mtrain.weights.pickles import Name, Refused, load
 from mtrain.weights.torch_files import ZIP_START, is_legacy, read_legacy, read_zip
 from mtrain.weights.trees import PARAMETER_NAMES, SLICES, joined, weights_of
 from mtrain.weights.vocabulary import WeightsVocabulary
@@ -78,7 +78,7 @@ def _read_file(path: Path) -> Weights:
     try:
         weights = _parsed(path, content)
     except Refused as error:
-        raise CheckpointError(f"{path}: refused, nothing of it was executed: {error}{_remedy(str(error))}") from error
+        raise CheckpointError(f"{path}: refused, nothing of it was executed: {error}{_remedy(error.name)}") from error
     except (ValueError, OverflowError) as error:  # shapes and lengths that no array can have
         raise CheckpointError(f"{path}: damaged, nothing of it was executed: {error}") from error
     strange = next((name for name in weights.arrays if not name.isprintable()), None)
@@ -87,9 +87,9 @@ def _read_file(path: Path) -> Weights:
     return weights
 
 
-def _remedy(refusal: str) -> str:
+def _remedy(refused: Name | None) -> str:
     """Return advice for a refused name that harmless files contain too: fused modules are pickled with a method."""
-    if not refusal.endswith(("builtin__.getattr", "builtins.getattr")):
+    if refused not in (Name("builtins", "getattr"), Name("__builtin__", "getattr")):
         return ""
     return (
         " (a model after YOLOv5's `model.fuse()` is saved so; give the file that training saved, weights/best.pt or "

@@ -44,7 +44,7 @@ class WeightsVocabulary:
             and (name.module, name.name) not in _FUNCTIONS
             and not _INERT.fullmatch(f"{name.module} {name.name}")
         ):
-            raise Refused(f"the name {name}")
+            raise Refused(f"the name {name}", name=name)
 
     def make(self, name: Name, arguments: tuple[Any, ...]) -> Any:
         """Return a value for a listed function, or a record for a listed class."""

@@ -34,7 +34,8 @@ from mtrain.cluster.rendezvous import Party, join
 fields = json.loads(sys.argv[1])
 party = Party(**fields, line=lambda node: f"mtrain --node-rank {node}")
 try:
-    print(json.dumps(join(party, timeout_s=60, note=lambda text: None, again=False)))
+    farewell = join(party, timeout_s=60, note=lambda text: None, again=False)
+    print(json.dumps([farewell.code, farewell.text]))
 except MtrainError as error:
     print(json.dumps([error.exit_code, str(error)]))
 """

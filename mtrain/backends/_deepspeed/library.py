@@ -28,7 +28,8 @@ def load(device: str) -> ModuleType:
     """
     if find_spec("deepspeed") is None:
         raise PluginError(
-            f"backend deepspeed: DeepSpeed is not installed here; install it with: {remedies.install('deepspeed')}"
+            "backend deepspeed: DeepSpeed is not installed here",
+            remedy=f"install it with: {remedies.install('deepspeed')}",
         )
     with _device_variable(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -37,8 +38,8 @@ def load(device: str) -> ModuleType:
             import deepspeed
         except (ImportError, OSError, RuntimeError) as error:
             raise PluginError(
-                f"backend deepspeed: DeepSpeed cannot be imported ({error}); install the version that fits with: "
-                f"{remedies.install('deepspeed')}"
+                f"backend deepspeed: DeepSpeed cannot be imported ({error})",
+                remedy=f"install the version that fits with: {remedies.install('deepspeed')}",
             ) from error
     _silence()
     module: ModuleType = deepspeed

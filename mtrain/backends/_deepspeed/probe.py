@@ -18,8 +18,7 @@ def look() -> list[dict[str, Any]]:
     try:
         deepspeed = library.load("cuda" if torch.cuda.is_available() else "cpu")
     except PluginError as error:
-        text, _, remedy = str(error).partition("; ")
-        return [{"state": "bad", "text": text, "remedy": remedy}]
+        return [{"state": "bad", "text": error.problem, "remedy": error.remedy}]
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()

@@ -23,11 +23,11 @@ def load() -> ModuleType:
         import horovod.torch as hvd
     except (ImportError, OSError) as error:
         what = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
-        raise PluginError(f"backend horovod: Horovod {what}; {remedy()}") from error
+        raise PluginError(f"backend horovod: Horovod {what}", remedy=remedy()) from error
     if not hasattr(hvd, "init"):  # without its native extension, importing horovod.torch only prints a warning
-        raise PluginError(f"backend horovod: Horovod was built without torch; {remedy()}")
+        raise PluginError("backend horovod: Horovod was built without torch", remedy=remedy())
     if not (hvd.gloo_built() or hvd.mpi_built()):
-        raise PluginError(f"backend horovod: Horovod was built with neither gloo nor MPI; {remedy()}")
+        raise PluginError("backend horovod: Horovod was built with neither gloo nor MPI", remedy=remedy())
     module: ModuleType = hvd
     return module
 

@@ -19,8 +19,7 @@ def look() -> list[dict[str, Any]]:
     try:
         hvd = library.load()
     except PluginError as error:
-        text, _, remedy = str(error).partition("; ")
-        return [{"state": "bad", "text": text, "remedy": remedy}]
+        return [{"state": "bad", "text": error.problem, "remedy": error.remedy}]
     built = {
         "gloo": hvd.gloo_built(),
         "MPI": hvd.mpi_built(),

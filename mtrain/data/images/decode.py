@@ -17,6 +17,7 @@ from mtrain.data.images.header import (
     MAX_BYTES,
     MAX_PIXELS,
     PNG,
+    PictureError,
     jpeg_ends,
     need_bounded,
     open_picture,
@@ -42,7 +43,7 @@ def decode(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS) -> NDAr
     try:
         data = read_bytes(path, limit=MAX_BYTES)
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; expected a picture") from error
+        raise PictureError(path, f"{error.strerror or error}; expected a picture") from error
     try:
         need_bounded(path, stored_size(data), max_pixels=max_pixels)
         if data[:2] == JPEG:  # two headers in one file may disagree: the decoder's own counts too
@@ -51,9 +52,8 @@ def decode(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS) -> NDAr
     except DataError:
         raise
     except Exception as error:  # a damaged file can raise any exception inside the decoding library
-        raise DataError(
-            f"{path}: not a readable picture ({reason_of(error)}); replace the file or remove it from the data set"
-        ) from error
+        reason = f"not a readable picture ({reason_of(error)}); replace the file or remove it from the data set"
+        raise PictureError(path, reason) from error
 
 
 def _decode(data: bytes, reduce: int) -> NDArray[np.uint8]:

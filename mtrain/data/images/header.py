@@ -84,6 +84,18 @@ def jpeg_ends(data: bytes) -> bool:
     return data.rfind(_END) > read_jpeg_header(data)[3]
 
 
+class PictureError(DataError):
+    """A picture cannot be used. ``reason`` is the message without the name of the file."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[DataError], tuple[str]]:
+        """Arrive from a loader's process as the message alone."""
+        return DataError, (str(self),)
+
+
 def probe(path: Path) -> tuple[int, int]:
     """Return width and height as displayed, in pixels, and check that the file is whole; nothing is decompressed.
 
@@ -97,7 +109,7 @@ def probe(path: Path) -> tuple[int, int]:
             raise ValueError("empty file")
         return _probe(data)
     except Exception as error:  # a damaged file can raise any exception inside the decoding library
-        raise DataError(f"{path}: {reason_of(error)}") from error
+        raise PictureError(path, reason_of(error)) from error
 
 
 def reason_of(error: Exception) -> str:
@@ -116,9 +128,10 @@ def need_bounded(path: Path, size: tuple[int, int], *, max_pixels: int) -> None:
     """
     width, height = size
     if width * height > max_pixels:
-        raise DataError(
-            f"{path}: {width} x {height} pixels are {width * height / 1e6:.0f} million, more than the "
-            f"{max_pixels / 1e6:g} million that are decoded; make the picture smaller, or raise data.max_pixels"
+        raise PictureError(
+            path,
+            f"{width} x {height} pixels are {width * height / 1e6:.0f} million, more than the "
+            f"{max_pixels / 1e6:g} million that are decoded; make the picture smaller, or raise data.max_pixels",
         )
 
 

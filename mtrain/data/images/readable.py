@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mtrain.data.images.decode import decode
-from mtrain.data.images.header import MAX_PIXELS, probe
-from mtrain.errors import DataError
+from mtrain.data.images.header import MAX_PIXELS, PictureError, probe
 
 _REDUCE = 8
 """Scale at which JPEGs are decoded (an eighth): all data is read, most of the transform is skipped."""
@@ -27,8 +26,8 @@ def _reason(file: Path, *, max_pixels: int) -> str | None:
     try:
         width, height = probe(file)
         rows, columns = decode(file, reduce=_REDUCE, max_pixels=max_pixels).shape[:2]
-    except DataError as error:
-        return str(error).removeprefix(f"{file}: ")
+    except PictureError as error:
+        return error.reason
     if (rows, columns) != (-(-height // _REDUCE), -(-width // _REDUCE)):
         return f"its header says {width} x {height} pixels, its data do not have that size"
     return None
