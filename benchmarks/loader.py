@@ -24,9 +24,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mtrain.data.loader.pool import ShardedLoader, WorkerPool
-from mtrain.spec.model import AugmentSpec, DataSpec
 from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
 from mtrain.tasks.detection.readers.coco import Coco
+from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
 from mtrain.tasks.detection.source import DetectionSource
 
 BCCD = Path(__file__).parents[2] / "shared" / "data" / "bccd"
@@ -58,7 +58,7 @@ def pictures(folder: Path) -> tuple[Annotations, str]:
 
 def loader(annotations: Annotations, *, cache: str) -> tuple[WorkerPool, ShardedLoader]:
     source = DetectionSource(annotations, image_size=SIDE, augment=AugmentSpec())
-    source.pictures.keep(DataSpec(cache=cache).cache)
+    source.pictures.keep(DetectionDataSpec(cache=cache).cache)
     pool = WorkerPool({"train": source}, workers=1)
 
     def indices(epoch: int, update: int) -> list[Any]:

@@ -13,8 +13,8 @@ import cv2
 import numpy as np
 import torch
 
-from mtrain.spec.model import AugmentSpec
 from mtrain.tasks.detection.annotations import Sample
+from mtrain.tasks.detection.section import AugmentSpec
 
 
 class MosaicDataset(torch.utils.data.Dataset):

@@ -1,20 +1,17 @@
 """Shell completion of arguments: specs, paths of values in a spec, and the names that such a value may have."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
+if TYPE_CHECKING:
+    from mtrain.spec.model import Spec
+
 ENDINGS = (".yml", ".yaml")
-NAMED = {
-    "model.name": ("models",),
-    "data.format": ("datasets",),
-    "backend.name": ("backends",),
-    "cluster.name": ("clusters",),
-    "cluster.launcher": ("launchers", "clusters"),
-    "launcher.name": ("launchers",),
-}
-"""Path in the spec -> kinds of plugins that it names."""
+FORMER_LAUNCHER = "cluster.launcher"
+"""Former key that names a plugin of two kinds: see ``spec.former_keys``."""
 
 
 def complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -50,21 +47,40 @@ def complete_override(ctx: click.Context, param: click.Parameter, incomplete: st
 def _values(path: str) -> list[str]:
     """Return the values that a path of the spec may have, where they can be listed."""
     from mtrain.spec import plugins
-    from mtrain.spec.model import Spec
+    from mtrain.spec.plugin_kinds import SELECTORS
     from mtrain.spec.schema import choices
 
-    if path in NAMED:
-        return [entry.name for kind in NAMED[path] for entry in plugins.names(kind) if entry.enabled]
-    return choices(Spec, tuple(path.split(".")))
+    if path == FORMER_LAUNCHER:
+        kinds = ["launchers", "clusters"]
+    else:
+        kinds = [selector.kind for selector in SELECTORS if ".".join(selector.path) == path]
+    if kinds:
+        return [entry.name for kind in kinds for entry in plugins.names(kind) if entry.enabled]
+    keys = tuple(path.split("."))
+    return list(dict.fromkeys(word for schema in _schemas() for word in choices(schema, keys)))
 
 
 def complete_path(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete paths of values in a spec."""
-    from mtrain.spec.model import Spec
+    """Complete paths of values in a spec, those of every installed task included."""
     from mtrain.spec.schema import dotted, model_of, walk
 
-    paths = [(dotted(path), field) for path, field in walk(Spec) if model_of(field.annotation) is None]
-    return [CompletionItem(path, help=field.description) for path, field in paths if path.startswith(incomplete)]
+    fields = {
+        dotted(path): field
+        for schema in _schemas()
+        for path, field in walk(schema)
+        if model_of(field.annotation) is None
+    }
+    return [
+        CompletionItem(path, help=field.description) for path, field in fields.items() if path.startswith(incomplete)
+    ]
+
+
+def _schemas() -> "list[type[Spec]]":
+    """Return the core's schema of a spec and that of each installed task."""
+    from mtrain.spec.building import Tasks
+    from mtrain.spec.model import Spec
+
+    return [Spec, *Tasks().schemas.values()]
 
 
 def complete_launcher(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.cli.completing import complete_path
+from mtrain.cli.completing import complete_config, complete_path
 from mtrain.cli.config_import import import_
 from mtrain.cli.options import JobCommand, load_job, quiet_job_options
 
@@ -49,24 +49,23 @@ def explain(path: str, **params: Any) -> None:
 
     Every flag of `mtrain train` is taken too, and becomes part of the spec.
     """
-    from mtrain.spec.model import Spec
     from mtrain.spec.provenance import lookup
-    from mtrain.spec.schema import describe, dotted, field_at, walk
+    from mtrain.spec.schema import describe, dotted, field_at, has_value, walk
     from mtrain.spec.suggest import hint
 
     loaded = load_job(params)
+    schema = type(loaded.spec)
     keys = tuple(int(part) if part.isdigit() else part for part in path.split("."))
-    field = field_at(Spec, keys)
-    inside = any(field_at(Spec, keys[:length]) is not None for length in range(2, len(keys)))
-    if field is None and (not inside or lookup(loaded.values, keys) is None):
-        known_paths = [dotted(known_path) for known_path, _ in walk(Spec)]
+    field = field_at(schema, keys)
+    if field is None and (not has_value(schema, keys) or lookup(loaded.values, keys) is None):
+        known_paths = [dotted(known_path) for known_path, _ in walk(schema)]
         raise click.UsageError(f"{path}: no such value{hint(path, known_paths)}")
     click.echo(f"{path} = {_flow(lookup(loaded.values, keys))}")
     if field is not None:
         if field.description:
             click.echo(f"  {field.description}")
         click.echo(f"  type     {describe(field.annotation, field.metadata)}")
-        click.echo(f"  default  {_flow(lookup(Spec().model_dump(mode='json'), keys))}")
+        click.echo(f"  default  {_flow(lookup(schema().model_dump(mode='json'), keys))}")
     click.echo(f"  from     {loaded.origin(path)}")
     for line in _option_lines(loaded, path):
         click.echo(line)
@@ -78,32 +77,41 @@ def _option_lines(loaded: "Loaded", path: str) -> list[str]:
     """Return lines about the options of the selected plugin, where ``path`` is its section ``options``; else none."""
     from mtrain.errors import PluginError
     from mtrain.spec import plugins
+    from mtrain.spec.plugin_kinds import SELECTORS
+    from mtrain.spec.provenance import lookup
 
-    sections = {"data": ("datasets", "format"), "model": ("models", "name"), "backend": ("backends", "name")}
-    section, _, rest = path.partition(".")
-    if rest != "options" or section not in sections:
+    selector = next((each for each in SELECTORS if ".".join(each.options) == path), None)
+    if selector is None:
         return []
-    kind, key = sections[section]
-    name = loaded.values[section][key]
+    name = lookup(loaded.values, selector.path)
     try:
-        lines = plugins.option_lines(kind, name, policy=loaded.policy)
+        lines = plugins.option_lines(selector.kind, name, policy=loaded.policy)
     except PluginError as error:
         return [f"  known    {error}"]
-    return [f"  of       {section}.{key} {name}:", *(f"    {line}" for line in lines)]
+    return [f"  of       {'.'.join(selector.path)} {name}:", *(f"    {line}" for line in lines)]
 
 
 @config.command()
+@click.option(
+    "-c", "--config", metavar="SPEC", shell_complete=complete_config, help="Only what this spec may hold, for its task."
+)
 @click.option("--markdown", is_flag=True, help="A reference to read instead of a JSON schema.")
-def schema(*, markdown: bool) -> None:
-    """Print what a spec may hold."""
+def schema(*, config: str | None, markdown: bool) -> None:
+    """Print what a spec may hold: what all of them have, and what each installed task adds."""
     import json
 
-    from mtrain.spec.model import Spec
+    from mtrain.cli import reference
+    from mtrain.spec.building import Tasks
 
+    if config is None:
+        schemas = Tasks().schemas
+    else:
+        spec = load_job({"config": config}).spec
+        schemas = {spec.task: type(spec)}
     if not markdown:
-        click.echo(json.dumps(Spec.model_json_schema(), indent=2))
+        click.echo(json.dumps(reference.json_schema(schemas), indent=2))
         return
-    for line in _reference():
+    for line in reference.markdown(schemas):
         click.echo(line)
 
 
@@ -124,42 +132,6 @@ def validate(files: tuple[str, ...]) -> None:
             click.echo(f"{file}: valid ({loaded.source})")
     if problems:
         raise SpecError(list(dict.fromkeys(problems)))
-
-
-def _reference() -> list[str]:
-    """Return the reference of all values of a spec as markdown tables, one per section."""
-    from mtrain.spec.model import Spec
-    from mtrain.spec.provenance import lookup
-    from mtrain.spec.schema import describe, dotted, model_of, walk
-
-    defaults = Spec().model_dump(mode="json")
-    lines = [
-        "# Every value of a spec",
-        "",
-        "Written by `mtrain config schema --markdown`. `mtrain config explain KEY -c SPEC` says what a value is and where it "
-        "came from.",
-    ]
-    section: tuple[Any, ...] | None = None
-    for path, field in walk(Spec):
-        if model_of(field.annotation) is not None and path[-1] != "groups":
-            continue
-        if path[:-1] != section:
-            section = path[:-1]
-            lines += [
-                "",
-                f"## {dotted(section) or 'at the top'}",
-                "",
-                "| key | type | default | meaning |",
-                "|---|---|---|---|",
-            ]
-        nested = model_of(field.annotation) is not None
-        default = "see `mtrain config show`" if nested else f"`{_flow(lookup(defaults, path))}`"
-        if 0 in path or lookup(defaults, path[:-1]) is None:  # an item of a list, or a section that is null by default
-            default = "required" if field.is_required() else f"`{_flow(field.default)}`"
-        what = "a list of sections, below" if nested else describe(field.annotation, field.metadata)
-        cells = (f"`{path[-1]}`", what, default, field.description or "")
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return lines
 
 
 def _yaml_lines(values: Mapping[str, Any], loaded: "Loaded | None", prefix: str = "") -> list[str]:

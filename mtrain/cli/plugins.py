@@ -10,7 +10,7 @@ import click
 from mtrain.cli.options import JobCommand
 from mtrain.errors import UsageError
 from mtrain.spec import remedies
-from mtrain.spec.plugin_kinds import KINDS
+from mtrain.spec.plugin_kinds import KINDS, SELECTORS
 
 if TYPE_CHECKING:
     from mtrain.spec.plugins import Entry
@@ -73,12 +73,7 @@ def show(name: str, *, kind: str | None) -> None:
                 click.echo(f"  {line}")
 
 
-_OPTIONS_OF = {
-    "backends": "backend.options",
-    "models": "model.options",
-    "datasets": "data.options",
-    "clusters": "cluster.options",
-}
+_OPTIONS_OF = {selector.kind: ".".join(selector.options) for selector in SELECTORS if not selector.planned}
 """Kind of plugin -> where a spec holds its options."""
 
 

@@ -414,7 +414,7 @@ def _facts(order: Order, bench: _Bench) -> dict[str, str]:
     ema = "none" if spec.train.ema is None else f"{spec.train.ema.decay:g}, {spec.train.ema.rule}"
     return {
         "model": spec.model.name,
-        "data": f"{spec.data.format}, {spec.data.image_size} px",
+        "data": f"{spec.data.format}, {spec.data.input_side} px" if spec.data.input_side else spec.data.format,
         "updates": f"{order.updates} updates of {spec.train.batch_size} samples: "
         f"{bench.ranks} rank{'s' if bench.ranks > 1 else ''} x {recipe.micro_batch} (micro batch) x "
         f"{recipe.accumulate} (accumulate)",

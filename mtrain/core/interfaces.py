@@ -24,6 +24,8 @@ Module: TypeAlias = Any
 if TYPE_CHECKING:  # numpy takes 0.1 s to import, and `mtrain plan` needs these names only
     import numpy as np
 
+    from mtrain.spec.section import Section
+
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 else:
     Array = Any
@@ -578,13 +580,51 @@ class PictureData(JobData, Protocol):
 
 
 class TaskKind(Protocol):
-    """A kind of task: a plugin that decides how data are read, scored and drawn.
+    """A kind of task: a plugin that decides how data are read, scored and drawn, and what a spec may say about that.
 
-    Models and data sets name it as their ``kind``. Construct one only through ``rank.assembly``.
+    Models and data sets name it as their ``kind``. Its class derives from ``mtrain.tasks.base.TaskBase``, which has a
+    default of every member here but ``pictures``; importing it imports no framework and no picture library, because
+    every reading of a spec needs ``sections``. Construct one only through ``rank.assembly``.
     """
 
     Options: type[BaseModel]
     """No spec has options of a task yet: an empty model."""
+    sections: Mapping[str, type["Section"]]
+    """The task's own sections of a spec, by their names at the top of the file.
+
+    A class under the name of one of the core's sections, such as ``data``, derives from the core's class and adds keys
+    to it; any other name is a section of the task's own. Every key has a default and a description.
+    """
+
+    def divided(self, data: Any, read_all: Callable[[], Any]) -> tuple[Any, Any] | None:
+        """Return the training and the evaluation split where ``data``, the section of the spec, divides one set.
+
+        ``read_all`` reads every sample of the data set (split ``all`` of ``Dataset.read``). None: the data set has both
+        splits.
+
+        Raises:
+            DataError: the set cannot be divided.
+        """
+        ...
+
+    def prepared(self, data: Any, content: Any) -> Any:
+        """Return a split that was read as a job uses it, without the samples that ``data`` leaves out.
+
+        Raises:
+            DataError: the split cannot be used as ``data`` requires.
+        """
+        ...
+
+    def unreadable(self, spec: Any, files: Sequence[Path]) -> Mapping[Path, str]:
+        """Return the reason for each of ``files`` on which the task cannot predict, so that a prediction skips it."""
+        ...
+
+    def model_options(self, spec: Any, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return options of the model that follow from the task's sections; those that the spec sets replace them.
+
+        ``defaults``: the default of each option that the model has.
+        """
+        ...
 
     def __call__(self, spec: Any, data: Any, *, training: bool = True) -> TaskData:
         """Return the data of a job that trains, or with ``training=False`` of one that only evaluates.

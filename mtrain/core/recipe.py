@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from mtrain.core.interfaces import Recipe
 from mtrain.errors import SpecError
-from mtrain.spec.model import GroupSpec, Spec
+from mtrain.spec.model import Spec
+from mtrain.spec.training import GroupSpec
 
 Rule = tuple[str, dict[str, float]]
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from mtrain.core.interfaces import Rates
 from mtrain.core.recipe import scaling
 from mtrain.errors import SpecError
-from mtrain.spec.model import ScheduleSpec, Spec
+from mtrain.spec.model import Spec
+from mtrain.spec.training import ScheduleSpec
 
 ONE_CYCLE_START = 1 / 25
 """Factor at the start of a one-cycle schedule (Smith and Topin, arXiv 1708.07120), with the usual divisor 25."""

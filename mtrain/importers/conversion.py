@@ -56,8 +56,9 @@ def convert(
     books = _importer(importer, documents).translate(documents, cards=cards)
     values = {path: setting for book in books for path, setting in book.values.items()}
     loaded = _check(values, overrides)
+    lines = _rendered(_overridden(values, loaded), documents, schema=type(loaded.spec))
     return Imported(
-        text="\n".join(line for line, _ in _rendered(_overridden(values, loaded), documents)) + "\n",
+        text="\n".join(line for line, _ in lines) + "\n",
         files=[file for document in documents for file in document.files],
         carried=[entry for book in books for entry in book.carried],
         dropped=[entry for book in books for entry in book.dropped],
@@ -93,7 +94,7 @@ def _made(name: str, policy: plugins.Policy) -> Importer:
 
 def _check(values: Mapping[str, Given], overrides: Sequence[str]) -> config.Loaded:
     """Load the spec as ``mtrain`` would; report a mistake at the place of the foreign value."""
-    lines = list(_rendered(values, ()))
+    lines = list(_rendered(values, (), schema=Spec))
     with tempfile.TemporaryDirectory() as folder:
         file = FilePath(folder).resolve() / "imported.yml"
         file.write_text("\n".join(line for line, _ in lines) + "\n", encoding="utf-8")
@@ -130,14 +131,16 @@ def _overridden(values: Mapping[str, Given], loaded: config.Loaded) -> dict[str,
     return result
 
 
-def _rendered(values: Mapping[str, Given], documents: Sequence[Document]) -> Iterator[tuple[str, str]]:
+def _rendered(
+    values: Mapping[str, Given], documents: Sequence[Document], *, schema: type[Spec]
+) -> Iterator[tuple[str, str]]:
     """Yield lines of YAML, each with the path of the value on it; lines of sections and comments have no path.
 
     Sections and values are in the order of the schema, options in the order in which they were entered.
     """
     for document in documents:
         yield _comment(f"imported from {document.name}"), ""
-    order = {dotted(path): place for place, (path, _) in enumerate(walk(Spec))}
+    order = {dotted(path): place for place, (path, _) in enumerate(walk(schema))}
     ranked = sorted(values, key=lambda path: order.get(path, order.get(".".join(path.split(".")[:2]), len(order))))
     tree: dict[str, Any] = {}
     for path in ranked:

@@ -202,7 +202,7 @@ def open_task(spec: Spec, *, training: bool = True) -> TaskData:
         PluginError: Data set or model are unknown.
     """
     opened = open_data(spec.data, policy=plugins.read_policy(spec.plugins))
-    model_kind = model_plugin(spec).kind
+    model_kind = model_class(spec).kind
     if opened.kind != model_kind:
         raise SpecError(
             f"data.format: {spec.data.format} is a data set for {opened.kind}, but model.name: {spec.model.name} is for "
@@ -232,16 +232,20 @@ def task_kind(spec: Spec, kind: str) -> TaskKind:
     return chosen
 
 
+def model_class(spec: Spec) -> type[Model]:
+    """Return the class of the model plugin of ``spec``."""
+    model: type[Model] = plugins.load("models", spec.model.name, policy=plugins.read_policy(spec.plugins))
+    return model
+
+
 def model_plugin(spec: Spec) -> Model:
     """Return the model plugin of ``spec``, constructed with its checked options.
 
-    If the model limits its predictions per picture, the default limit is raised to ``evaluate.max_detections``.
+    Options that the spec does not set may follow from the sections of its task.
     """
-    options, limit = spec.model.options, spec.evaluate.max_detections
-    policy = plugins.read_policy(spec.plugins)
-    option = plugins.load("models", spec.model.name, policy=policy).Options.model_fields.get("max_detections")
-    if option is not None and "max_detections" not in options and option.default < limit:
-        options = {**options, "max_detections": limit}
+    model = model_class(spec)
+    defaults = {name: option.default for name, option in model.Options.model_fields.items()}
+    options = {**task_kind(spec, model.kind).model_options(spec, defaults), **spec.model.options}
     plugin: Model = _plugin(spec, "models", spec.model.name, options, path="model.options")
     return plugin
 

@@ -40,11 +40,12 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
         raise CheckpointError("predict: no checkpoint and no weights given; expected --run, --checkpoint or --weights")
     saved = store.load(weights) if weights.is_dir() else None
     extra: Mapping[str, Any] = {} if saved is None else saved.meta["extra"]
+    task = task_kind(spec, model_plugin(spec).kind)
     names = {Path(file): str(name) for file, name in request["pictures"].items()}
     if not request["strict"]:
-        names = _readable(names, Path(request["out"]), max_pixels=spec.data.max_pixels)
+        names = _readable(names, task.unreadable(spec, list(names)), Path(request["out"]))
     labels = extra if extra.get("class_names") else {"class_names": request["class_names"]}
-    pictures = task_kind(spec, model_plugin(spec).kind).pictures(spec, list(names), labels)
+    pictures = task.pictures(spec, list(names), labels)
     with assembled(spec, pictures, leave=leave, details=extra.get("details") or {}) as job:
         job.session.restore(job.model, job.optimizer, _whole(weights, job) if saved is None else saved.state)
         evaluator, loader = pictures.evaluator(), job.evaluation_loader()
@@ -62,16 +63,14 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
         )
 
 
-def _readable(names: Mapping[Path, str], out: Path, *, max_pixels: int) -> dict[Path, str]:
-    """Return ``names`` without the pictures that cannot be decoded, which are listed in ``skipped.json``.
+def _readable(names: Mapping[Path, str], reasons: Mapping[Path, str], out: Path) -> dict[Path, str]:
+    """Return ``names`` without the files that have a reason why they cannot be read; ``skipped.json`` lists those.
 
     Raises:
-        DataError: No picture can be decoded.
+        DataError: No file can be read.
     """
-    from mtrain.data.images.readable import unreadable
     from mtrain.data.reading import listed
 
-    reasons = unreadable(list(names), max_pixels=max_pixels)
     if len(reasons) == len(names):
         problems = listed([f"{names[file]}: {reason}" for file, reason in reasons.items()])
         raise DataError(f"predict: none of {len(names)} pictures can be read:\n{problems}")

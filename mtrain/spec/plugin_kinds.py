@@ -1,6 +1,10 @@
-"""The kinds of plugins. This module imports nothing, so that the command line can list them before it reads a spec."""
+"""The kinds of plugins, and the values of a spec that choose them.
+
+This module imports nothing of mtrain, so that the command line can list kinds before it reads a spec.
+"""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 SINGULAR: Mapping[str, str] = {
     "backends": "backend",
@@ -19,6 +23,31 @@ DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "datasets": ("mtrain.core.interfaces.Dataset", ("kind", "made_on_first_use")),
     "launchers": ("mtrain.core.interfaces.Launcher", ("plan", "deaths")),
     "clusters": ("mtrain.core.interfaces.Cluster", ("starts", "python", "command", "gathering")),
+    "tasks": (
+        "mtrain.tasks.base.TaskBase",
+        ("sections", "divided", "prepared", "unreadable", "model_options", "pictures"),
+    ),
     "importers": ("mtrain.importers.importer.Importer", ("expected", "recognises", "translate")),
 }
 """Kind of plugin -> the class that a plugin of it derives from, and the members that mtrain uses without instance."""
+
+
+class Selector(NamedTuple):
+    """A value of a spec that chooses a plugin, and the section with that plugin's options."""
+
+    path: tuple[str, str]
+    kind: str
+    options: tuple[str, str]
+    unset: str | None = None
+    """Value that chooses no plugin, if there is one."""
+    planned: bool = False
+    """Whether the plan adds most of the options, and therefore validates them."""
+
+
+SELECTORS = (
+    Selector(("model", "name"), "models", ("model", "options")),
+    Selector(("data", "format"), "datasets", ("data", "options")),
+    Selector(("backend", "name"), "backends", ("backend", "options")),
+    Selector(("cluster", "name"), "clusters", ("cluster", "options"), unset="auto"),
+    Selector(("launcher", "name"), "launchers", ("launcher", "options"), unset="auto", planned=True),
+)

@@ -48,6 +48,9 @@ class PluginPolicy(BaseModel):
     module: str | None = Field(default=None, description="a local plugin, `package.module:Class`")
     options: dict[str, Any] = Field(default_factory=dict, description="defaults of the plugin's options")
     summary: str = Field(default="", description="one line for `mtrain plugins list`")
+    task: str | None = Field(
+        default=None, description="the task of a model or data set; absent: its class says, which must then be imported"
+    )
     needs: str | None = Field(default=None, description="the module that must be installed for it to run")
     library: str | None = Field(default=None, description="a module that must be installed beside it")
     extra: str | None = Field(default=None, description="the extra of mtrain that installs it")
@@ -229,6 +232,22 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
         raise PluginError(f"{what} has no `{absent[0]}`: derive the class from {base}, which declares it")
     loaded: type[Any] = target
     return loaded
+
+
+def task_of(kind: str, name: str, *, policy: Policy | None = None) -> str:
+    """Return the task that a model or a data set names as its ``kind``.
+
+    For the plugins of mtrain and of a ``plugins.toml`` that file can say it, so that a spec is read without importing
+    them: they need numpy, which takes longer to import than everything else that a spec needs.
+
+    Raises: ``PluginError`` like ``load``.
+    """
+    policy = policy or read_policy()
+    declared = policy.of(kind, name).task
+    if declared is not None and find(kind, name, policy=policy).distribution in ("mtrain", POLICY_FILE):
+        return declared
+    task: str = load(kind, name, policy=policy).kind
+    return task
 
 
 def made(kind: str, name: str, options: BaseModel, *, policy: Policy | None = None) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mtrain.spec.yaml_reader import Path
 
@@ -22,11 +22,8 @@ class Origin:
     file: str | None = None
     line: int | None = None
     text: str = ""
-
-    def is_weaker_than(self, other: "Origin") -> bool:
-        """Return whether a value from ``other`` replaces a value from this origin."""
-        kinds = get_args(Kind)
-        return kinds.index(self.kind) < kinds.index(other.kind)
+    level: int = field(default=0, compare=False, repr=False)
+    """Number of the layer that set the value, from 1 for the weakest; 0: a default."""
 
     def __str__(self) -> str:
         if self.file is None:
@@ -48,26 +45,24 @@ class Layers:
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[Path, Origin] = field(default_factory=dict)
     history: dict[Path, list[tuple[Any, Origin]]] = field(default_factory=dict)
-    current: int = 0
-    """Number of the current layer."""
-    numbers: dict[Path, int] = field(default_factory=dict)
-    """Number of the layer that has set each path; of a path that was dropped, it means nothing."""
+    level: int = 0
+    """Number of the current layer, which the origins of its values have; every layer is stronger than those before."""
 
     def begin(self) -> None:
         """Start the next layer."""
-        self.current += 1
+        self.level += 1
 
     def is_set(self, path: Path) -> bool:
         """Return whether a layer has set the value at ``path``, be it to null."""
         return path in self.origins
 
     def number(self, path: Path) -> int:
-        """Return the number of the layer that has set the value at ``path``; higher is stronger. -1: none has."""
-        return self.numbers.get(path, -1) if self.is_set(path) else -1
+        """Return the level of the value at ``path``; higher is stronger. -1: it was not set."""
+        return self.origins[path].level if self.is_set(path) else -1
 
     def is_touched(self, path: Path) -> bool:
         """Return whether the current layer has set the value at ``path``."""
-        return self.numbers.get(path) == self.current
+        return self.number(path) == self.level
 
     def merge(self, values: Mapping[str, Any], origin_at: Callable[[Path], Origin], path: Path = ()) -> None:
         """Merge ``values`` into the mapping at ``path``."""
@@ -109,6 +104,11 @@ class Layers:
         """Return the value that was set at ``path``; None if none was."""
         return lookup(self.values, path)
 
+    def choices(self, path: Path) -> list[tuple[Any, Origin]]:
+        """Return every value that ``path`` had and the one that it has, with their origins, the weakest first."""
+        chosen = self.get(path)
+        return [*self.history.get(path, ()), *([] if chosen is None else [(chosen, self.origin(path))])]
+
     def _at(self, path: Path) -> dict[str, Any]:
         current: Any = self.values
         for key in path:
@@ -124,7 +124,6 @@ class Layers:
                 if into.get(key) is None:
                     into[key] = {}
                 self.origins[here] = origin_at(here)
-                self.numbers[here] = self.current
                 self._merge(into[key], value, origin_at, here)
             else:
                 self._replace(into, here, value, origin_at)
@@ -141,7 +140,6 @@ class Layers:
     def _note(self, value: Any, origin_at: Callable[[Path], Origin], path: Path) -> None:
         """Record the origin of ``value`` and of everything inside it."""
         self.origins[path] = origin_at(path)
-        self.numbers[path] = self.current
         children: Sequence[tuple[str | int, Any]] = ()
         if isinstance(value, dict):
             children = list(value.items())

@@ -66,6 +66,11 @@ def field_at(model: type[BaseModel], path: Path) -> FieldInfo | None:
     return _descend(model, path)[0]
 
 
+def has_value(model: type[BaseModel], path: Path) -> bool:
+    """Return whether ``model`` has a field at ``path``, or a free mapping or a list that ``path`` leads into."""
+    return any(field_at(model, path[:length]) is not None for length in (len(path), *range(2, len(path))))
+
+
 def _descend(model: type[BaseModel], path: Path) -> tuple[FieldInfo | None, type[BaseModel] | None]:
     """Return the field at ``path``, and the model of the section there, if it is one."""
     field: FieldInfo | None = None

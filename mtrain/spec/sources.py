@@ -5,15 +5,16 @@ are reported at once.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import resources
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 from mtrain.spec.model import Spec
 from mtrain.spec.provenance import Layers, Misplaced, Origin
-from mtrain.spec.schema import field_at, walk
+from mtrain.spec.schema import has_value, walk
 from mtrain.spec.suggest import closest, hint
 from mtrain.spec.yaml_reader import Parsed, Path, parse, parse_value, read_text
 
@@ -27,8 +28,6 @@ RESERVED = frozenset({"MTRAIN_HOME", "MTRAIN_DEBUG", "MTRAIN_CACHE", JOB_SECRET,
 FOREIGN = {"FLAGS_START_PORT": "cluster.start_port"}
 """Environment variables of other programs that set a value of a spec, with the path of that value."""
 BASE_KEY = "_BASE_"
-OF_A_FORMAT = ("train", "val", "images")
-"""Keys of `data` whose meaning depends on `data.format`, in addition to `data.options`."""
 MAX_FILES = 100
 """Largest number of files that a spec may consist of, itself and all its bases."""
 MAX_CHAIN = 30
@@ -52,84 +51,27 @@ class _Laid:
     name: str
     kind: Any
 
-    def origin(self, path: Path) -> Origin:
-        return Origin(self.kind, self.name, _line(self.parsed, path))
+    def origin(self, path: Path, *, level: int) -> Origin:
+        return Origin(self.kind, self.name, _line(self.parsed, path), level=level)
 
 
 @dataclass(slots=True)
-class Sources:
-    """Merges the sources of a spec. They must be added from the weakest to the strongest."""
+class Files:
+    """A file of a spec and its bases, read once, with a line for each mistake in them."""
 
-    defaults: Mapping[str, Any]
-    layers: Layers = field(default_factory=Layers)
+    laid: list[_Laid] = field(default_factory=list)
+    """The file first, then its bases, strongest first."""
     problems: list[str] = field(default_factory=list)
-    raw: dict[Path, str] = field(default_factory=dict)
-    """Text of each value from the environment or ``-o``, as it was typed."""
-    notes: list[str] = field(default_factory=list)
-    """Sentences on the values that were left out, with the reason."""
 
-    def add_file(self, file: FilePath) -> None:
-        """Add the bases of a file and then the file itself."""
-        laid: list[_Laid] = []
-        self._collect(file, (), laid, set())
-        for layer in reversed(laid):
-            former = self._begin_layer()
-            self.layers.merge(layer.parsed.values, layer.origin)
-            self._end_layer(former)
+    @classmethod
+    def read(cls, file: FilePath) -> "Files":
+        """Read ``file`` and its bases."""
+        files = cls()
+        files._collect(file, (), set())
+        return files
 
-    def add_environment(self, environ: Mapping[str, str]) -> None:
-        """Add values from environment variables: ``MTRAIN_TRAIN__BATCH_SIZE=8`` sets ``train.batch_size``."""
-        former = self._begin_layer()
-        for name in sorted(environ):
-            text = shortened(f"{name}={environ[name]}")
-            if name in FOREIGN:
-                dotted = FOREIGN[name]
-            elif name.startswith(PREFIX) and name not in RESERVED:
-                dotted = name.removeprefix(PREFIX).lower().replace("__", ".")
-                if field_at(Spec, _path(dotted)) is None and not _inside_free_keys(dotted):
-                    self.problems.append(f"{text}: not a value of a spec{_variable_hint(name)}")
-                    continue
-            else:
-                continue
-            self._assign(dotted, environ[name], Origin("environment", text=text))
-        self._end_layer(former)
-
-    def add_overrides(self, overrides: Sequence[str]) -> None:
-        """Add values of ``-o``, each ``PATH=VALUE``. If a path occurs more than once, the last one wins."""
-        former = self._begin_layer()
-        for text in overrides:
-            dotted, sign, value = text.partition("=")
-            dotted = dotted.strip()
-            if not sign or not dotted or "" in dotted.split("."):
-                self.problems.append(f"-o {shortened(text)}: expected PATH=VALUE, for example -o train.batch_size=8")
-                continue
-            self._assign(dotted, value, Origin("override", text=shortened(f"-o {text}")))
-        self._end_layer(former)
-
-    def add_flags(self, flags: Mapping[str, Any]) -> None:
-        """Add values of command-line flags by dotted path, plain or as ``Given``."""
-        former = self._begin_layer()
-        for dotted, value in flags.items():
-            flag = value if isinstance(value, Given) else Given(value, f"{dotted}={value}")
-            origin = Origin("flag", text=flag.text)
-            try:
-                self.layers.assign(_path(dotted), flag.value, origin, self.defaults)
-            except Misplaced as error:
-                self.problems.append(f"{flag.text}: {error}")
-        self._end_layer(former)
-
-    def _assign(self, dotted: str, text: str, origin: Origin) -> None:
-        path = _path(dotted)
-        try:
-            self.layers.assign(path, parse_value(text), origin, self.defaults)
-            self.raw[path] = text.strip()
-        except (Misplaced, ValueError) as error:
-            self.problems.append(f"{origin}: {error}")
-
-    def _collect(
-        self, file: FilePath, chain: tuple[FilePath, ...], laid: list["_Laid"], visited: set[FilePath]
-    ) -> None:
-        """Add ``file`` and its bases to ``laid``, strongest first.
+    def _collect(self, file: FilePath, chain: tuple[FilePath, ...], visited: set[FilePath]) -> None:
+        """Add ``file`` and its bases to ``laid``.
 
         A file that several others name as a base counts once, at its strongest position. So the bases are visited from
         the last to the first, and a file that was visited before is skipped, with its own bases.
@@ -154,9 +96,9 @@ class Sources:
         parsed = parse(text, name=name)
         self.problems.extend(parsed.problems)
         bases = self._bases(parsed, file, name)
-        laid.append(_Laid(parsed, name, "base" if chain else "file"))
+        self.laid.append(_Laid(parsed, name, "base" if chain else "file"))
         for base in reversed(bases):
-            self._collect(base, (*chain, file), laid, visited)
+            self._collect(base, (*chain, file), visited)
 
     def _bases(self, parsed: Parsed, file: FilePath, name: str) -> list[FilePath]:
         value = parsed.values.pop(BASE_KEY, None)
@@ -179,34 +121,89 @@ class Sources:
                 bases.append(base)
         return bases
 
-    def _begin_layer(self) -> Any:
-        """Start the next layer, and return the data format that the weaker layers have set."""
+
+@dataclass(slots=True)
+class Sources:
+    """Merges the sources of a spec. They must be added from the weakest to the strongest."""
+
+    schema: type[Spec]
+    """The schema of the job, or the core's as long as the job's is not known."""
+    is_known: Callable[[Path], bool] = lambda _: True
+    """Whether a path that ``schema`` does not have belongs to another task; other ones are refused in the environment."""
+    layers: Layers = field(default_factory=Layers)
+    problems: list[str] = field(default_factory=list)
+    raw: dict[Path, str] = field(default_factory=dict)
+    """Text of each value from the environment or ``-o``, as it was typed."""
+    defaults: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.defaults = self.schema().model_dump(mode="json")
+
+    def add_files(self, files: Files) -> None:
+        """Add the bases of a file and then the file itself."""
+        self.problems.extend(files.problems)
+        for layer in reversed(files.laid):
+            self.layers.begin()
+            self.layers.merge(layer.parsed.values, partial(layer.origin, level=self.layers.level))
+            self._settle_alternatives()
+
+    def add_environment(self, environ: Mapping[str, str]) -> None:
+        """Add values from environment variables: ``MTRAIN_TRAIN__BATCH_SIZE=8`` sets ``train.batch_size``."""
         self.layers.begin()
-        return self.layers.get(("data", "format"))
-
-    def _end_layer(self, former_format: Any) -> None:
-        """Remove values of weaker layers that this layer has made meaningless."""
+        for name in sorted(environ):
+            text = shortened(f"{name}={environ[name]}")
+            if name in FOREIGN:
+                dotted = FOREIGN[name]
+            elif name.startswith(PREFIX) and name not in RESERVED:
+                dotted = name.removeprefix(PREFIX).lower().replace("__", ".")
+                path = _path(dotted)
+                if not has_value(self.schema, path) and not self.is_known(path):
+                    self.problems.append(f"{text}: not a value of a spec{self._variable_hint(name)}")
+                    continue
+            else:
+                continue
+            self._assign(dotted, environ[name], Origin("environment", text=text, level=self.layers.level))
         self._settle_alternatives()
-        if former_format is not None and self.layers.get(("data", "format")) != former_format:
-            self._drop_what_the_former_format_had(former_format)
 
-    def _drop_what_the_former_format_had(self, former: Any) -> None:
-        """Remove the paths and options that weaker layers set for the data format ``former``, and note it."""
-        options = self.layers.get(("data", "options"))
-        candidates: list[Path] = [("data", key) for key in OF_A_FORMAT]
-        candidates += [("data", "options", option) for option in options] if isinstance(options, dict) else []
-        foreign = [p for p in candidates if not self.layers.is_touched(p) and self.layers.get(p) is not None]
-        if not foreign:
-            return
-        places = [f"{'.'.join(map(str, path))} ({self.layers.origin(path)})" for path in foreign]
-        chosen = self.layers.get(("data", "format"))
-        were = "was" if len(foreign) == 1 else "were"
-        self.notes.append(
-            f"{', '.join(places)}: left out, {were} given for data.format {former}; it is {chosen} now "
-            f"({self.layers.origin(('data', 'format'))})"
+    def add_overrides(self, overrides: Sequence[str]) -> None:
+        """Add values of ``-o``, each ``PATH=VALUE``. If a path occurs more than once, the last one wins."""
+        self.layers.begin()
+        for text in overrides:
+            dotted, sign, value = text.partition("=")
+            dotted = dotted.strip()
+            if not sign or not dotted or "" in dotted.split("."):
+                self.problems.append(f"-o {shortened(text)}: expected PATH=VALUE, for example -o train.batch_size=8")
+                continue
+            self._assign(dotted, value, Origin("override", text=shortened(f"-o {text}"), level=self.layers.level))
+        self._settle_alternatives()
+
+    def add_flags(self, flags: Mapping[str, Any]) -> None:
+        """Add values of command-line flags by dotted path, plain or as ``Given``."""
+        self.layers.begin()
+        for dotted, value in flags.items():
+            flag = value if isinstance(value, Given) else Given(value, f"{dotted}={value}")
+            origin = Origin("flag", text=flag.text, level=self.layers.level)
+            try:
+                self.layers.assign(_path(dotted), flag.value, origin, self.defaults)
+            except Misplaced as error:
+                self.problems.append(f"{flag.text}: {error}")
+        self._settle_alternatives()
+
+    def _variable_hint(self, name: str) -> str:
+        paths = (path for path, _ in walk(self.schema) if len(path) > 1)
+        variables = [PREFIX + "__".join(str(key) for key in path).upper() for path in paths]
+        best = closest(name, [*variables, *RESERVED])
+        return (
+            f"; did you mean {best}?" if best else "; write MTRAIN_SECTION__KEY, for example MTRAIN_TRAIN__BATCH_SIZE=8"
         )
-        for path in foreign:
-            self.layers.drop(path)
+
+    def _assign(self, dotted: str, text: str, origin: Origin) -> None:
+        path = _path(dotted)
+        try:
+            self.layers.assign(path, parse_value(text), origin, self.defaults)
+            self.raw[path] = text.strip()
+        except (Misplaced, ValueError) as error:
+            self.problems.append(f"{origin}: {error}")
 
     def _settle_alternatives(self) -> None:
         """Let a length in updates replace a length in epochs from a weaker layer, and the other way round."""
@@ -279,14 +276,3 @@ def _line(parsed: Parsed, path: Path) -> int | None:
         if path[:length] in parsed.lines:
             return parsed.lines[path[:length]]
     return None
-
-
-def _inside_free_keys(dotted: str) -> bool:
-    parts = dotted.split(".")
-    return any(field_at(Spec, tuple(parts[:length])) is not None for length in range(2, len(parts)))
-
-
-def _variable_hint(name: str) -> str:
-    variables = [PREFIX + "__".join(str(key) for key in path).upper() for path, _ in walk(Spec) if len(path) > 1]
-    best = closest(name, [*variables, *RESERVED])
-    return f"; did you mean {best}?" if best else "; write MTRAIN_SECTION__KEY, for example MTRAIN_TRAIN__BATCH_SIZE=8"

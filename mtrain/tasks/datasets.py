@@ -4,21 +4,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mtrain.errors import DataError, SpecError
+from mtrain.errors import DataError
 
 if TYPE_CHECKING:
-    from mtrain.core.interfaces import Dataset
+    from mtrain.core.interfaces import Dataset, TaskKind
     from mtrain.spec import plugins
     from mtrain.spec.model import DataSpec
 
 
 class OpenData:
-    """The splits of a data set. Each is read at its first use, as ``annotations.Annotations`` for detection and
-    ``labels.LabelledPictures`` for classification."""
+    """The splits of a data set. Each is read at its first use, in the form that the readers of its task have."""
 
-    def __init__(self, spec: "DataSpec", reader: "Dataset") -> None:
+    def __init__(self, spec: "DataSpec", reader: "Dataset", task: "TaskKind") -> None:
         self._spec = spec
         self._reader = reader
+        self._task = task
         self.kind = reader.kind
 
     @cached_property
@@ -29,7 +29,7 @@ class OpenData:
             DataError: it cannot be read, or holds no picture.
 
         """
-        return self._read("train", self._spec.train) if self._spec.split is None else self._parts[0]
+        return self._read("train", self._spec.train) if self._parts is None else self._parts[0]
 
     @cached_property
     def val(self) -> Any:
@@ -39,7 +39,7 @@ class OpenData:
             DataError: it cannot be read, holds no picture, or has other classes than the training split.
 
         """
-        if self._spec.split is not None:
+        if self._parts is not None:
             return self._parts[1]
         split = self._read("val", self._spec.val)
         if split.class_names != self.train.class_names:
@@ -73,36 +73,18 @@ class OpenData:
         return names
 
     @cached_property
-    def _parts(self) -> tuple[Any, Any]:
-        """Divide all pictures by ``data.split`` into a training and an evaluation split."""
-        from mtrain.tasks.detection.selection import divided  # imported here: see `open_data`
-
-        spec = self._spec
-        assert spec.split is not None
-        if self.kind != "detection":
-            raise SpecError(f"data.split: not known to data sets for {self.kind}; set it to null")
-        return divided(self._read("all", spec.train), spec.split, seed=spec.split_seed)
+    def _parts(self) -> tuple[Any, Any] | None:
+        """Return both splits where the task divides one set into them; else None."""
+        return self._task.divided(self._spec, lambda: self._read("all", self._spec.train))
 
     def _read(self, split: Literal["train", "val", "all"], value: str | None) -> Any:
-        from mtrain.tasks.detection.selection import (  # imported here: see `open_data`
-            need_bounded_pictures,
-            need_sizes,
-            without_missing,
-        )
-
         spec = self._spec
         root = None if spec.root is None else Path(spec.root).expanduser()
         content = self._reader.read(root, value, spec.images, spec.names, split=split)
         key = "train" if split == "all" else split
         if not len(content):
             raise DataError(f"data.{key}: the {key} split of {root} holds no picture")
-        if self.kind != "detection":
-            return content
-        if spec.skip_missing:
-            content = without_missing(content)
-        need_sizes(content)
-        need_bounded_pictures(content, max_pixels=spec.max_pixels)
-        return content
+        return self._task.prepared(spec, content)
 
 
 def open_data(spec: "DataSpec", *, policy: "plugins.Policy | None" = None) -> OpenData:
@@ -110,7 +92,7 @@ def open_data(spec: "DataSpec", *, policy: "plugins.Policy | None" = None) -> Op
     used.
 
     Raises:
-        PluginError: ``spec.format`` names no data set plugin.
+        PluginError: ``spec.format`` names no data set plugin, or one of an unknown task.
         SpecError: ``spec.options`` does not suit it.
 
     """
@@ -118,4 +100,5 @@ def open_data(spec: "DataSpec", *, policy: "plugins.Policy | None" = None) -> Op
 
     reader = plugins.load("datasets", spec.format, policy=policy)
     options = plugins.options("datasets", spec.format, spec.options, path="data.options", policy=policy)
-    return OpenData(spec, reader(options))
+    task: Any = plugins.load("tasks", reader.kind, policy=policy)
+    return OpenData(spec, reader(options), task)

@@ -3,18 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
-
 from mtrain.core.interfaces import Task
 
 if TYPE_CHECKING:
     from mtrain.spec.model import Spec
-
-
-class NoOptions(BaseModel):
-    """The options of a task: none so far."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def describe_task(kind: str, spec: "Spec", class_names: Sequence[str]) -> Task:
@@ -23,6 +15,6 @@ def describe_task(kind: str, spec: "Spec", class_names: Sequence[str]) -> Task:
     return Task(
         kind=kind,
         class_names=class_names,
-        image_size=spec.data.image_size,
+        image_size=spec.data.input_side,
         global_batch=spec.train.batch_size,
     )

@@ -47,7 +47,7 @@ class SpecOutline:
         self._question = Question(
             model=spec.model.name,
             classes=classes,
-            image_size=spec.data.image_size,
+            image_size=spec.data.input_side,
             options=spec.model.options,
             policy=spec.plugins,
         )

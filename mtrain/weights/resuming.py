@@ -70,9 +70,9 @@ def _changes(spec: Spec, saved: Mapping[str, Any], *, names: Sequence[str] | Non
         for name in sorted({*now, *then})
         if now.get(name) != then.get(name)
     ]
-    size = (saved.get("data") or {}).get("image_size", spec.data.image_size)
-    if size != spec.data.image_size:
-        differences.append(f"data.image_size: {spec.data.image_size} given, the checkpoint was trained with {size}")
+    size = (saved.get("data") or {}).get("image_size", spec.data.input_side)
+    if spec.data.input_side and size != spec.data.input_side:
+        differences.append(f"data.image_size: {spec.data.input_side} given, the checkpoint was trained with {size}")
     if names is not None and len(names) != classes:
         differences.append(f"{classes} classes in the data, the checkpoint was trained with {len(names)}")
     return differences

@@ -109,7 +109,7 @@ def test_plan_prints_the_job_as_for_any_other(trained):
         (["data.format=digits"], "digits is a data set for detection, but model.name: vit is for classification"),
         (["evaluate.score=AP"], "evaluate.score: 'AP' given, expected a figure of this job's evaluation; known: accuracy"),
         (["evaluate.score=acuracy"], "did you mean 'accuracy'?"),
-        (["data.augment.mosaic=0.5"], "data.augment.mosaic: given 0.5, which a classification job does not have"),
+        (["data.augment.mosaic=0.5"], "data.augment.mosaic=0.5: unknown key: it belongs to the task detection, and this job's"),
         (["data.image_size=9"], "use 8"),
         (["data.root=somewhere"], "digits_classes comes with scikit-learn"),
     ],

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mtrain.cli import main
-from mtrain.spec.model import DataSpec
 from mtrain.tasks.datasets import open_data
 from mtrain.tasks.detection.annotations import Annotations
+from mtrain.tasks.detection.section import DetectionDataSpec
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
 NAMES = ["RBC", "WBC", "Platelets"]
@@ -23,7 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read(kind: str, root: Path) -> list[Annotations]:
-    actual: list[Annotations] = open_data(DataSpec(format=kind, root=str(root), names=NAMES)).both()
+    actual: list[Annotations] = open_data(DetectionDataSpec(format=kind, root=str(root), names=NAMES)).both()
     return actual
 
 
@@ -93,7 +93,7 @@ def test_what_a_format_cannot_hold_is_said(here: Path, capsys) -> None:
     stdout = capsys.readouterr().out
     assert "note: 2 crowd boxes are marked difficult" in stdout
     assert "note: 2 areas that are not width x height are lost" in stdout
-    voc = open_data(DataSpec(format="voc", root="v", options={"use_difficult": False})).train
+    voc = open_data(DetectionDataSpec(format="voc", root="v", options={"use_difficult": False})).train
     assert voc.class_names == ("a", "b & <c>")
     assert sorted(picture.path.name for picture in voc.pictures) == ["a-2.jpg", "a.jpg"]  # one folder holds both
     (crowd,) = (picture for picture in voc.pictures if picture.crowd.any())

@@ -78,7 +78,7 @@ def test_options_of_a_cluster_that_a_flag_replaces_are_left_out_with_a_note(here
     (here / "mine.yml").write_text("_BASE_: spec.yml\ncluster: {name: shell, options: {journal: a.txt}}\n")
     loaded = config.load("mine.yml", flags={"cluster.name": "auto"}, environ={})
     assert loaded.spec.cluster.options == {}
-    assert [note.partition(": ")[0] for note in loaded.notes] == ["mine.yml:2 cluster.options.journal"]
+    assert [note.partition(": ")[0] for note in loaded.notes] == ["cluster.options.journal (mine.yml:2)"]
 
 
 def test_no_file_of_mtrain_names_it():

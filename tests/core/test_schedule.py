@@ -13,7 +13,8 @@ from mtrain.core.recipe import assign, check_frozen, group_rules, make_recipe, s
 from mtrain.core.schedule import Schedule, factor, total_updates
 from mtrain.errors import SpecError
 from mtrain.spec.config import load
-from mtrain.spec.model import ScheduleSpec, Spec
+from mtrain.spec.model import Spec
+from mtrain.spec.training import ScheduleSpec
 
 
 def spec(**sections: Any) -> Spec:

@@ -7,12 +7,12 @@ import pytest
 from mtrain.data.images.colour import scale_hsv
 from mtrain.data.images.fast_decode import decode_quickly
 from mtrain.data.images.geometry import fitted_size, is_upright, map_boxes, random_map, survives
-from mtrain.spec.model import AugmentSpec
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.augment import mosaic
 from mtrain.tasks.detection.augment.render import Renderer
 from mtrain.tasks.detection.cache_size import AtMost
 from mtrain.tasks.detection.picture_cache import Pictures
+from mtrain.tasks.detection.section import AugmentSpec
 from mtrain.tasks.detection.source import DetectionSource
 from tests.data_loading.rectangles import corners, ink
 

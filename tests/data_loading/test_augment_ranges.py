@@ -14,8 +14,8 @@ import pytest
 from scipy import stats
 
 from mtrain.data.loader.pool import WorkerPool
-from mtrain.spec.model import AugmentSpec, DataSpec
 from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
 from mtrain.tasks.detection.source import DetectionSource
 
 SIDE = 64
@@ -276,4 +276,4 @@ def test_every_rank_and_every_split_into_micro_batches_gets_the_side_of_the_upda
 
 def test_sides_and_their_range_are_not_given_together() -> None:
     with pytest.raises(ValueError, match=r"augment\.sizes and augment\.multi_scale both set the sides"):
-        DataSpec(augment=AugmentSpec(sizes=[64], multi_scale=0.5))
+        DetectionDataSpec(augment=AugmentSpec(sizes=[64], multi_scale=0.5))

@@ -20,8 +20,8 @@ from mtrain.core.sampler import Padded, Shuffled, rank_share
 from mtrain.data.loader.pool import LIVES, ShardedLoader, WorkerPool
 from mtrain.data.loader.shared_memory import ArraySpec
 from mtrain.errors import DataError, SpecError, TrainingError
-from mtrain.spec.model import AugmentSpec
 from mtrain.tasks.detection.annotations import Annotations
+from mtrain.tasks.detection.section import AugmentSpec
 from mtrain.tasks.detection.source import DetectionSource
 
 

@@ -9,17 +9,19 @@ import pytest
 
 from mtrain.data.images.geometry import fitted_size
 from mtrain.errors import DataError, SpecError
-from mtrain.spec.model import AugmentSpec, DataSpec
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.cache_size import AtMost, Fitted
 from mtrain.tasks.detection.picture_cache import DiskCache, Pictures, RamCache
+from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
 from mtrain.tasks.detection.source import open_sources
 
 
 @pytest.mark.parametrize("cache", ["ram", "disk"])
 def test_a_cache_gives_the_same_samples_bit_for_bit(annotations: Annotations, tmp_path: Path, cache: str) -> None:
     def digests(where: str, *, passes: int) -> list[bytes]:
-        spec = DataSpec(image_size=64, augment=AugmentSpec(mosaic=0.7), cache=where, cache_dir=str(tmp_path / "cache"))
+        spec = DetectionDataSpec(
+            image_size=64, augment=AugmentSpec(mosaic=0.7), cache=where, cache_dir=str(tmp_path / "cache")
+        )
         sources = open_sources(spec, annotations, annotations, seed=0)
         for _ in range(passes):  # the first fills, the second reads
             actual = [s.sample(0, i).image.tobytes() for s in sources.values() for i in range(len(s))]

@@ -11,9 +11,11 @@ import pytest
 
 from mtrain.core.sampler import Shuffled, rank_share
 from mtrain.data.images.colour import YIQ, distort, random_distortion
+from mtrain.data.images.section import DistortSpec
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import SpecError
-from mtrain.spec.model import AugmentSpec, CropSpec, DataSpec, DistortSpec, ExpandSpec, Spec
+from mtrain.spec import plugins
+from mtrain.spec.building import schema_of
 from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
 from mtrain.tasks.detection.augment.stretched import (
     METHODS,
@@ -28,6 +30,7 @@ from mtrain.tasks.detection.cache_size import AtLeast, Stretched
 from mtrain.tasks.detection.evaluator import CocoEvaluator
 from mtrain.tasks.detection.inputs import StretchTraining
 from mtrain.tasks.detection.picture_cache import Pictures
+from mtrain.tasks.detection.section import AugmentSpec, CropSpec, DetectionDataSpec, ExpandSpec
 from mtrain.tasks.detection.source import DetectionSource, open_sources
 from tests.data.golden_ppyoloe.rules import photo
 from tests.data_loading.rectangles import corners, ink
@@ -121,7 +124,7 @@ def one(folder: Path, picture: np.ndarray, boxes_xyxy: np.ndarray) -> Annotation
 
 
 def test_a_detector_that_finds_all_scores_one_on_stretched_pictures(annotations: Annotations) -> None:
-    spec = DataSpec(image_size=96, resize="stretch", augment=AugmentSpec(**PLAIN))
+    spec = DetectionDataSpec(image_size=96, resize="stretch", augment=AugmentSpec(**PLAIN))
     source = open_sources(spec, None, annotations, seed=0)["val"]
     assert len({sample.width / sample.height for sample in annotations.samples}) > 3
     evaluator = CocoEvaluator(annotations)
@@ -409,4 +412,4 @@ def test_a_large_jpeg_keeps_its_boxes_when_it_is_decoded_smaller(tmp_path: Path)
 )
 def test_what_does_not_go_together_is_refused_with_a_remedy(data: dict[str, Any], words: str) -> None:
     with pytest.raises((ValueError, SpecError), match=words):
-        Spec.model_validate({"data": data})
+        schema_of("detection", policy=plugins.read_policy()).model_validate({"data": data})

@@ -13,13 +13,13 @@ from mtrain.cli.data import data
 from mtrain.data.images.decode import decode
 from mtrain.data.images.drawing import save_picture
 from mtrain.errors import DataError, PluginError, SpecError
-from mtrain.spec.model import DataSpec
 from mtrain.tasks.datasets import open_data
 from mtrain.tasks.detection.check import verify_pictures
 from mtrain.tasks.detection.drawing import annotations_grid, comparison, draw_boxes
 from mtrain.tasks.detection.label_statistics import class_histogram, picture_sizes, size_histogram, statistics
 from mtrain.tasks.detection.readers.digits import Digits, DigitsOptions, default_folder, make_digits
 from mtrain.tasks.detection.readers.digits_canvas import _strokes, canvas
+from mtrain.tasks.detection.section import DetectionDataSpec
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
 FEW = DigitsOptions(train=6, val=3, size=96)
@@ -114,7 +114,7 @@ def test_an_empty_folder_is_filled_and_options_have_folders_of_their_own(tmp_pat
 
 def test_open_data_reads_each_split_when_asked(made: Path) -> None:
     options = FEW.model_dump()
-    opened = open_data(DataSpec(format="digits", root=str(made), options=options))
+    opened = open_data(DetectionDataSpec(format="digits", root=str(made), options=options))
     assert opened.kind == "detection"
     assert (len(opened.train), len(opened.val), len(opened.class_names)) == (6, 3, 10)
     assert opened.train is opened.train
@@ -122,22 +122,22 @@ def test_open_data_reads_each_split_when_asked(made: Path) -> None:
 
 def test_open_data_refuses_unknown_formats_and_options(made: Path) -> None:
     with pytest.raises(PluginError, match="coco"):
-        open_data(DataSpec(format="cocoo", root=str(made)))
+        open_data(DetectionDataSpec(format="cocoo", root=str(made)))
     with pytest.raises(SpecError, match=r"data\.options\.sise"):
-        open_data(DataSpec(format="digits", root=str(made), options={"sise": 3}))
+        open_data(DetectionDataSpec(format="digits", root=str(made), options={"sise": 3}))
 
 
 def test_splits_with_different_classes_are_refused(made: Path, tmp_path: Path) -> None:
     content = json.loads((made / "annotations" / "instances_val.json").read_text())
     content["categories"][0]["name"] = "zero"
     (tmp_path / "val.json").write_text(json.dumps(content))
-    spec = DataSpec(format="coco", root=str(made), val=str(tmp_path / "val.json"))
+    spec = DetectionDataSpec(format="coco", root=str(made), val=str(tmp_path / "val.json"))
     with pytest.raises(DataError, match="both splits need the same classes"):
         _ = open_data(spec).val
 
 
 def test_statistics_are_in_pixels_of_the_network_input() -> None:
-    opened = open_data(DataSpec(format="coco", root=str(SMALL), images="images"))
+    opened = open_data(DetectionDataSpec(format="coco", root=str(SMALL), images="images"))
     figures = statistics(opened.val, image_size=320)
     assert figures["class_count"] == 3
     first = opened.val.samples[0]
@@ -160,7 +160,7 @@ def test_boxes_are_drawn_where_they_are_and_the_original_is_left_alone() -> None
 
 
 def test_grids_hold_every_picture_and_can_be_saved(tmp_path: Path) -> None:
-    opened = open_data(DataSpec(format="coco", root=str(SMALL), images="images"))
+    opened = open_data(DetectionDataSpec(format="coco", root=str(SMALL), images="images"))
     actual = {0: np.array([[10, 10, 100, 100, 0.9, 0], [0, 0, 5, 5, 0.1, 1]]), 2: np.zeros((0, 6))}
     for name, picture in (
         ("grid.jpg", annotations_grid(opened.train)),

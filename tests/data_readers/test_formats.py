@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from mtrain.errors import DataError
-from mtrain.spec.model import DataSpec
 from mtrain.tasks.datasets import open_data
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.readers.coco import Coco, read_content
 from mtrain.tasks.detection.readers.voc import Voc
 from mtrain.tasks.detection.readers.yolo import Yolo, label_file
+from mtrain.tasks.detection.section import DetectionDataSpec
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
 COCO_SMALL = Path(__file__).parents[1] / "data" / "coco_ccby_small"
@@ -225,7 +225,7 @@ def test_mistakes_of_both_splits_are_told_at_once(yolo: Path) -> None:
     files = [next((yolo / "labels" / split).glob("*.txt")) for split in ("train", "val")]
     for file in files:
         file.write_text("9 0.5 0.5 0.1 0.1\n")
-    data = open_data(DataSpec(format="yolo", root=str(yolo)))
+    data = open_data(DetectionDataSpec(format="yolo", root=str(yolo)))
     with pytest.raises(DataError) as error:
         data.both()
     assert all(f"{file}:1: class 9" in str(error.value) for file in files)

@@ -12,9 +12,9 @@ import pytest
 from mtrain.cli import main
 from mtrain.data.images.decode import decode
 from mtrain.errors import DataError
-from mtrain.spec.model import DataSpec
 from mtrain.tasks.datasets import open_data
 from mtrain.tasks.detection.check import verify_pictures
+from mtrain.tasks.detection.section import DetectionDataSpec
 from tests.data_readers.hostile_sets import ANY, OTHER_IDS, Case, all_cases, coco_set, enormous_png, picture, yolo_set
 
 CASES = {case.name: case for case in all_cases()}
@@ -43,7 +43,7 @@ def no_hang(name: str) -> Iterator[None]:
 def look(root: Path, form: str) -> str:
     """Read and decode everything; the refusal, or nothing."""
     try:
-        data = open_data(DataSpec(format=form, root=str(root)))
+        data = open_data(DetectionDataSpec(format=form, root=str(root)))
         verify_pictures(*data.both())
         for sample in data.train.samples:
             decode(sample.path)
@@ -102,7 +102,7 @@ def test_the_command_line_refuses_it_with_2_and_no_traceback(
 def test_text_ids_of_categories_are_mapped_with_a_note(tmp_path: Path) -> None:
     CASES["coco file: ids of categories: words"].build(tmp_path / "a")
     CASES["coco file: ids of categories: numbers as text"].build(tmp_path / "b")
-    words, numbers = (open_data(DataSpec(format="coco", root=str(tmp_path / name))).train for name in "ab")
+    words, numbers = (open_data(DetectionDataSpec(format="coco", root=str(tmp_path / name))).train for name in "ab")
     assert words.category_ids == (1, 2)
     assert numbers.category_ids == (7, 9)
     assert words.class_names == numbers.class_names == ("cat", "dog")
@@ -129,7 +129,7 @@ def test_faults_of_every_kind_are_told_together_and_no_more_than_twenty(tmp_path
 
 def test_max_pixels_can_be_raised_and_lowered(tmp_path: Path) -> None:
     yolo_set(tmp_path / "set", b"")
-    low = DataSpec(format="yolo", root=str(tmp_path / "set"), max_pixels=3000)
+    low = DetectionDataSpec(format="yolo", root=str(tmp_path / "set"), max_pixels=3000)
     with pytest.raises(DataError, match=r"data\.max_pixels"):
         open_data(low).train  # noqa: B018
     assert len(open_data(low.model_copy(update={"max_pixels": 64 * 48})).train) == 1

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.errors import DataError, SpecError
-from mtrain.spec.model import DataSpec
+from mtrain.errors import DataError
 from mtrain.tasks.datasets import open_data
 from mtrain.tasks.detection.annotations import Annotations
+from mtrain.tasks.detection.section import DetectionDataSpec
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
 NAMES = ["RBC", "WBC", "Platelets"]
@@ -57,14 +57,14 @@ def coco_files(root: Path, *, file: str, picture: str) -> None:
 
 def read(root: Path, kind: str, **data: Any) -> tuple[Annotations, Annotations]:
     """Both splits, as a job gets them."""
-    opened = open_data(DataSpec(format=kind, root=str(root), **data))
+    opened = open_data(DetectionDataSpec(format=kind, root=str(root), **data))
     return opened.train, opened.val
 
 
 def assert_boxes_of_bccd(result: tuple[Annotations, Annotations], *, places_px: float = 0.0) -> None:
     """The pictures and boxes of both splits are those that the reference files have."""
     for split, annotations in zip(SPLITS, result, strict=True):
-        truth = open_data(DataSpec(format="coco", root=str(SMALL)))
+        truth = open_data(DetectionDataSpec(format="coco", root=str(SMALL)))
         expected = {sample.path.stem: sample for sample in getattr(truth, split).samples}
         assert {sample.path.stem for sample in annotations.samples} == set(expected)
         assert sorted(annotations.class_names) == sorted(NAMES)
@@ -299,9 +299,7 @@ def test_a_share_and_an_evaluation_split_are_not_given_together(tmp_path: Path) 
     with pytest.raises(
         ValueError, match=r"split \(0\.2\) takes the evaluation split from the training pictures, but val"
     ):
-        DataSpec(format="voc", root=str(tmp_path), split=0.2, val="val.txt")
-    with pytest.raises(SpecError, match=r"data\.split: not known to data sets for classification"):
-        _ = open_data(DataSpec(format="digits_classes", split=0.2)).train
+        DetectionDataSpec(format="voc", root=str(tmp_path), split=0.2, val="val.txt")
 
 
 def test_without_an_evaluation_split_a_share_is_named_as_remedy(tmp_path: Path) -> None:

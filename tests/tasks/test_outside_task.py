@@ -1,17 +1,20 @@
 """A task, its data set and its model in a folder of their own train, evaluate, predict and compare: no file of mtrain knows them."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mtrain
+from mtrain.cli.completing import complete_override
 from mtrain.data.images.drawing import save_picture
-from mtrain.errors import PluginError
-from mtrain.rank import assembly
+from mtrain.errors import SpecError
 
 OUTSIDE = Path(__file__).parent / "outside"
 ROOT = Path(mtrain.__file__).parent
@@ -34,7 +37,7 @@ def test_an_outside_task_trains_on_two_ranks_and_predicts(here):
     save_picture(np.full((8, 8, 3), 204, np.uint8), Path("pictures/a.png"))
     (prediction,) = mtrain.predict("pictures", run=result.run_dir).predictions
     assert prediction["file_name"] == "a.png"
-    assert prediction["value"] == pytest.approx(0.8, abs=0.15)
+    assert prediction["value"] == pytest.approx(204, abs=40)  # in the unit of the task's own section
 
 
 def test_it_is_listed_and_its_data_are_checked(here):
@@ -42,6 +45,68 @@ def test_it_is_listed_and_its_data_are_checked(here):
     listed = {entry["name"]: entry["state"] for entry in json.loads(_mtrain(*line))}
     assert listed["brightness"] == "ready"
     assert "32 squares" in _mtrain("data", "check", "-c", "spec.yml")
+
+
+def test_its_section_is_part_of_the_spec(here):
+    loaded = mtrain.load_spec("spec.yml", overrides={"gauge.unit": "lx"})
+    assert (loaded.spec.task, loaded.values["gauge"]) == ("brightness", {"white": 255.0, "unit": "lx"})
+    assert str(loaded.origin("gauge.white")) == "spec.yml:4"
+    explained = _mtrain("config", "explain", "data.darken", "-c", "spec.yml", "-o", "data.darken=0.5")
+    assert explained.splitlines()[:2] == ["data.darken = 0.5", "  share by which training pictures become darker"]
+    assert "over     0.1  from spec.yml:3" in explained
+    assert "gauge.white = 2.0" in _mtrain("config", "explain", "gauge.white", "-c", "spec.yml", MTRAIN_GAUGE__WHITE="2")
+    assert "gauge.white=" in [item.value for item in complete_override(None, None, "gau")]
+    reference = _mtrain("config", "schema", "--markdown")
+    assert "## gauge of brightness" in reference
+    assert "data.augment" not in _mtrain("config", "schema", "-c", "spec.yml", "--markdown")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("data.darkn", "unknown key; did you mean 'darken'?"),
+        ("gauge.whit", "unknown key; did you mean 'white'?"),
+        ("gauges.white", "gauges: unknown key; did you mean 'gauge'?"),
+        ("data.augment.mosaic", "belongs to the task classification or detection, and this job's task is brightness"),
+        ("gauge.white", "given -1, expected a number > 0"),
+    ],
+)
+def test_mistakes_in_its_section_are_answered_like_any_other(here, path, message):
+    with pytest.raises(SpecError, match=re.escape(message)):
+        mtrain.load_spec("spec.yml", overrides={path: -1})
+
+
+def test_its_keys_are_no_others_and_are_left_out_where_another_task_is_chosen(here):
+    (here / "other.yml").write_text("_BASE_: spec.yml\nmodel: {name: vit}\ndata: {format: digits_classes}\n")
+    loaded = mtrain.load_spec("other.yml")
+    assert loaded.spec.task == "classification"
+    note = next(note for note in loaded.notes if "the task brightness; it is classification now (other.yml:" in note)
+    assert note.startswith("data.darken (spec.yml:3), gauge.white (spec.yml:4), gauge.unit (spec.yml:4): left out")
+    with pytest.raises(SpecError, match=r"gauge: unknown key: it belongs to the task brightness, and this job's"):
+        mtrain.load_spec("digits", overrides={"gauge.white": 3, "plugins": str(here / "plugins.toml")})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("SquareDataSpec(DataSpec)", "SquareDataSpec(Section)", "is no subclass of mtrain.spec.model.DataSpec"),
+        ('"gauge": GaugeSpec', '"plugins": GaugeSpec', "has the name of a value of every spec"),
+        ('unit: str = Field(default="",', "unit: str = Field(", "is not valid without values (unit); give every key a"),
+        (
+            "(TaskBase):",
+            ":\n    Options = NoOptions",
+            "has no `divided`: derive the class from mtrain.tasks.base.TaskBase",
+        ),
+    ],
+)
+def test_a_section_that_cannot_be_part_of_a_spec_is_refused(here, before, after, message):
+    text = (here / "outside_brightness.py").read_text()
+    assert before in text
+    name = f"outside_{abs(hash(after))}"
+    (here / f"{name}.py").write_text(text.replace(before, after))
+    (here / "plugins.toml").write_text((here / "plugins.toml").read_text().replace("outside_brightness", name))
+    with pytest.raises(SpecError, match=re.escape(message)):
+        mtrain.load_spec("spec.yml")
 
 
 def test_no_file_of_mtrain_names_it():
@@ -53,13 +118,17 @@ def test_a_kind_without_a_task_is_refused_with_the_known_ones(here):
     (here / "plugins.toml").write_text(
         (here / "plugins.toml").read_text().replace("tasks.brightness", "tasks.darkness")
     )
-    with pytest.raises(PluginError, match=r"no task 'brightness' .*classification, .*detection"):
-        assembly.open_task(mtrain.load_spec("spec.yml").spec)
+    with pytest.raises(SpecError, match=r"spec.yml:3 data.format: no task 'brightness' .*classification, .*detection"):
+        mtrain.load_spec("spec.yml")
 
 
-def _mtrain(*words: str) -> str:
-    import sys
-
-    done = subprocess.run([sys.executable, "-m", "mtrain", *words], capture_output=True, text=True, timeout=120)
+def _mtrain(*words: str, **environ: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "mtrain", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environ},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout

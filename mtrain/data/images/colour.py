@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.spec.model import AugmentSpec, DistortSpec
+from mtrain.data.images.section import DistortSpec, VariationSpec
 
 HUES = 180
 """Length of OpenCV's hue circle for uint8 pictures."""
@@ -14,7 +14,7 @@ STRIPE_BYTES = 96 * 1024
 """Size of the stripe of rows that is converted at once, in bytes."""
 
 
-def random_gains(rng: np.random.Generator, spec: AugmentSpec) -> tuple[float, float, float]:
+def random_gains(rng: np.random.Generator, spec: VariationSpec) -> tuple[float, float, float]:
     """Draw the factors of hue, saturation and value, each uniform in 1 +- its range."""
     hue, saturation, value = rng.uniform(-1.0, 1.0, 3) * (spec.hsv_h, spec.hsv_s, spec.hsv_v) + 1.0
     return float(hue), float(saturation), float(value)

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.spec.model import AugmentSpec
+from mtrain.data.images.section import VariationSpec
 
 FILL = 114
 """Grey level of every pixel that no picture covers."""
@@ -83,7 +83,7 @@ def letterbox(
 
 
 def random_map(
-    rng: np.random.Generator, spec: AugmentSpec, *, canvas: int, side: int
+    rng: np.random.Generator, spec: VariationSpec, *, canvas: int, side: int
 ) -> tuple[NDArray[np.float64], float]:
     """Draw a random map from a square canvas to the square output: a (3, 3) matrix and its zoom.
 

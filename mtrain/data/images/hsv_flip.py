@@ -6,14 +6,14 @@ from numpy.typing import NDArray
 
 from mtrain.data.images.colour import random_gains, scale_hsv
 from mtrain.data.images.geometry import targets
-from mtrain.spec.model import AugmentSpec
+from mtrain.data.images.section import VariationSpec
 
 Labelled = tuple[NDArray[np.float64], NDArray[np.int64]]
 """Boxes (N, 4) xyxy in pixels of the network input, and labels (N,)."""
 
 
 def finish(
-    rng: np.random.Generator, spec: AugmentSpec, labelled: Labelled, out: NDArray[np.uint8]
+    rng: np.random.Generator, spec: VariationSpec, labelled: Labelled, out: NDArray[np.uint8]
 ) -> NDArray[np.float32]:
     """Change the colours of ``out`` (S, S, 3) and flip it, in place; return (N, 5) rows ``[class, xc, yc, w, h]``,
     normalised."""
@@ -25,7 +25,7 @@ def finish(
 
 
 def _flipped(
-    rng: np.random.Generator, spec: AugmentSpec, boxes: NDArray[np.float64], out: NDArray[np.uint8]
+    rng: np.random.Generator, spec: VariationSpec, boxes: NDArray[np.float64], out: NDArray[np.uint8]
 ) -> NDArray[np.float64]:
     side = len(out)
     up_down, left_right = rng.random(2) < (spec.flip_ud, spec.flip_lr)

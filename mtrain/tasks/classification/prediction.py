@@ -15,12 +15,14 @@ from mtrain.errors import DataError
 from mtrain.report.reporter import write_json
 from mtrain.tasks.classification.evaluator import ClassEvaluator
 from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.classification.section import data_of
 from mtrain.tasks.classification.source import ClassificationSource, fitted
 from mtrain.tasks.description import describe_task
 
 if TYPE_CHECKING:
     from mtrain.data.loader.pool import PooledSource
-    from mtrain.spec.model import DataSpec, Spec
+    from mtrain.spec.model import Spec
+    from mtrain.tasks.classification.section import ClassificationDataSpec
 
 
 class ClassPictures:
@@ -36,7 +38,7 @@ class ClassPictures:
 
     def sources(self) -> "Mapping[str, PooledSource]":
         """Return the pictures as the source ``val``."""
-        return {"val": ClassificationSource(self._pictures, side=self._spec.data.image_size)}
+        return {"val": ClassificationSource(self._pictures, side=data_of(self._spec).image_size)}
 
     def length(self, split: str) -> int:
         """Return the number of pictures."""
@@ -80,7 +82,7 @@ class ClassPictures:
                 )
                 save_picture(
                     grid(
-                        [decode(Path(files[index]), max_pixels=self._spec.data.max_pixels)],
+                        [decode(Path(files[index]), max_pixels=data_of(self._spec).max_pixels)],
                         columns=1,
                         captions=[caption],
                     ),
@@ -89,7 +91,9 @@ class ClassPictures:
         write_json(out / "predictions.json", rows)
 
 
-def unlabelled(files: Sequence[Path], data: "DataSpec", *, class_names: Sequence[str]) -> LabelledPictures:
+def unlabelled(
+    files: Sequence[Path], data: "ClassificationDataSpec", *, class_names: Sequence[str]
+) -> LabelledPictures:
     """Pictures as the network takes them, in the order of their names; their labels mean nothing.
 
     Raises:

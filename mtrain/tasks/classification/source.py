@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from mtrain.core.interfaces import Array
 from mtrain.data.images.geometry import letterbox, random_map
 from mtrain.data.images.hsv_flip import finish
+from mtrain.data.images.section import VariationSpec
 from mtrain.data.loader.shared_memory import ArraySpec
-from mtrain.spec.model import AugmentSpec
 from mtrain.tasks.classification.labels import LabelledPictures
 
 _HALF = np.array([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [0.0, 0.0, 1.0]])
@@ -40,7 +40,7 @@ class ClassificationSource:
         *,
         side: int,
         resize: Literal["letterbox", "stretch"] = "letterbox",
-        augment: AugmentSpec | None = None,
+        augment: VariationSpec | None = None,
         seed: int = 0,
     ) -> None:
         self._split = split
@@ -96,7 +96,7 @@ def fitted(picture: NDArray[np.uint8], *, side: int, resize: Literal["letterbox"
     return np.asarray(cv2.resize(picture, (side, side), interpolation=method), dtype=np.uint8)
 
 
-def _vary(out: Array, spec: AugmentSpec, rng: np.random.Generator) -> None:
+def _vary(out: Array, spec: VariationSpec, rng: np.random.Generator) -> None:
     """Map ``out`` about its centre, extending its edges outwards; then change colours and flip. In place."""
     side = len(out)
     matrix, _ = random_map(rng, spec, canvas=side, side=side)

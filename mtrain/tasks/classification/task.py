@@ -5,47 +5,47 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel
-
 from mtrain.core.interfaces import Array, Remark, Table, Task
-from mtrain.errors import SpecError
-from mtrain.tasks.classification.labels import LabelledPictures
-from mtrain.tasks.description import NoOptions, describe_task
+from mtrain.spec.section import Section
+from mtrain.tasks.base import TaskBase
+from mtrain.tasks.classification.section import ClassificationDataSpec, data_of
+from mtrain.tasks.description import describe_task
 
 if TYPE_CHECKING:
     from mtrain.data.loader.pool import PooledSource
-    from mtrain.spec.model import AugmentSpec, Spec
+    from mtrain.spec.model import Spec
     from mtrain.tasks.classification.evaluator import ClassEvaluator
+    from mtrain.tasks.classification.labels import LabelledPictures
     from mtrain.tasks.classification.prediction import ClassPictures
     from mtrain.tasks.datasets import OpenData
 
-_OFF_VALUES: Mapping[str, Any] = {"mosaic": 0.0, "mixup": 0.0, "multi_scale": 0.0} | dict.fromkeys(
-    ("distort", "expand", "crop", "sizes")
-)
-"""Keys of ``data.augment`` that need boxes or are not implemented for classification, with the value that turns each
-off."""
 
-
-class ClassificationTask:
+class ClassificationTask(TaskBase):
     """The classification side of a job. Implements ``TaskData`` of ``core.interfaces``; the class itself is a
     ``TaskKind``."""
 
-    Options: ClassVar[type[BaseModel]] = NoOptions
+    sections: ClassVar[Mapping[str, type[Section]]] = {"data": ClassificationDataSpec}
 
     def __init__(self, spec: "Spec", data: "OpenData", *, training: bool = True) -> None:
-        """Raise ``SpecError`` for augmentation that classification does not have."""
-        _check_augmentation(spec.data.augment)
         self._spec = spec
+        self._section = data_of(spec)
         self._data = data
         self._training = training
         self._scored = spec.evaluate.enabled or not training
+
+    @classmethod
+    def unreadable(cls, spec: "Spec", files: Sequence[Path]) -> dict[Path, str]:
+        """Return the pictures that cannot be decoded, or have more pixels than ``data.max_pixels``."""
+        from mtrain.data.images.readable import unreadable
+
+        return unreadable(files, max_pixels=data_of(spec).max_pixels)
 
     @classmethod
     def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "ClassPictures":
         """See ``TaskKind.pictures``."""
         from mtrain.tasks.classification.prediction import ClassPictures, unlabelled
 
-        return ClassPictures(spec, unlabelled(files, spec.data, class_names=labels["class_names"]))
+        return ClassPictures(spec, unlabelled(files, data_of(spec), class_names=labels["class_names"]))
 
     def task(self) -> Task:
         """Return the facts that a model needs before it is built."""
@@ -55,7 +55,7 @@ class ClassificationTask:
         """Return the sources: ``train`` (augmented; only for training) and ``val`` (only for evaluation)."""
         from mtrain.tasks.classification.source import ClassificationSource
 
-        data, seed = self._spec.data, self._spec.train.seed
+        data, seed = self._section, self._spec.train.seed
         sources = {}
         if self._training:
             sources["train"] = ClassificationSource(
@@ -96,7 +96,7 @@ class ClassificationTask:
         """Tabulate the pictures per split and class."""
         from mtrain.tasks.tables import class_table
 
-        splits, side = self._splits(), self._spec.data.image_size
+        splits, side = self._splits(), self._section.image_size
         totals = Table(columns=("", *splits), rows=[("pictures", *(str(len(split)) for split in splits.values()))])
         parts: list[Table | Remark] = [totals]
         parts.append(class_table({name: split.histogram() for name, split in splits.items()}, unit="pictures"))
@@ -124,20 +124,9 @@ class ClassificationTask:
 
         save_picture(comparison(self._data.val, partial), path)
 
-    def _splits(self) -> dict[str, LabelledPictures]:
+    def _splits(self) -> "dict[str, LabelledPictures]":
         if not self._training:
             return {"val": self._data.val}
         if not self._scored:
             return {"train": self._data.train}
         return dict(zip(("train", "val"), self._data.both(), strict=True))
-
-
-def _check_augmentation(spec: "AugmentSpec") -> None:
-    problems = [
-        f"data.augment.{name}: given {getattr(spec, name)}, which a classification job does not have; set it to "
-        f"{'null' if off is None else f'{off:g}'}"
-        for name, off in _OFF_VALUES.items()
-        if getattr(spec, name) != off
-    ]
-    if problems:
-        raise SpecError(problems)

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.data.images.geometry import FILL, margin, targets
-from mtrain.spec.model import AugmentSpec
 from mtrain.tasks.detection.annotations import Sample
 from mtrain.tasks.detection.augment.letterboxed import Augmenter
 from mtrain.tasks.detection.augment.stretched import Stretcher, shared_by_update, sides_of
 from mtrain.tasks.detection.cache_size import AtLeast, AtMost, Fitted, Stretched
 from mtrain.tasks.detection.picture_cache import Pictures
+from mtrain.tasks.detection.section import AugmentSpec
 
 ScalePad = tuple[float, float, float, float]
 """ratio_w, ratio_h, pad_w, pad_h: original position x ratio + pad = position in the network's input."""

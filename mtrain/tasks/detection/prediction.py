@@ -17,6 +17,7 @@ from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
 from mtrain.tasks.detection.drawing import draw_boxes
 from mtrain.tasks.detection.evaluator import CocoEvaluator, Detections, results_json
 from mtrain.tasks.detection.picture_cache import decode_annotated
+from mtrain.tasks.detection.section import data_of
 from mtrain.tasks.detection.source import open_sources
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class DetectionPictures:
 
     def sources(self) -> "Mapping[str, PooledSource]":
         """Return the pictures as the source ``val``."""
-        opened = open_sources(self._spec.data, None, self._pictures, seed=0)
+        opened = open_sources(data_of(self._spec), None, self._pictures, seed=0)
         return {str(name): source for name, source in opened.items()}
 
     def length(self, split: str) -> int:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Array
 from mtrain.data.loader.shared_memory import ArraySpec
-from mtrain.spec.model import AugmentSpec, DataSpec
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.inputs import (
     LetterboxEvaluation,
@@ -20,6 +19,7 @@ from mtrain.tasks.detection.inputs import (
     StretchTraining,
     View,
 )
+from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
 
 Resize = Literal["letterbox", "stretch"]
 
@@ -115,7 +115,7 @@ class DetectionSource:
 
 
 def open_sources(
-    data: DataSpec, train: Annotations | None, val: Annotations | None, *, seed: int, epochs: int | None = None
+    data: DetectionDataSpec, train: Annotations | None, val: Annotations | None, *, seed: int, epochs: int | None = None
 ) -> dict[Literal["train", "val"], DetectionSource]:
     """Create the sources of a job as ``data`` describes them; a split that is None is left out.
 

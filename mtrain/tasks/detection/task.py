@@ -1,34 +1,70 @@
 """Detection as a kind of task: connect a job to data sets of pictures with boxes. The work is done in other modules."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel
-
 from mtrain.core.interfaces import Array, Remark, Table, Task
-from mtrain.tasks.description import NoOptions, describe_task
-from mtrain.tasks.detection.annotations import Annotations
+from mtrain.spec.section import Section
+from mtrain.tasks.base import TaskBase
+from mtrain.tasks.description import describe_task
+from mtrain.tasks.detection.section import DetectionDataSpec, DetectionEvaluateSpec, data_of, evaluation_of
 
 if TYPE_CHECKING:
     from mtrain.data.loader.pool import PooledSource
     from mtrain.spec.model import Spec
     from mtrain.tasks.datasets import OpenData
+    from mtrain.tasks.detection.annotations import Annotations
     from mtrain.tasks.detection.evaluator import CocoEvaluator
     from mtrain.tasks.detection.prediction import DetectionPictures
 
 
-class DetectionTask:
+class DetectionTask(TaskBase):
     """The detection side of a job. Implements ``TaskData`` of ``core.interfaces``; the class itself is a
     ``TaskKind``."""
 
-    Options: ClassVar[type[BaseModel]] = NoOptions
+    sections: ClassVar[Mapping[str, type[Section]]] = {"data": DetectionDataSpec, "evaluate": DetectionEvaluateSpec}
 
     def __init__(self, spec: "Spec", data: "OpenData", *, training: bool = True) -> None:
         self._spec = spec
+        self._section = data_of(spec)
+        self._limit = evaluation_of(spec).max_detections
         self._data = data
         self._training = training
         self._scored = spec.evaluate.enabled or not training
+
+    @classmethod
+    def divided(cls, data: Any, read_all: Callable[[], "Annotations"]) -> "tuple[Annotations, Annotations] | None":
+        """Divide all pictures where ``data.split`` says so."""
+        from mtrain.tasks.detection.selection import divided
+
+        section: DetectionDataSpec = data
+        return None if section.split is None else divided(read_all(), section.split, seed=section.split_seed)
+
+    @classmethod
+    def prepared(cls, data: Any, content: "Annotations") -> "Annotations":
+        """Leave out missing pictures if ``data.skip_missing`` is set, and check that all have a usable size."""
+        from mtrain.tasks.detection.selection import need_bounded_pictures, need_sizes, without_missing
+
+        section: DetectionDataSpec = data
+        if section.skip_missing:
+            content = without_missing(content)
+        need_sizes(content)
+        need_bounded_pictures(content, max_pixels=section.max_pixels)
+        return content
+
+    @classmethod
+    def unreadable(cls, spec: "Spec", files: Sequence[Path]) -> dict[Path, str]:
+        """Return the pictures that cannot be decoded, or have more pixels than ``data.max_pixels``."""
+        from mtrain.data.images.readable import unreadable
+
+        return unreadable(files, max_pixels=data_of(spec).max_pixels)
+
+    @classmethod
+    def model_options(cls, spec: "Spec", defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Let a model that limits its predictions per picture predict as many as are scored."""
+        limit = evaluation_of(spec).max_detections
+        return {"max_detections": limit} if defaults.get("max_detections", limit) < limit else {}
 
     @classmethod
     def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "DetectionPictures":
@@ -39,7 +75,7 @@ class DetectionTask:
         names = labels["class_names"]
         ids = labels.get("category_ids") or range(1, len(names) + 1)
         pictures = unannotated(files, class_names=names, category_ids=list(ids))
-        need_bounded_pictures(pictures, max_pixels=spec.data.max_pixels)
+        need_bounded_pictures(pictures, max_pixels=data_of(spec).max_pixels)
         return DetectionPictures(spec, pictures)
 
     def task(self) -> Task:
@@ -53,7 +89,7 @@ class DetectionTask:
         train = self._data.train if self._training else None
         val = self._data.val if self._scored else None
         epochs = self._epochs() if self._training else None
-        sources = open_sources(self._spec.data, train, val, seed=self._spec.train.seed, epochs=epochs)
+        sources = open_sources(self._section, train, val, seed=self._spec.train.seed, epochs=epochs)
         return {str(name): source for name, source in sources.items()}
 
     def verify(self) -> str:
@@ -71,14 +107,14 @@ class DetectionTask:
         """Return the statistics of the training split: see ``mtrain.tasks.detection.label_statistics.statistics``."""
         from mtrain.tasks.detection.label_statistics import statistics
 
-        data = self._spec.data
-        return statistics(self._data.train, image_size=data.image_size, stretch=data.resize == "stretch")
+        section = self._section
+        return statistics(self._data.train, image_size=section.image_size, stretch=section.resize == "stretch")
 
     def evaluator(self) -> "CocoEvaluator":
         """Create an evaluator for the evaluation split."""
         from mtrain.tasks.detection.evaluator import CocoEvaluator
 
-        return CocoEvaluator(self._data.val, max_detections=self._spec.evaluate.max_detections)
+        return CocoEvaluator(self._data.val, max_detections=self._limit)
 
     def labels(self) -> dict[str, Any]:
         """Return the class names, and their ids in the annotation file, for the checkpoint."""
@@ -94,7 +130,7 @@ class DetectionTask:
 
         if not box_counts(self._data.val).any():
             yield f"{NO_BOXES}, and the last checkpoint counts as best"
-        limit = self._spec.evaluate.max_detections
+        limit = self._limit
         warning = crowded(self._data.val, limit)
         if warning is not None:
             yield warning
@@ -109,8 +145,7 @@ class DetectionTask:
         """Describe the data set in tables and remarks: see ``description.describe``."""
         from mtrain.tasks.detection.description import describe
 
-        limit = self._spec.evaluate.max_detections
-        return describe(self._splits(), max_detections=limit)
+        return describe(self._splits(), max_detections=self._limit)
 
     def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
         """Yield drawings of both splits with their boxes, and of augmented training pictures."""
@@ -119,7 +154,7 @@ class DetectionTask:
 
         for split, annotations in self._splits().items():
             yield split, f"{split} pictures with their boxes", annotations_grid(annotations, limit=limit)
-        settings = self._spec.data.model_copy(update={"cache": "none"})
+        settings = self._section.model_copy(update={"cache": "none"})
         source = open_sources(settings, self._data.train, None, seed=self._spec.train.seed)["train"]
         grid = inputs_grid(source, self._data.class_names, limit=limit)
         yield "augmented", "train pictures as the network is given them", grid
@@ -131,7 +166,7 @@ class DetectionTask:
 
         save_picture(comparison(self._data.val, partial), path)
 
-    def _splits(self) -> dict[str, Annotations]:
+    def _splits(self) -> "dict[str, Annotations]":
         """Read and return the splits that this job uses."""
         if not self._scored:
             return {"train": self._data.train}

@@ -4,21 +4,31 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, Model, Remark, Table, Task
 from mtrain.data.images.decode import decode
 from mtrain.data.images.drawing import grid, save_picture
 from mtrain.data.loader.shared_memory import ArraySpec
+from mtrain.spec.model import DataSpec
+from mtrain.spec.section import Section
+from mtrain.tasks.base import NoOptions, TaskBase
 
 
-class NoOptions(BaseModel):
-    """No options."""
+class SquareDataSpec(DataSpec):
+    """What the task adds to `data`."""
 
-    model_config = ConfigDict(extra="forbid")
+    darken: float = Field(default=0.0, ge=0, lt=1, description="share by which training pictures become darker")
+
+
+class GaugeSpec(Section):
+    """The scale of the reported brightness."""
+
+    white: float = Field(default=1.0, gt=0, description="brightness of a white picture")
+    unit: str = Field(default="", description="unit, for display")
 
 
 class SquareOptions(BaseModel):
@@ -60,8 +70,9 @@ class GreySquares(Dataset):
 class Source:
     """One split as samples."""
 
-    def __init__(self, split: Squares) -> None:
+    def __init__(self, split: Squares, *, darken: float = 0.0) -> None:
         self.split = split
+        self.keep = 1 - darken
         self.array = ArraySpec("images", (8, 8, 3))
 
     def __len__(self) -> int:
@@ -74,8 +85,8 @@ class Source:
         return self.array.shape
 
     def fill(self, epoch: int, index: int, out: Any, *, update: int = 0) -> tuple[int, float]:
-        out[...] = self.split.pictures[index]
-        return index, float(self.split.brightness[index])
+        out[...] = self.split.pictures[index] * self.keep
+        return index, float(self.split.brightness[index] * self.keep)
 
     def collate(self, samples: Sequence[tuple[int, float]]) -> dict[str, Any]:
         indices, brightness = zip(*samples, strict=True)
@@ -108,10 +119,10 @@ class Evaluator:
         return []
 
 
-class BrightnessTask:
+class BrightnessTask(TaskBase):
     """The task: see ``TaskKind`` and ``TaskData`` of ``mtrain.core.interfaces``."""
 
-    Options = NoOptions
+    sections: ClassVar[Mapping[str, type[Section]]] = {"data": SquareDataSpec, "gauge": GaugeSpec}
 
     def __init__(self, spec: Any, data: Any, *, training: bool = True) -> None:
         self.spec, self.data, self.training = spec, data, training
@@ -128,7 +139,8 @@ class BrightnessTask:
 
     def sources(self) -> dict[str, Source]:
         names = ("train", "val") if self.training else ("val",)
-        return {name: Source(getattr(self.data, name)) for name in names}
+        darken = {"train": self.spec.data.darken, "val": 0.0}
+        return {name: Source(getattr(self.data, name), darken=darken[name]) for name in names}
 
     def length(self, split: str) -> int:
         return len(getattr(self.data, split))
@@ -176,7 +188,7 @@ class Unlabelled(BrightnessTask):
                 "file_name": (names or {}).get(file, str(file)),
                 "class": "brightness",
                 "score": 1.0,
-                "value": partial[index],
+                "value": partial[index] * self.spec.gauge.white,
             }
             for index, file in enumerate(self.files)
         ]

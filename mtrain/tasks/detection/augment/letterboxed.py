@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from mtrain.data.images.geometry import fitted_size, random_map
 from mtrain.data.images.hsv_flip import Labelled, finish
-from mtrain.spec.model import AugmentSpec
 from mtrain.tasks.detection.augment import mosaic
 from mtrain.tasks.detection.augment.render import Renderer
 from mtrain.tasks.detection.picture_cache import Pictures
+from mtrain.tasks.detection.section import AugmentSpec
 
 MIX_BETA = 32.0
 """Parameter of the Beta(32, 32) distribution from which mixup draws the first picture's weight: close to a half."""

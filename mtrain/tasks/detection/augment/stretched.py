@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from mtrain.data.images.colour import distort, random_distortion
 from mtrain.data.images.geometry import survives
 from mtrain.data.images.hsv_flip import finish
-from mtrain.spec.model import STRIDE, AugmentSpec, CropSpec, ExpandSpec
 from mtrain.tasks.detection.augment.render import Axis
 from mtrain.tasks.detection.picture_cache import Pictures
+from mtrain.tasks.detection.section import STRIDE, AugmentSpec, CropSpec, ExpandSpec
 
 METHODS = {
     "nearest": cv2.INTER_NEAREST,

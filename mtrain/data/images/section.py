@@ -1,0 +1,69 @@
+"""Parts of a spec that tasks on pictures have in common. Imports no picture library."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from mtrain.spec.model import DataSpec
+from mtrain.spec.section import Fraction, Off, Positive, Section
+
+
+def ascending(span: list[float]) -> list[float]:
+    """Return a span as it is. Raises: ``ValueError`` unless it is [smallest, largest]."""
+    if len(span) != 2 or span[0] > span[1]:
+        raise ValueError(f"given {span}, expected [smallest, largest]")
+    return span
+
+
+Side = Annotated[int, Field(gt=0, le=16384)]
+"""Side of a square picture, in pixels."""
+Span = Annotated[list[float], AfterValidator(ascending)]
+"""Range [smallest, largest] of a random value."""
+Factors = Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(ascending)]
+"""Range [smallest, largest] of a random factor, not negative."""
+
+
+class PictureDataSpec(DataSpec):
+    """A data set of pictures, and the square input that the network is given."""
+
+    image_size: Side = Field(default=640, description="side of the square network input, in pixels")
+    resize: Literal["letterbox", "stretch"] = Field(
+        default="letterbox",
+        description="letterbox: keep the picture's shape, fill up with grey; stretch: both sides to image_size",
+    )
+    max_pixels: Positive = Field(
+        default=120_000_000,
+        description="pixels of the largest picture that is decoded: a small file can hold an enormous picture",
+    )
+
+    @property
+    def input_side(self) -> int:
+        """See ``DataSpec.input_side``."""
+        return self.image_size
+
+
+class VariationSpec(Section):
+    """Random changes of training pictures under YOLOv5's names: position, shape, colours and flips."""
+
+    degrees: float = Field(default=0.0, ge=0, le=180, description="rotation, +- degrees")
+    translate: Annotated[float, Off(0.0)] = Field(
+        default=0.1, ge=0, le=0.9, description="shift, +- fraction of the side"
+    )
+    scale: Annotated[float, Off(0.0)] = Field(default=0.5, ge=0, lt=1, description="zoom, 1 +- this")
+    shear: float = Field(default=0.0, ge=0, le=45, description="+- degrees")
+    perspective: float = Field(default=0.0, ge=0, le=0.001, description="+- per pixel")
+    hsv_h: Annotated[Fraction, Off(0.0)] = Field(default=0.015, description="hue gain, +- fraction")
+    hsv_s: Annotated[Fraction, Off(0.0)] = Field(default=0.7, description="saturation gain, +- fraction")
+    hsv_v: Annotated[Fraction, Off(0.0)] = Field(default=0.4, description="value gain, +- fraction")
+    flip_ud: Fraction = Field(default=0.0, description="probability of an up-down flip")
+    flip_lr: Annotated[Fraction, Off(0.0)] = Field(default=0.5, description="probability of a left-right flip")
+
+
+class DistortSpec(Section):
+    """Random change of colours in four steps; each is applied with the given probability, in random order."""
+
+    probability: Fraction = Field(default=0.5, description="of each step")
+    hue: float = Field(default=180.0, ge=0, le=180, description="rotation of the chroma in YIQ, +- degrees")
+    saturation: Factors = Field(default=[0.5, 1.5], description="factor of the distance to grey")
+    contrast: Factors = Field(default=[0.5, 1.5], description="factor of all values")
+    brightness: Span = Field(default=[0.5, 1.5], description="grey levels (of 255) added to all values")

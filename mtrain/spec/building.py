@@ -1,0 +1,131 @@
+"""Build the schema of a job: the core's, with the sections that the job's task adds.
+
+A spec is read in two passes. The first merges all sources as plain data and finds the task, which the model and the
+data set name as their ``kind``. The second validates the data with the schema that is built here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+from pydantic import Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from mtrain.errors import PluginError
+from mtrain.spec import plugins
+from mtrain.spec.model import Spec
+from mtrain.spec.provenance import lookup
+from mtrain.spec.schema import field_at
+from mtrain.spec.section import Section
+from mtrain.spec.yaml_reader import Path
+
+MODEL: Path = ("model", "name")
+DATA: Path = ("data", "format")
+_GROUPS = {MODEL: "models", DATA: "datasets"}
+
+
+def task_of(values: Mapping[str, Any], *, policy: plugins.Policy) -> str:
+    """Return the task of a spec given as plain data, defaults left out.
+
+    The data set decides, or the model where the spec names only a model. Whether both are of one task is checked when
+    the data are opened.
+
+    Raises:
+        PluginError: the plugin that decides is unknown or cannot be loaded.
+    """
+    first, second = (MODEL, DATA) if lookup(values, DATA) is None else (DATA, MODEL)
+    try:
+        return _kind(values, first, policy)
+    except PluginError:
+        if lookup(values, second) is None:
+            raise
+        return _kind(values, second, policy)
+
+
+def _kind(values: Mapping[str, Any], path: Path, policy: plugins.Policy) -> str:
+    name = lookup(values, path)
+    if name is None:
+        name = _default(path)
+    if not isinstance(name, str):
+        raise PluginError(f"given {name!r}, expected the name of a plugin")
+    return plugins.task_of(_GROUPS[path], name, policy=policy)
+
+
+def _default(path: Path) -> Any:
+    key_field = field_at(Spec, path)
+    return None if key_field is None else key_field.default
+
+
+def schema_of(task: str, *, policy: plugins.Policy) -> type[Spec]:
+    """Return the schema of the jobs of a task.
+
+    Raises:
+        PluginError: there is no such task, or its sections cannot be part of a spec.
+    """
+    sections: Mapping[str, type[Section]] = plugins.load("tasks", task, policy=policy).sections
+    for name, section in sections.items():
+        _check(task, name, section)
+    return _built(task, tuple(sections.items()))
+
+
+def _check(task: str, name: str, section: Any) -> None:
+    """Refuse a section of a task that cannot be part of a spec."""
+    what = f"the task {task!r}: its section {name!r}"
+    core = Spec.model_fields[name].annotation if name in Spec.model_fields else Section
+    if not (isinstance(core, type) and issubclass(core, Section)):
+        raise PluginError(f"{what} has the name of a value of every spec; give it another name")
+    if not (isinstance(section, type) and issubclass(section, core)):
+        raise PluginError(f"{what} is no subclass of {core.__module__}.{core.__qualname__}; derive it from that")
+    try:
+        section()
+    except ValidationError as error:
+        keys = ", ".join(str(item["loc"][0]) for item in error.errors() if item["loc"])
+        raise PluginError(f"{what} is not valid without values ({keys}); give every key a default") from error
+
+
+@lru_cache(maxsize=64)
+def _built(task: str, sections: tuple[tuple[str, type[Section]], ...]) -> type[Spec]:
+    fields: dict[str, Any] = {}
+    for name, section in sections:
+        core = Spec.model_fields.get(name)
+        text = core.description if core else (section.__doc__ or "").partition("\n")[0]
+        fields[name] = (section, Field(default=section(), description=text))
+    built: type[Spec] = create_model("Spec", __base__=Spec, __module__=__name__, __doc__=Spec.__doc__, **fields)
+    built.task = task
+    return built
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Every installed task, and the keys that each adds to a spec. Their classes are loaded when they are first needed."""
+
+    policy: plugins.Policy = field(default_factory=plugins.read_policy)
+
+    @cached_property
+    def schemas(self) -> Mapping[str, type[Spec]]:
+        """The schema of the jobs of each task, by its name; tasks that cannot be loaded are left out."""
+        schemas = {}
+        for entry in plugins.names("tasks", policy=self.policy):
+            try:
+                schemas[entry.name] = schema_of(entry.name, policy=self.policy)
+            except PluginError:
+                continue
+        return schemas
+
+    @cached_property
+    def extended(self) -> frozenset[str]:
+        """The names of the core's sections to which some task adds keys."""
+        return frozenset(
+            name
+            for schema in self.schemas.values()
+            for name, core in Spec.model_fields.items()
+            if schema.model_fields[name].annotation is not core.annotation
+        )
+
+    def owners(self, path: Path) -> dict[str, FieldInfo]:
+        """Return the key at ``path`` of each task that has one which the core does not have, by the task's name."""
+        if field_at(Spec, path) is not None:
+            return {}
+        keys = {task: field_at(schema, path) for task, schema in self.schemas.items()}
+        return {task: key_field for task, key_field in keys.items() if key_field is not None}

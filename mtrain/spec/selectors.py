@@ -1,0 +1,184 @@
+"""Leave out what was given for a former choice: one rule for every value of a spec that chooses what other keys mean.
+
+Such a selector is a plugin's name, which decides on its options, or the task, which decides on sections. What a weaker
+source gave for the former choice and the new one does not know is left out, with a note. What the same or a stronger
+source gave stays, and is an error.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from mtrain.errors import PluginError
+from mtrain.spec import plugins
+from mtrain.spec.building import DATA, MODEL, Tasks, task_of
+from mtrain.spec.model import Spec
+from mtrain.spec.plugin_kinds import SELECTORS, Selector
+from mtrain.spec.provenance import Layers, Origin
+from mtrain.spec.schema import dotted, field_at, keys_at, model_of
+from mtrain.spec.section import Off
+from mtrain.spec.yaml_reader import Path
+
+OF_A_FORMAT: Sequence[Path] = (("data", "train"), ("data", "val"), ("data", "images"))
+"""Paths that every data format knows and each reads in its own way."""
+MOST_NAMED = 8
+"""Largest number of values that one note names."""
+
+
+def settle_options(layers: Layers, *, policy: plugins.Policy) -> list[str]:
+    """Leave out the options of former plugins, and the paths of a former data format; return a note for each choice."""
+    notes = []
+    for selector in SELECTORS:
+        chosen = layers.get(selector.path)
+        if not isinstance(chosen, str):
+            continue
+        former, origin = _former(layers, selector.path)
+        if former is None or former == chosen:
+            continue
+        stale = [
+            path for path in _unknown_options(layers, selector, chosen, policy) if _is_weaker(layers, path, origin)
+        ]
+        if selector.path == DATA and former != _default(DATA):
+            stale = [
+                path for path in OF_A_FORMAT if layers.get(path) is not None and _is_weaker(layers, path, origin)
+            ] + stale
+        if stale:
+            notes.append(_left_out(layers, stale, f"{dotted(selector.path)} {former}; it is {chosen} now ({origin})"))
+    return notes
+
+
+def _unknown_options(layers: Layers, selector: Selector, name: str, policy: plugins.Policy) -> list[Path]:
+    options = layers.get(selector.options)
+    if not isinstance(options, dict):
+        return []
+    try:
+        known = {} if name == selector.unset else plugins.load(selector.kind, name, policy=policy).Options.model_fields
+    except PluginError:
+        return []
+    return [(*selector.options, option) for option in options if option not in known]
+
+
+def _former(layers: Layers, path: Path) -> tuple[Any, Origin]:
+    """Return the value that the present one of ``path`` replaced, and the origin of the replacement.
+
+    The default counts as the weakest value; None: the present value is the default, and no other was given.
+    """
+    values = [(_default(path), Origin("default")), *layers.choices(path)]
+    position = len(values) - 1
+    while position and values[position - 1][0] == values[-1][0]:
+        position -= 1
+    return (values[position - 1][0] if position else None), values[position][1]
+
+
+def _default(path: Path) -> Any:
+    key_field = field_at(Spec, path)
+    return None if key_field is None else key_field.default
+
+
+def _is_weaker(layers: Layers, path: Path, origin: Origin) -> bool:
+    return layers.origin(path).level < origin.level
+
+
+def _left_out(layers: Layers, paths: Sequence[Path], reason: str) -> str:
+    """Drop ``paths``, and return the note on it."""
+    places = [f"{dotted(path)} ({layers.origin(path)})" for path in paths[:MOST_NAMED]]
+    if len(paths) > MOST_NAMED:
+        places.append(f"and {len(paths) - MOST_NAMED} more")
+    for path in paths:
+        _drop(layers, path)
+    return f"{', '.join(places)}: left out, {'was' if len(paths) == 1 else 'were'} given for {reason}"
+
+
+def _drop(layers: Layers, path: Path) -> None:
+    """Drop a value, and every section around it that has become empty by it."""
+    layers.drop(path)
+    while len(path) > 1 and layers.get(path[:-1]) == {}:
+        path = path[:-1]
+        layers.drop(path)
+
+
+def settle_task(layers: Layers, schema: type[Spec], *, tasks: Tasks, complete: bool = False) -> list[str]:
+    """Leave out keys of other tasks than the job's; return notes on those that had an effect.
+
+    A key that is switched off asks for nothing, so it is left out without a note.
+
+    Args:
+        layers: The merged sources.
+        schema: The schema of the job.
+        tasks: The installed tasks.
+        complete: The weakest source is a spec that mtrain wrote into a run folder. It was valid when it was written, so
+            its keys of other tasks are left out, whatever their values.
+    """
+    active = []
+    for path, owners in list(_foreign(layers.values, schema, tasks)):
+        if any(_is_off(layers.get(path), key_field) for key_field in owners.values()):
+            _drop(layers, path)
+        else:
+            active.append(path)
+    if not active:
+        return []
+    notes = []
+    level, former = _former_task(layers, schema.task, tasks.policy)
+    stale = [path for path in active if layers.origin(path).level < level]
+    if stale:
+        origins = [layers.origin(path) for path in (DATA, MODEL)]
+        origin = next((origin for origin in origins if origin.level == level), origins[0])
+        notes.append(_left_out(layers, stale, f"the task {former}; it is {schema.task} now ({origin})"))
+    written = [path for path in active if complete and path not in stale and layers.origin(path).level == 1]
+    if written:
+        notes.append(_left_out(layers, written, f"another task, without effect on {schema.task}"))
+    return notes
+
+
+def without_foreign(values: Mapping[str, Any], schema: type[Spec], *, tasks: Tasks) -> dict[str, Any]:
+    """Return a copy of a spec that mtrain wrote, given as plain data, without the keys of other tasks than its own."""
+    layers = Layers()
+    layers.merge(values, lambda _: Origin("file"))
+    for path, _ in list(_foreign(layers.values, schema, tasks)):
+        _drop(layers, path)
+    return layers.values
+
+
+def _foreign(
+    values: Mapping[str, Any], schema: type[Spec], tasks: Tasks, prefix: Path = ()
+) -> Iterator[tuple[Path, Mapping[str, FieldInfo]]]:
+    """Yield the path of each value that ``schema`` does not have and other tasks do, with their keys by task."""
+    for key, value in values.items():
+        path = (*prefix, key)
+        if field_at(schema, path) is not None:
+            if isinstance(value, dict) and keys_at(schema, path):
+                yield from _foreign(value, schema, tasks, path)
+            continue
+        owners = tasks.owners(path)
+        if isinstance(value, dict) and value and any(model_of(owner.annotation) for owner in owners.values()):
+            yield from _foreign(value, schema, tasks, path)
+        elif owners:
+            yield path, owners
+
+
+def _is_off(value: Any, key_field: FieldInfo) -> bool:
+    """Return whether a value switches its key off; a key that says no other value is off at its default."""
+    default = key_field.get_default(call_default_factory=True)
+    off = next((entry.value for entry in key_field.metadata if isinstance(entry, Off)), default)
+    return bool(value == off) or value == {}
+
+
+def _former_task(layers: Layers, task: str, policy: plugins.Policy) -> tuple[int, str]:
+    """Return the level since which the job is of ``task``, and the task before; level 0: it has always been."""
+    level = layers.level
+    while level and _task_as_of(layers, level - 1, policy) == task:
+        level -= 1
+    return level, _task_as_of(layers, level - 1, policy) if level else ""
+
+
+def _task_as_of(layers: Layers, level: int, policy: plugins.Policy) -> str:
+    """Return the task of the layers up to ``level``; "unknown" where it cannot be found."""
+    values: dict[str, Any] = {}
+    for section, key in (MODEL, DATA):
+        choices = [value for value, origin in layers.choices((section, key)) if origin.level <= level]
+        values[str(section)] = {key: choices[-1] if choices else None}
+    try:
+        return task_of(values, policy=policy)
+    except PluginError:
+        return "unknown"

@@ -1,0 +1,153 @@
+"""The sections of a spec on training itself: length, batch size, precision, optimizer and learning rate."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from mtrain.spec.section import Fraction, Pattern, Positive, Section
+
+
+class EmaSpec(Section):
+    """Exponential moving average of the weights, which is evaluated and exported in their place."""
+
+    decay: float = Field(default=0.9999, ge=0, lt=1, description="per update; 0: no average")
+    ramp: float = Field(
+        default=2000.0, ge=0, description="updates over which the decay rises: decay * (1 - exp(-k / ramp))"
+    )
+    rule: Literal["ramp", "threshold"] = Field(
+        default="ramp",
+        description="ramp: YOLOv5's, see `ramp`; threshold: PaddleDetection's, min(decay, (1 + k) / (10 + k)), "
+        "corrected for its start",
+    )
+
+
+class TrainSpec(Section):
+    """Length, batch size, precision and further settings of training."""
+
+    epochs: Positive | None = Field(default=None, description="passes over the training split; give this or `updates`")
+    updates: Positive | None = Field(default=None, description="optimizer steps in all; give this or `epochs`")
+    batch_size: Positive = Field(default=16, description="GLOBAL batch: samples per update over all ranks")
+    reference_batch_size: Positive = Field(
+        default=64, description="the global batch for which rate and weight decay are given"
+    )
+    rate_scaling: Literal["none", "linear", "sqrt", "yolov5"] = Field(
+        default="none",
+        description="none: rate as written; linear, sqrt: rate x (batch/reference) or its root; "
+        "yolov5: rate as written, weight decay x batch/reference",
+    )
+    accumulate: Positive | Literal["auto"] = Field(
+        default="auto", description="micro batches per update; auto: as few as max_micro_batch allows"
+    )
+    max_micro_batch: Positive | None = Field(
+        default=None, description="largest micro batch of one rank that `accumulate: auto` may choose; null: no limit"
+    )
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = Field(
+        default="fp32", description="of the forward and backward pass; fp64 is for proofs of equality"
+    )
+    clip_norm: float | None = Field(
+        default=10.0, gt=0, description="largest global L2 norm of the gradient; null: no limit"
+    )
+    ema: EmaSpec | None = Field(default=EmaSpec(), description="null: no average")
+    sync_batchnorm: bool = Field(default=False, description="BatchNorm statistics over all ranks; works on CPU too")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="of weights, order and augmentation")
+    channels_last: bool | Literal["auto"] = Field(
+        default="auto",
+        description="memory layout of torch's convolutions; false: contiguous; auto: the fastest known for the device",
+    )
+    compile: bool = Field(default=False, description="compile the model where the framework can")
+    freeze: list[Pattern] = Field(default_factory=list, description="regexes of parameter names that are not trained")
+    patience: Positive | None = Field(
+        default=None, description="stop after this many evaluations without a better score"
+    )
+    max_nonfinite: Positive = Field(
+        default=20, description="stop with an error after this many non-finite updates in a row"
+    )
+
+    @model_validator(mode="after")
+    def _length_is_given_once(self) -> Self:
+        if self.epochs is not None and self.updates is not None:
+            raise ValueError(both_lengths(self.epochs, self.updates))
+        return self
+
+
+def both_lengths(epochs: Any, updates: Any) -> str:
+    """Return the error message for a job whose length is given both in epochs and in updates."""
+    return f"epochs ({epochs}) and updates ({updates}) are both given; keep one and set the other to null"
+
+
+class GroupSpec(Section):
+    """Parameters that share options. A parameter belongs to the first group whose regex is found in its name."""
+
+    match: Pattern = Field(description="regex searched in the parameter name; '' takes all")
+    rate_factor: float = Field(default=1.0, ge=0, description="times the rate")
+    weight_decay: float | None = Field(default=None, ge=0, description="null: the optimizer's")
+    warmup_from: float | None = Field(
+        default=None, ge=0, description="rate at update 0 of the warm-up; null: schedule.warmup.rate_from"
+    )
+
+
+class OptimizerSpec(Section):
+    """The rule that turns gradients into weights."""
+
+    rule: Literal["sgd", "adam", "adamw"] = Field(
+        default="sgd", description="sgd with momentum, adam, or adam with decoupled weight decay"
+    )
+    rate: float = Field(default=0.01, gt=0, description="learning rate after warm-up, before the schedule")
+    momentum: float = Field(default=0.937, ge=0, lt=1, description="sgd: momentum; adam and adamw: beta1")
+    nesterov: bool = Field(default=True, description="sgd: look ahead along the momentum")
+    weight_decay: float = Field(default=0.0005, ge=0, description="of the groups that do not give their own")
+    beta2: float = Field(default=0.999, ge=0, lt=1, description="adam and adamw: decay of the squared gradient")
+    eps: float = Field(default=1e-8, gt=0, description="adam and adamw: added to the root of the squared gradient")
+    groups: list[GroupSpec] = Field(
+        default_factory=lambda: [
+            GroupSpec(match=r"\.bias$", weight_decay=0.0),
+            GroupSpec(match=r"\.bn\d*\.weight$", weight_decay=0.0),
+            GroupSpec(match=""),
+        ],
+        description="by name, the first match wins",
+    )
+
+
+class WarmupSpec(Section):
+    """Linear rise of rate and momentum at the start, as long as the larger of `epochs` and `updates`."""
+
+    epochs: float | None = Field(default=3.0, ge=0, description="length in epochs")
+    updates: int | None = Field(default=100, ge=0, description="length in updates")
+    rate_from: float = Field(default=0.0, ge=0, description="rate at update 0")
+    momentum_from: float | None = Field(
+        default=0.8, ge=0, lt=1, description="momentum at update 0; null: no warm-up of momentum"
+    )
+    before_curve: bool = Field(
+        default=False,
+        description="true: the curve begins after the warm-up, which rises to the curve's first value, and ends at the "
+        "same horizon (PaddleDetection); false: both begin at update 0 (YOLOv5)",
+    )
+
+
+class ScheduleSpec(Section):
+    """Course of the learning rate over the job, as a factor of optimizer.rate."""
+
+    name: Literal["cosine", "linear", "step", "one_cycle", "constant"] = Field(
+        default="linear", description="shape of the curve"
+    )
+    final_factor: float = Field(default=0.01, ge=0, description="factor at the end (cosine, linear, one_cycle)")
+    milestones: list[float] = Field(
+        default_factory=list, description="step: epochs after which the rate is multiplied by gamma"
+    )
+    gamma: float = Field(default=0.1, gt=0, description="step: the multiplier")
+    peak: Fraction = Field(default=0.3, description="one_cycle: where the peak lies, as a share of the job")
+    per: Literal["epoch", "update"] = Field(
+        default="epoch", description="the factor changes at each epoch (YOLOv5) or each update"
+    )
+    horizon_epochs: float | None = Field(
+        default=None, gt=0, description="epochs over which the curve is drawn; null: the job's length"
+    )
+    warmup: WarmupSpec | None = Field(default=WarmupSpec(), description="null: no warm-up")
+
+    @model_validator(mode="after")
+    def _steps_are_named(self) -> Self:
+        if self.name == "step" and not self.milestones:
+            raise ValueError(
+                "name is 'step' and milestones is empty; give the epochs of the steps, e.g. milestones: [60, 80]"
+            )
+        return self
