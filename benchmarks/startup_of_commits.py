@@ -1,5 +1,5 @@
-"""Measure seconds from the command to the end of the first update, and to the end of the job, of two commits in turn;
-medians of their ratios."""
+"""Measure seconds from the command to the start of the ranks, to the end of the first update and to the end of the job,
+of the working tree and another commit in turn; medians of the ratios."""
 
 import argparse
 import json
@@ -18,18 +18,27 @@ CASES = {"solo": ("solo", 1), "ddp x 2": ("ddp", 2)}
 """Backend and number of ranks."""
 
 
-def measure(made: Build, backend: str, ranks: int) -> tuple[float, float]:
-    """Train one update of the shipped digits spec; return the seconds to the end of the update and to that of the job."""
-    name = f"start-{time.monotonic_ns()}"
-    words = ["train", "-c", "digits", "--backend", backend, "--nproc-per-node", str(ranks), "--name", name]
-    values = ["train.updates=1", "train.epochs=null", "evaluate.at_end=false", f"report.dir={made.folder / 'runs'}"]
+MARKS = ("ranks' command started", "first update", "end of the job")
+
+
+def measure(made: Build, backend: str, ranks: int) -> tuple[float, ...]:
+    """Train one update of the shipped digits spec; return the seconds to each of ``MARKS``."""
+    run = made.folder / "runs" / f"start-{time.monotonic_ns()}"
+    words = ["train", "-c", "digits", "--backend", backend, "--nproc-per-node", str(ranks), "--name", run.name]
+    values = ["train.updates=1", "train.epochs=null", "evaluate.at_end=false", f"report.dir={run.parent}"]
     pairs = [word for value in values for word in ("-o", value)]
     began = time.time()
     command = [sys.executable, "-m", "mtrain", *words, *pairs]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=made.folder, env=made.environment())
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=made.folder, env=made.environment()) as process:
+        while process.poll() is None and not (run / "logs" / "starter.log").exists():
+            time.sleep(0.002)
+        started = time.time()
+        if process.wait():
+            raise SystemExit(f"{made.name}: exit code {process.returncode}")
     ended = time.time()
-    lines = (made.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
-    return next(row["time"] for row in map(json.loads, lines) if row["kind"] == "update") - began, ended - began
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    update = next(row["time"] for row in map(json.loads, lines) if row["kind"] == "update")
+    return started - began, update - began, ended - began
 
 
 def main() -> None:
@@ -47,7 +56,7 @@ def main() -> None:
                 order = (ours, base) if turn % 2 else (base, ours)
                 seconds = {made.name: measure(made, *CASES[case]) for made in order}
                 pairs.append((seconds["ours"], seconds["base"]))
-            for number, what in enumerate(("first update", "end of the job")):
+            for number, what in enumerate(MARKS):
                 a, b = (statistics.median(column[number] for column in side) for side in zip(*pairs[1:], strict=True))
                 ratio = statistics.median(x[number] / y[number] for x, y in pairs[1:])
                 print(f"{case}: {what}: ours {a:.2f} s  {arguments.base} {b:.2f} s  ratio {ratio:.3f}", flush=True)
