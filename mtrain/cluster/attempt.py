@@ -80,14 +80,15 @@ class Attempt:
         for node, member in self.members.items():
             member.channel.silence_s = self.limits.silence_s
             member.channel.send(self._orders(node, member))
-        while not self._over():
+        while True:
             for node in self._open():
                 self._hear(node)
+            if self._over():
+                return self._outcome
             self._answer()
             self._decide()
             self.display.tick()
             time.sleep(self.limits.poll_s)
-        return self._outcome
 
     def _orders(self, node: int, member: Participant) -> Message:
         command = self.plan.commands[node]

@@ -1,9 +1,8 @@
 """Connections to the port where the hosts of a job meet, before it is known whether a host of the job called."""
 
-import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mtrain.cluster.channel import Channel
@@ -66,7 +65,7 @@ class Addresses:
 
 @dataclass(kw_only=True, eq=False)
 class Caller:
-    """A connection whose other end has not sent its hello yet."""
+    """A connection whose other end has sent its first message."""
 
     channel: Channel
     address: str
@@ -76,26 +75,3 @@ class Caller:
     it."""
     called: bool = False
     """Whether this end opened the connection, to find out whether the host there leads the same job, too."""
-    until: float = field(default_factory=lambda: time.monotonic() + HELLO_S)
-    """When the hello must have arrived, in monotonic time."""
-
-
-class Waiting:
-    """Threads that each run the handshake of one connection."""
-
-    def __init__(self) -> None:
-        self._threads: list[tuple[threading.Thread, bool]] = []
-
-    def start(self, wait: Callable[..., None], *arguments: Any, expected: bool) -> None:
-        """Call ``wait`` with ``arguments`` in a thread.
-
-        ``expected``: whether the connection may be that of a host of the job.
-        """
-        thread = threading.Thread(target=wait, args=arguments, daemon=True)
-        self._threads.append((thread, expected))
-        thread.start()
-
-    def count(self, *, expected: bool) -> int:
-        """Return how many handshakes are running with possible hosts of the job, or with other callers."""
-        self._threads = [pair for pair in self._threads if pair[0].is_alive()]
-        return sum(is_expected == expected for _, is_expected in self._threads)

@@ -5,11 +5,11 @@ keeps a proof from being reflected to its sender, and the nonces keep it from be
 never sent. Messages that follow on the connection are neither authenticated nor encrypted.
 """
 
+import asyncio
 import hmac
 import json
 import secrets
 import socket
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -35,8 +35,8 @@ class Unproven(Exception):
     """The other end did not prove that it knows the secret; the text says what it did, and what to do."""
 
 
-def prove(connection: socket.socket, secret: str, *, joins: bool) -> None:
-    """Run the handshake; return once both ends have proved that they know ``secret``. Blocks for ``PROVE_S`` at most.
+async def prove(connection: socket.socket, secret: str, *, joins: bool) -> None:
+    """Run the handshake; return once both ends have proved that they know ``secret``. It takes ``PROVE_S`` at most.
 
     ``joins`` is True at the end that opened the connection, and False at the end that listens.
 
@@ -44,29 +44,31 @@ def prove(connection: socket.socket, secret: str, *, joins: bool) -> None:
         Unproven: the other end does not know the secret.
         OSError: the connection failed.
     """
-    deadline = time.monotonic() + PROVE_S
-    connection.settimeout(PROVE_S)
+    connection.settimeout(0.0)
     own = secrets.token_hex(NONCE_BYTES)
-    _send(connection, {"event": HANDSHAKE_EVENT, "nonce": own})
-    theirs = str(_receive(connection, deadline).get("nonce"))
-    _send(connection, {"event": HANDSHAKE_EVENT, "seal": _seal(secret, own, theirs, joins=joins)})
+    try:
+        async with asyncio.timeout(PROVE_S):
+            await _send(connection, {"event": HANDSHAKE_EVENT, "nonce": own})
+            theirs = str((await _receive(connection)).get("nonce"))
+            await _send(connection, {"event": HANDSHAKE_EVENT, "seal": _seal(secret, own, theirs, joins=joins)})
+            proof = str((await _receive(connection)).get("seal"))
+    except TimeoutError:
+        raise TimeoutError("timed out") from None
     expected = _seal(secret, theirs, own, joins=not joins)
-    if not hmac.compare_digest(
-        expected.encode(), str(_receive(connection, deadline).get("seal")).encode(errors="replace")
-    ):
+    if not hmac.compare_digest(expected.encode(), proof.encode(errors="replace")):
         raise Unproven(f"it has another {CLUSTER_VARIABLE}; {REMEDY}")
 
 
-def refuse(connection: socket.socket, reason: str) -> None:
+async def refuse(connection: socket.socket, reason: str) -> None:
     """Send the farewell of a leader, which a host without the secret understands as well, and close the connection."""
     with suppress(OSError), connection:
-        connection.settimeout(PROVE_S)
-        _send(connection, Farewell.refused(reason).message())
-        connection.shutdown(socket.SHUT_WR)
-        # TCP resets a connection that is closed while received bytes are unread, and the peer would lose the farewell.
-        remaining_bytes = MAX_DRAINED_BYTES
-        while remaining_bytes > 0 and (part := connection.recv(1 << 16)):
-            remaining_bytes -= len(part)
+        async with asyncio.timeout(PROVE_S):
+            await _send(connection, Farewell.refused(reason).message())
+            connection.shutdown(socket.SHUT_WR)
+            # TCP resets a connection that is closed while received bytes are unread: the peer would lose the farewell.
+            remaining_bytes = MAX_DRAINED_BYTES
+            while remaining_bytes > 0 and (part := await asyncio.get_running_loop().sock_recv(connection, 1 << 16)):
+                remaining_bytes -= len(part)
 
 
 def _seal(secret: str, own: str, other: str, *, joins: bool) -> str:
@@ -75,20 +77,20 @@ def _seal(secret: str, own: str, other: str, *, joins: bool) -> str:
     return hmac.new(secret.encode(errors="surrogateescape"), f"{part} {own} {other}".encode(), "sha256").hexdigest()
 
 
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    connection.sendall(json.dumps(message).encode() + b"\n")
+async def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    await asyncio.get_running_loop().sock_sendall(connection, json.dumps(message).encode() + b"\n")
 
 
-def _receive(connection: socket.socket, deadline: float) -> dict[str, Any]:
-    """Return the next handshake message. ``deadline`` is in monotonic time.
+async def _receive(connection: socket.socket) -> dict[str, Any]:
+    """Return the next handshake message.
 
     Raises:
         Unproven: something else arrived, or the peer closed the connection.
     """
     line = b""
     while not line.endswith(b"\n"):
-        connection.settimeout(max(0.01, deadline - time.monotonic()))
-        byte = connection.recv(1)  # one at a time: the bytes after this message belong to the channel
+        # One byte at a time: the bytes after this message belong to the channel.
+        byte = await asyncio.get_running_loop().sock_recv(connection, 1)
         if not byte or len(line) > MAX_MESSAGE_BYTES:
             raise Unproven(f"it has no {CLUSTER_VARIABLE}, or another one; {REMEDY}")
         line += byte

@@ -11,6 +11,7 @@ knows the secret of the cluster. Every other caller is refused, learns nothing a
 delays it (``connections.py``).
 """
 
+import asyncio
 import signal
 import socket
 import threading
@@ -18,14 +19,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from functools import partial
 from typing import Any, TypeGuard
 
 import mtrain
 from mtrain.cluster.agent import FIRST_MESSAGE_S, Agent, hello
 from mtrain.cluster.agent_processes import CLOSING_S, Line, hear, open_own_line
 from mtrain.cluster.channel import Channel, Lost, Message
-from mtrain.cluster.connections import Addresses, Caller, Waiting, address_of, printable, source_for
+from mtrain.cluster.connections import HELLO_S, Addresses, Caller, address_of, printable, source_for
 from mtrain.cluster.farewell import Farewell
 from mtrain.cluster.handshake import HANDSHAKE_EVENT, REMEDY, Unproven, prove, refuse
 from mtrain.cluster.hosts import Member
@@ -201,7 +202,7 @@ def _reach_first(
 def _prove(connection: socket.socket, secret: str) -> None:
     """Run the handshake as the host that joins, see ``prove``; close the connection where it fails."""
     try:
-        prove(connection, secret, joins=True)
+        asyncio.run(prove(connection, secret, joins=True))
     except BaseException:
         connection.close()
         raise
@@ -210,7 +211,6 @@ def _prove(connection: socket.socket, secret: str) -> None:
 def _channel(connection: socket.socket, *, peer: str) -> Channel:
     """Return a channel that takes over the connection."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.settimeout(None)
     descriptor = connection.detach()
     return Channel(descriptor, descriptor, peer=peer, silence_s=FIRST_MESSAGE_S)
 
@@ -236,12 +236,14 @@ class Meeting:
     _members: dict[int, Member] = field(default_factory=dict)
     _complete: bool = False
     """Whether all hosts have been here. From then on, no host that comes can end the job."""
-    _unidentified: list[Caller] = field(default_factory=list)
-    """Callers that have not sent their hello yet."""
-    _handshakes: Waiting = field(default_factory=Waiting)
-    """Connections whose knowledge of the secret is being tested, each by a thread."""
-    _identified: "SimpleQueue[Caller | str]" = field(default_factory=SimpleQueue)
-    """From those threads: callers that may send their hello, or a note about one that was refused."""
+    _callers: "dict[asyncio.Task[None], bool]" = field(default_factory=dict)
+    """The task of each connection that has not sent its hello yet, and whether it may be a host of the job."""
+    _refusal: Exception | None = None
+    """Why the job ends, once a host of the job does not fit."""
+    _turned_away: int = 0
+    """Hosts that came after that and were told why."""
+    _wanted: Sequence[int] = ()
+    """The hosts for which ``gather`` waits."""
     _probed: "set[str]" = field(default_factory=set)
     """Hosts to which a thread is connecting, because they may take themselves for the first one."""
     _past_notes: "set[str]" = field(default_factory=set)
@@ -269,6 +271,7 @@ class Meeting:
                 f"{error.strerror or error}; give another --control-port on all hosts, or end what listens there"
             ) from error
         self._listener.settimeout(0.0)
+        self._loop = asyncio.new_event_loop()
 
     def gather(
         self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]
@@ -279,38 +282,45 @@ class Meeting:
             UsageError: a host disagrees with this job, or has the index of another, and not all hosts have been here
                 before.
         """
-        try:
-            return self._gather(nodes, timeout_s=timeout_s, stop=stop)
-        except UsageError as refusal:
-            self._send_refusals(str(refusal), stop=stop)
-            raise
-
-    def _gather(
-        self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]
-    ) -> tuple[dict[int, Member], list[Finding]]:
-        deadline, note_at = time.monotonic() + timeout_s, time.monotonic() + SILENT_WAIT_S
+        self._wanted = nodes
         findings = self._start_own() if 0 in nodes else []
-        next_probe = 0.0
-        while (
-            (missing := self._missing(nodes)) and time.monotonic() < deadline and not (stop() or self._end_requested())
-        ):
-            self._accept()
-            while (greeting := self._next_hello()) is not None:
-                self._admit(*greeting, nodes)
-            now = time.monotonic()
-            if now > next_probe:
-                next_probe = now + CONNECT_S
-                for host in {self.party.hosts[node] for node in missing} - self._probed:
-                    self._probed.add(host)
-                    threading.Thread(target=self._probe, args=(host,), daemon=True).start()
-            if now > note_at and missing:
-                note_at = float("inf")
-                self._note_missing(missing)
-            time.sleep(0.02)
-        missing = self._missing(nodes)
+        missing = self._loop.run_until_complete(self._await_hosts(nodes, timeout_s=timeout_s, stop=stop))
         self._complete = self._complete or not self._missing(range(len(self.party.hosts)))
         findings += [self._never_came(node, timeout_s) for node in missing]
         return {node: self._members[node] for node in nodes if node in self._members and node not in missing}, findings
+
+    async def _await_hosts(self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]) -> list[int]:
+        """Accept connections until all ``nodes`` are connected; return those that are still missing.
+
+        Raises:
+            UsageError: see ``gather``.
+        """
+        deadline, note_at = time.monotonic() + timeout_s, time.monotonic() + SILENT_WAIT_S
+        next_probe = 0.0
+        listening = asyncio.create_task(self._listen())
+        try:
+            while (
+                (missing := self._missing(nodes))
+                and time.monotonic() < deadline
+                and not (self._refusal or stop() or self._end_requested())
+            ):
+                now = time.monotonic()
+                if now > next_probe:
+                    next_probe = now + CONNECT_S
+                    for host in {self.party.hosts[node] for node in missing} - self._probed:
+                        self._probed.add(host)
+                        threading.Thread(target=self._probe, args=(host,), daemon=True).start()
+                if now > note_at:
+                    note_at = float("inf")
+                    self._note_missing(missing)
+                await asyncio.sleep(0.02)
+            if self._refusal is not None:
+                await self._send_refusals(str(self._refusal), stop=stop)
+                raise self._refusal
+            return missing
+        finally:
+            listening.cancel()
+            await asyncio.wait([listening])
 
     def last_words(self, node: int) -> str:
         """Return how this host's own agent ended; the agents of other hosts are no children of this process."""
@@ -327,9 +337,12 @@ class Meeting:
 
     def close(self) -> None:
         """Close the listening socket and all connections."""
+        for task in self._callers:
+            task.cancel()
+        if self._callers:
+            self._loop.run_until_complete(asyncio.wait(self._callers))
+        self._loop.close()
         self._listener.close()
-        for caller in self._unidentified:
-            caller.channel.close(flush_s=0.0)
         for node in list(self._members):
             self.let_go(node)
 
@@ -366,36 +379,39 @@ class Meeting:
         self._members[0] = Member(node=0, host=self.party.first, channel=line.channel, hello=greeting)
         return []
 
-    def _accept(self) -> None:
-        """Accept the connections that are waiting.
+    async def _listen(self) -> None:
+        """Accept connections.
 
-        Connections from the hosts' addresses and from others are counted separately, so strangers cannot keep a host
-        out.
+        Those from the hosts' addresses and from others are counted separately, so strangers cannot keep a host out.
         """
         while True:
             try:
-                connection, peer = self._listener.accept()
-            except OSError:  # no connection is waiting, or the caller has closed it already
-                break
+                connection, peer = await self._loop.sock_accept(self._listener)
+            except OSError:  # The caller has closed the connection already, or too many files are open.
+                await asyncio.sleep(0.02)
+                continue
             address = address_of(peer)
             expected = self._addresses.holds(address)
-            count = self._handshakes.count(expected=expected)
-            count += sum(caller.expected == expected for caller in self._unidentified)
-            if count >= MAX_UNIDENTIFIED[expected]:
+            if sum(each == expected for each in self._callers.values()) >= MAX_UNIDENTIFIED[expected]:
                 connection.close()
-            elif self.party.secret:
-                self._handshakes.start(self._authenticate, connection, address, expected=expected)
             else:
-                self._await_hello(
-                    Caller(channel=_channel(connection, peer=address), address=address, expected=expected)
-                )
-        with suppress(Empty):
-            while True:
-                caller_or_note = self._identified.get_nowait()
-                if isinstance(caller_or_note, str):
-                    self._note_once(caller_or_note)
-                else:
-                    self._await_hello(caller_or_note)
+                self._hear(connection, address, expected=expected)
+
+    def _hear(self, connection: socket.socket, address: str, *, expected: bool, called: bool = False) -> None:
+        """Start the task that identifies a caller.
+
+        ``expected``: whether it may be a host of the job, because its address is that of one. ``called``: whether this
+        end has opened the connection, to find out whether the host there leads the same job, too.
+        """
+        task = self._loop.create_task(self._identify(connection, address, expected=expected, called=called))
+        self._callers[task] = expected
+        task.add_done_callback(self._heard)
+
+    def _heard(self, task: "asyncio.Task[None]") -> None:
+        del self._callers[task]
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._refusal = self._refusal or error
 
     def _note_once(self, text: str) -> None:
         """Show a note about a refused caller: each text once, and ``MAX_NOTES`` in all."""
@@ -403,57 +419,54 @@ class Meeting:
             self._past_notes.add(text)
             self.note(text)
 
-    def _authenticate(self, connection: socket.socket, address: str, *, called: bool = False) -> None:
-        """Run the handshake where there is a secret, and queue the result.
-
-        ``called``: whether this end opened the connection.
-        """
+    async def _identify(self, connection: socket.socket, address: str, *, expected: bool, called: bool) -> None:
+        """Run the handshake where there is a secret, wait for the hello, and accept the host or refuse it."""
         try:
             if self.party.secret:
-                prove(connection, self.party.secret, joins=called)
+                await prove(connection, self.party.secret, joins=called)
         except Unproven as error:
-            refuse(connection, f"this host was refused: {error}")
-            self._identified.put(f"{address} asked to take part, and was refused: {error}")
-        except OSError:
+            self._note_once(f"{address} asked to take part, and was refused: {error}")
+            await refuse(connection, f"this host was refused: {error}")
+            return
+        except (OSError, asyncio.CancelledError):
             connection.close()
+            return
+        channel, message = _channel(connection, peer=address), None
+        if called:  # The host there waits for a hello, like any first host.
+            channel.send(hello(job=self.party.job()))
+        until = time.monotonic() + HELLO_S
+        with suppress(Lost, asyncio.CancelledError):
+            while (message := channel.wait(0.0)) is None and time.monotonic() < until:
+                await asyncio.sleep(0.02)
+        if message is None:
+            channel.close(flush_s=0.0)
         else:
-            channel = _channel(connection, peer=address)
-            self._identified.put(Caller(channel=channel, address=address, expected=True, called=called))
+            self._answer(Caller(channel=channel, address=address, expected=expected, called=called), message)
 
-    def _await_hello(self, caller: Caller) -> None:
-        """Wait for the hello of a caller; one that this host has called receives this host's own hello first."""
-        self._unidentified.append(caller)
-        if caller.called:
-            caller.channel.send(hello(job=self.party.job()))
+    def _answer(self, caller: Caller, message: Message) -> None:
+        """Accept a caller or refuse it; once the job ends, tell it why if it may be a host of the job.
+
+        Raises:
+            UsageError: see ``_admit``.
+        """
+        if self._refusal is None:
+            self._admit(caller, message)
+            return
+        if self.party.secret or caller.expected:
+            caller.channel.send(Farewell.refused(str(self._refusal)).message())
+            self._turned_away += 1
+        caller.channel.close()
 
     def _probe(self, host: str) -> None:
         """Connect to a host, to find out whether it takes itself for the first host as well and waits for others."""
         try:
             connection = socket.create_connection((host, self.party.port), timeout=CONNECT_S)
-            self._authenticate(connection, host, called=True)
-        except OSError:
+            connection.settimeout(0.0)
+            self._loop.call_soon_threadsafe(partial(self._hear, connection, host, expected=True, called=True))
+        except (OSError, RuntimeError):  # RuntimeError: the meeting has been closed meanwhile.
             return
         finally:
             self._probed.discard(host)
-
-    def _next_hello(self) -> tuple[Caller, Message] | None:
-        """Return a caller that has sent its first message, and that message.
-
-        Close callers that are late or have gone.
-        """
-        for caller in list(self._unidentified):
-            late = time.monotonic() > caller.until
-            try:
-                message = caller.channel.wait(0.0)
-            except Lost:
-                message, late = None, True
-            if message is not None or late:
-                self._unidentified.remove(caller)
-            if message is not None:
-                return caller, message
-            if late:
-                caller.channel.close(flush_s=0.0)
-        return None
 
     def _is_host(self, caller: Caller, host: str) -> bool:
         """Return whether a caller is taken for ``host``: it knows the secret, or calls from that host's address."""
@@ -461,7 +474,7 @@ class Meeting:
             return False
         return bool(self.party.secret) or self._addresses.of(host, caller.address)
 
-    def _admit(self, caller: Caller, message: Message, nodes: Sequence[int]) -> None:
+    def _admit(self, caller: Caller, message: Message) -> None:
         """Accept a host, or refuse it.
 
         A host that belongs to this job but disagrees with it ends the whole job, unless training has started.
@@ -494,7 +507,7 @@ class Meeting:
             if of_this_job and not self._complete:
                 raise UsageError(text)
             return
-        if node not in nodes:
+        if node not in self._wanted:
             channel.close(flush_s=0.0)
             return
         channel.peer = own
@@ -530,21 +543,12 @@ class Meeting:
             )
         )
 
-    def _send_refusals(self, reason: str, *, stop: Callable[[], bool]) -> None:
+    async def _send_refusals(self, reason: str, *, stop: Callable[[], bool]) -> None:
         """Send why the job ends to all hosts that have connected, and to those that connect within ``TELLING_S``."""
-        refusal = Farewell.refused(reason).message()
         for member in self._members.values():
-            member.channel.send(refusal)
-        absent = (
-            len(self.party.hosts) - 1 - len({0, *self._members})
-        )  # one less: the host that was refused has its answer
+            member.channel.send(Farewell.refused(reason).message())
+        # One less: the host that was refused has its answer.
+        absent = len(self.party.hosts) - 1 - len({0, *self._members})
         until = time.monotonic() + TELLING_S
-        while absent > 0 and time.monotonic() < until and not stop():
-            self._accept()
-            while (greeting := self._next_hello()) is not None:
-                caller, _ = greeting
-                if self.party.secret or caller.expected:
-                    caller.channel.send(refusal)
-                    absent -= 1
-                caller.channel.close()
-            time.sleep(0.02)
+        while self._turned_away < absent and time.monotonic() < until and not stop():
+            await asyncio.sleep(0.02)
