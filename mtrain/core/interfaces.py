@@ -338,7 +338,7 @@ class Task:
     """Kind of the task. The data set and the model of one job must be of the same kind."""
     class_names: Sequence[str]
     image_size: int
-    """Side of the square input, in pixels."""
+    """Side of the square input, in pixels; 0: the input of the task's networks has none."""
     global_batch: int
     details: Mapping[str, Any] = field(default_factory=dict)
     """Figures of the data with which the model's network is built; ``Model.prepare_task`` adds them."""

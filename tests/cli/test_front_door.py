@@ -240,7 +240,15 @@ def test_schema_and_reference_name_every_section(capsys):
     assert '"batch_size"' in capsys.readouterr().out
     assert main(["config", "schema", "--markdown"]) == 0
     shown = capsys.readouterr().out
-    for section in ("model", "data.augment", "train.ema", "optimizer.groups.0", "schedule.warmup", "cluster.ssh"):
+    for section in (
+        "model",
+        "data.augment of detection",
+        "data.augment of classification",
+        "train.ema",
+        "optimizer.groups.0",
+        "schedule.warmup",
+        "cluster.ssh",
+    ):
         assert f"## {section}\n" in shown
 
 
