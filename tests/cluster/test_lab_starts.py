@@ -86,8 +86,10 @@ def test_a_host_with_another_job_is_named_with_the_first_difference(
 
 @pytest.mark.slow
 def test_two_hosts_with_one_place_are_refused(jobs: Jobs):
-    job = jobs.by_hand("double", each={"node3": ["--node-rank", "1"]})
-    refused(job, r"(node.rank|place).*1")
+    """The address of a host tells which place it may have, so the other one goes on waiting for its own."""
+    job = jobs.by_hand("double", each={"node3": ["--node-rank", "1"]}, more=["--failure-timeout-s", "15"])
+    refused(job, r"10\.77\.0\.3 asked to take part as host 10\.77\.0\.2, and was refused")
+    assert "the first host does not take 10.77.0.3" in job.outputs[2].text
 
 
 @pytest.mark.slow
