@@ -25,12 +25,24 @@ if TYPE_CHECKING:
         predict,
         train,
     )
+    from mtrain.script.rules import SGD, Adam, AdamW, Constant, Cosine, Group, Linear, OneCycle, Step
+    from mtrain.script.session import Session, session
 
 __all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "Cosine",
     "EvaluateResult",
     "Evaluation",
+    "Group",
     "JobFailed",
+    "Linear",
+    "OneCycle",
     "PredictResult",
+    "Session",
+    "Step",
     "TrainResult",
     "__version__",
     "compare_backends",
@@ -39,12 +51,21 @@ __all__ = [
     "load_spec",
     "plan",
     "predict",
+    "session",
     "train",
 ]
+_IN_SCRIPTS = {"session": "session", "Session": "session"} | dict.fromkeys(
+    ("SGD", "Adam", "AdamW", "Group", "Constant", "Cosine", "Linear", "OneCycle", "Step"), "rules"
+)
+"""Names for users' own training scripts, with the module of ``mtrain.script`` that defines each."""
 
 
 def __getattr__(name: str) -> Any:
     """Load the public functions and results at their first use."""
+    if name in _IN_SCRIPTS:
+        from importlib import import_module
+
+        return getattr(import_module(f"mtrain.script.{_IN_SCRIPTS[name]}"), name)
     if name in __all__:
         from mtrain import api
 

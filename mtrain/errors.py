@@ -7,6 +7,7 @@
     │   ├── SpecError         2    the spec is wrong: one line per problem, all at once
     │   ├── DataError         2    pictures or annotations are missing, unreadable or disagree with the spec
     │   ├── PluginError       2    a plugin is unknown, disabled, ambiguous or broken
+    │   ├── ScriptError       2    a user's own training script uses its session wrongly
     │   └── CheckpointError   2    no intact checkpoint where one is required
     ├── UnboundError          1    a neutral layer or function was used before a backend was loaded
     ├── LaunchError           1    the ranks could not be started, or one of them failed
@@ -52,6 +53,10 @@ class PluginError(UsageError):
         super().__init__(f"{problem}; {remedy}" if remedy else problem)
         self.problem = problem
         self.remedy = remedy
+
+
+class ScriptError(UsageError):
+    """A user's own training script uses ``mtrain.session`` wrongly; the message says what to change."""
 
 
 class CheckpointError(UsageError):

@@ -24,6 +24,7 @@ LAYERS = (
     {"data", "models", "backends", "launchers", "weights", "importers"},
     {"tasks"},
     {"rank"},
+    {"script"},
     {"jobs"},
     {"cluster"},
     {"clusters"},

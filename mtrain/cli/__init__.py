@@ -21,6 +21,7 @@ __all__ = ["Front", "front", "main"]
 
 COMMANDS = {
     "train": ("mtrain.cli.train:train", "Train what a spec describes (the default command)."),
+    "run": ("mtrain.cli.run:run", "Train with your own script, which calls mtrain.session()."),
     "plan": ("mtrain.cli.plan:plan", "Print what `train` would start, and start nothing."),
     "evaluate": ("mtrain.cli.evaluate:evaluate", "Score trained weights on the evaluation split."),
     "predict": ("mtrain.cli.predict:predict", "Pictures in; what is found in them, as JSON and drawn, out."),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_ASSIGNMENT = re.compile(r"^[A-Za-z_][\w.\-]*=")
+ASSIGNMENT = re.compile(r"^[A-Za-z_][\w.\-]*=")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _OVERRIDE_FLAGS = ("-o", "--opt", "--override")
 _DIRECT = {
@@ -81,7 +81,7 @@ def spread_overrides(args: Sequence[str]) -> list[str]:
             after_override = True
             spread.extend((arg, *([value] if (value := next(remaining, None)) is not None else [])))
             continue
-        if after_override and _ASSIGNMENT.match(arg):
+        if after_override and ASSIGNMENT.match(arg):
             spread.extend(("-o", arg))
             continue
         after_override = arg.startswith(("-o", "--opt=", "--override="))
@@ -120,6 +120,13 @@ def job_options(command: F) -> F:
     """Add every flag of a training job to a command, which takes them as keywords and passes them to ``load_job``."""
     flags = [*_spec_flags(), *_cluster_flags(), *_training_flags(), *foreign_options(), *_run_flags()]
     for option in reversed(flags):
+        command = option(command)
+    return command
+
+
+def script_options(command: F) -> F:
+    """Add the flags of a job that runs a user's script: the spec, hosts and ranks, and what the script may leave open."""
+    for option in reversed([*_spec_flags(), *_cluster_flags(), *_training_flags(), *_run_flags()]):
         command = option(command)
     return command
 

@@ -35,10 +35,10 @@ class Outcome:
 
 
 def train(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -> Outcome:
-    """Train a spec, from the beginning or from a checkpoint.
+    """Train a spec, or run a user's script, from the beginning or from a checkpoint.
 
     Args:
-        loaded: the spec.
+        loaded: the spec, with the script if there is one.
         resume: a checkpoint, a run folder, or ``start.AUTO`` for the newest run of this name; None starts a new run.
         quiet: show no progress.
 
@@ -50,13 +50,18 @@ def train(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -
         return _train_on_hosts(loaded, resume, quiet=quiet)
     where = start.locate(loaded, resume=resume)
     start.own_node(loaded)
-    size = start.planned(loaded, where).size
-    notes = [f"spec: {loaded.source}", *preflight.check(loaded.spec, size=size, resumed=where.checkpoint)]
+    mode = start.training_mode(loaded)
+    plan = start.planned(loaded, where, mode=mode)
+    if loaded.script is None:
+        remarks = preflight.check(loaded.spec, size=plan.size, resumed=where.checkpoint)
+    else:
+        remarks = preflight.check_script(loaded.spec, resumed=where.checkpoint)
+    notes = [f"spec: {loaded.source}", *remarks]
     where = start.created(loaded, where)
     notes.append(f"run folder: {where.run_dir}")
     if where.checkpoint is not None:
         notes.append(f"goes on from {where.checkpoint}")
-    return _trained(loaded, start.run_job(loaded, where, notes=notes, quiet=quiet))
+    return _trained(loaded, start.run_job(loaded, where, mode=mode, notes=notes, quiet=quiet))
 
 
 def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -> Outcome:
@@ -93,7 +98,7 @@ def _train_on_hosts(loaded: "Loaded", resume: str | None, *, quiet: bool) -> Out
     """Train on several hosts: lead the job, or serve the host that leads it."""
     brief = many_hosts.Brief(
         loaded=loaded,
-        mode="train",
+        mode=start.training_mode(loaded),
         name=start.run_name(loaded),
         machine=start.here(loaded),
         resume=resume,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -225,10 +225,16 @@ def _party(brief: Brief, *, node: int) -> "Party":
         node=node,
         port=port,
         mode=brief.mode,
-        values=brief.loaded.values,
+        values={**brief.loaded.values, **_script_values(brief.loaded)},
         line=_line_for(brief.machine.line),
         secret=environment.caller().get(CLUSTER_VARIABLE, ""),
     )
+
+
+def _script_values(loaded: "Loaded") -> dict[str, Any]:
+    """Return what describes the user's script in a hello, beside the values of the spec."""
+    script = loaded.script
+    return {} if script is None else {"script": {"digest": script.digest, "arguments": list(script.arguments)}}
 
 
 def _line_for(typed: Sequence[str]) -> Callable[[int], str]:

@@ -69,6 +69,9 @@ class Recipe:
     sync_batchnorm: bool = False
     channels_last: bool = False
     compile: bool = False
+    own_model: bool = False
+    """The model is a user's native module and not one built from ``core.nn``. It is built whole, keeps its layers as
+    they are, and may return anything and leave out parameters in some updates."""
     seed: int = 0
 
 
@@ -184,6 +187,17 @@ class Optimizer(Protocol):
 
         If the norm is not finite, weights, moments and EMA stay as they are, and that norm is returned.
         """
+        ...
+
+    def seed_shard(self, shard: int) -> None:
+        """Seed the model's randomness by (seed, update, share of the global batch); see ``core.update``.
+
+        Sessions of users' scripts call it before each micro batch. ``step`` does the same for the next update.
+        """
+        ...
+
+    def seed_value(self, value: int) -> None:
+        """Seed the framework's random generators of this rank with ``value``."""
         ...
 
     def averaged(self) -> AbstractContextManager[None]:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mtrain.core.collective import differing
 from mtrain.core.interfaces import Array, Collective
@@ -59,3 +60,11 @@ def check_equal_start(collective: Collective, own: str) -> None:
 
 def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+def aliases(entries: Mapping[str, Any]) -> dict[str, str]:
+    """Return the further names of tied tensors: alias -> first name. ``entries``: all tensors of a model by name."""
+    first_names: dict[int, str] = {}
+    return {
+        name: first for name, tensor in entries.items() if (first := first_names.setdefault(id(tensor), name)) != name
+    }

@@ -114,8 +114,20 @@ class UpdateOrder(ABC, Generic[Gradients]):
 
     def _seed_next(self) -> None:
         """Seed the model's randomness (dropout) by (seed, rank, update), so that a resumed job repeats it."""
-        key = [self._recipe.seed, self._rank, self.updates + self.skipped]
+        self.seed_shard(self._rank)
+
+    def seed_shard(self, shard: int) -> None:
+        """Seed the model's randomness for share number ``shard`` of the current update's global batch.
+
+        With accumulation, micro batch ``a`` of rank ``r`` is share ``a * size + r``, so that the random numbers of a
+        sample's share do not depend on which rank computes it.
+        """
+        key = [self._recipe.seed, shard, self.updates + self.skipped]
         self._seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1)
+
+    def seed_value(self, value: int) -> None:
+        """Seed the framework's random generators of this rank with ``value``, for a sample that is read."""
+        self._seed(value)
 
     # ------------------------------------------------------------------------------------------------ the average
     @contextmanager

@@ -94,6 +94,8 @@ class Plan:
     """With a cluster: the command it runs for each host, or the one that people type there."""
     max_restarts: int
     log_dir: Path | None
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files besides those of the spec that every host needs, equal on all: what each is -> path."""
     numbers: Mapping[str, Any]
     """Values derived from the spec (global batch, micro batch, rates ...), by name, in the order of printing."""
 
@@ -149,13 +151,14 @@ def _shell(command: Command) -> list[str]:
 
 def title_of(loaded: Loaded, *, name: str) -> str:
     """Return the title of a job's display; ``name``: the name of the run."""
-    return f"{name}: {loaded.spec.model.name} on {loaded.spec.backend.name}"
+    subject = loaded.spec.model.name if loaded.script is None else loaded.script.path.name
+    return f"{name}: {subject} on {loaded.spec.backend.name}"
 
 
 def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Machine, mode: str = "train") -> Plan:
     """Make the plan of a loaded spec on ``machine``.
 
-    ``mode`` is the task of the ranks: "train", "evaluate" or "predict".
+    ``mode`` is the task of the ranks: "train", "evaluate" or "predict"; where there is a script, they run the script.
 
     Raises:
         SpecError: hosts, ranks and batch do not fit together, or the backend cannot follow the recipe.
@@ -173,16 +176,17 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     hosts = _hosts(spec, machine, device=devices.option, single=single)
     ranks = max(host.slots for host in hosts)
     size = sum(host.slots for host in hosts)
-    recipe = make_recipe(spec, size=size)
-    if mode == "train":
+    recipe = make_recipe(spec if loaded.script is None else _sized_for(spec, size), size=size)
+    if mode == "train" and loaded.script is None:
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
     backend.check(recipe, size=size, on_cpu=devices.on_cpu)
     python = _python_on_hosts(spec, cluster, machine)
     facts = _launch_options(spec, machine, python=python, ranks=ranks, devices=devices.visible)
     launcher = _launcher(launcher_name, launcher_class, facts, loaded)
+    mode = mode if loaded.script is None else "script"
     resumed = ["--resume", str(resume)] if resume else []
     chosen_mode = ["--mode", mode] if mode != "train" else []
-    argv = ["-m", "mtrain.rank.worker", "--run-dir", str(run_dir), *chosen_mode, *resumed]
+    argv = ["-m", "mtrain.rank.worker", "--run-dir", str(run_dir), *chosen_mode, *resumed, *_script_words(loaded)]
     commands = [_placed(command, hosts, spec.cluster, machine) for command in launcher.plan(argv, hosts, ranks)]
     hosted_job = None if cluster is None else _hosted_job(spec, hosts, machine, python=python)
     return Plan(
@@ -201,8 +205,43 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         brought=_brought(cluster, hosted_job),
         max_restarts=spec.cluster.max_restarts,
         log_dir=Path(spec.cluster.log_dir).absolute() if spec.cluster.log_dir else None,
-        numbers=_numbers(spec, recipe, hosts=hosts, threads=facts["threads"]) | {"devices": devices.words()},
+        files={} if loaded.script is None else {"the script": str(loaded.script.path)},
+        numbers=(
+            _numbers(spec, recipe, hosts=hosts, threads=facts["threads"])
+            if loaded.script is None
+            else _script_numbers(loaded, hosts=hosts, threads=facts["threads"])
+        )
+        | {"devices": devices.words()},
     )
+
+
+def _script_words(loaded: Loaded) -> list[str]:
+    """Return the arguments of a rank that name the user's script; none for other jobs."""
+    script = loaded.script
+    if script is None:
+        return []
+    given = ["--given", ",".join(script.given)] if script.given else []
+    return ["--script-digest", script.digest, *given, "--", str(script.path), *script.arguments]
+
+
+def _sized_for(spec: Spec, size: int) -> Spec:
+    """Return the spec with a batch that divides among ``size`` ranks: a script names its own batch when it runs."""
+    train = spec.train.model_copy(update={"batch_size": size, "accumulate": 1})
+    return spec.model_copy(update={"train": train})
+
+
+def _script_numbers(loaded: Loaded, *, hosts: Sequence[Host], threads: int) -> dict[str, Any]:
+    """Return the values of a script's job that are known before the script runs."""
+    assert loaded.script is not None
+    slots = [host.slots for host in hosts]
+    each = f" x {slots[0]}" if len(set(slots)) == 1 else ": " + " + ".join(map(str, slots))
+    return {
+        "script": " ".join([str(loaded.script.path), *map(shlex.quote, loaded.script.arguments)]),
+        "ranks": f"{sum(slots)} ({len(hosts)} host{'s' if len(hosts) > 1 else ''}{each})",
+        "precision": loaded.spec.train.precision,
+        "set_outside": ", ".join(loaded.script.given) or "nothing: optimizer, schedule and batch are the script's",
+        "threads": f"{threads} per rank",
+    }
 
 
 def _cluster(spec: Spec, policy: plugins.Policy) -> Cluster | None:

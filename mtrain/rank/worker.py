@@ -1,7 +1,7 @@
-"""The program of one rank: it trains, evaluates, predicts or adds up numbers, as its arguments say.
+"""The program of one rank: it trains, evaluates, predicts, adds up numbers or runs a script, as its arguments say.
 
-A launcher starts it as ``python -m mtrain.rank.worker --run-dir RUN [--mode train|evaluate|predict|allreduce]
-[--resume CHECKPOINT]``.
+A launcher starts it as ``python -m mtrain.rank.worker --run-dir RUN [--mode train|evaluate|predict|allreduce|script]
+[--resume CHECKPOINT] [-- SCRIPT ARGUMENTS]``.
 """
 
 import argparse
@@ -25,8 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="mtrain.rank.worker", description="one rank of a job; started by `mtrain train`"
     )
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--mode", choices=("train", "evaluate", "predict", "allreduce"), default="train")
+    parser.add_argument("--mode", choices=("train", "evaluate", "predict", "allreduce", "script"), default="train")
     parser.add_argument("--resume", type=Path)
+    parser.add_argument("--script-digest", help="SHA-256 that the script must have")
+    parser.add_argument("--given", default="", help="paths of the spec that its user has set")
+    parser.add_argument("script", nargs="*", help="with --mode script: the script and its arguments")
     arguments = parser.parse_args(argv)
     keep_private()
     spec = config.read(RunFolder(arguments.run_dir).spec_to_read)
@@ -36,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "evaluate": lambda stop, leave: evaluate_only(spec, run_folder, arguments.resume, stop=stop, leave=leave),
         "predict": lambda stop, leave: predict_only(spec, run_folder, arguments.resume, leave=leave),
         "allreduce": lambda stop, leave: add_up(spec, run_folder, leave=leave),
+        "script": lambda stop, leave: run_own_script(spec, run_folder, arguments, stop=stop, leave=leave),
     }
     return process.run(modes[arguments.mode], run_folder=run_folder, rank=process.number(os.environ))
 
@@ -54,6 +58,29 @@ def add_up(spec: Any, run_folder: RunFolder, *, leave: process.Leaving) -> None:
 
     log_to_stderr()
     allreduce(spec, run_folder, leave=leave)
+
+
+def run_own_script(
+    spec: Any,
+    run_folder: RunFolder,
+    arguments: argparse.Namespace,
+    *,
+    stop: process.StopRequest,
+    leave: process.Leaving,
+) -> None:
+    """Run the user's script, which calls ``mtrain.session``."""
+    from mtrain.rank.script import RankJob, run_script
+
+    job = RankJob(
+        spec=spec,
+        run_folder=run_folder,
+        resume=arguments.resume,
+        given=frozenset(filter(None, arguments.given.split(","))),
+        stop=stop,
+        leave=leave,
+    )
+    script, *words = arguments.script
+    run_script(job, Path(script), words, digest=arguments.script_digest)
 
 
 if __name__ == "__main__":

@@ -42,11 +42,9 @@ def number(value: Any) -> str:
 
 
 def speed(record: Record) -> str:
-    """Word the pictures per second and the share of time spent waiting for data."""
-    rate, share = record.get("samples_per_s"), record.get("wait_share")
-    parts = (
-        [f"{rate:.0f} pictures/s" if rate >= 10 else f"{rate:.1f} pictures/s"] if isinstance(rate, int | float) else []
-    )
+    """Word the pictures (``unit`` of the record) per second and the share of time spent waiting for data."""
+    rate, share, unit = record.get("samples_per_s"), record.get("wait_share"), record.get("unit", "pictures")
+    parts = [f"{rate:.0f} {unit}/s" if rate >= 10 else f"{rate:.1f} {unit}/s"] if isinstance(rate, int | float) else []
     parts += [f"waiting for data {100 * share:.0f}%"] if isinstance(share, int | float) else []
     return "  ".join(parts)
 

@@ -32,6 +32,18 @@ DEMO = "digits"
 HERE = "mtrain.yml"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptCall:
+    """A user's own training script, and how it is called."""
+
+    path: FilePath
+    arguments: tuple[str, ...]
+    digest: str
+    """SHA-256 of the script, which must be the same on all hosts."""
+    given: tuple[str, ...]
+    """Paths of the spec that the user has set; the script may not set them to other values."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A validated spec, with the origin of its values."""
@@ -51,6 +63,8 @@ class Loaded:
     policy: plugins.Policy = field(default_factory=plugins.Policy)
     notes: tuple[str, ...] = ()
     """Sentences on decisions made while reading that the user should know, such as values that were left out."""
+    script: ScriptCall | None = None
+    """The script that the ranks run, for ``mtrain run``."""
 
     def origin(self, path: str) -> Origin:
         """Return the origin of the value at ``path``, or of the nearest section around it that was set as a whole."""

@@ -20,7 +20,7 @@ from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import TorchEngine, channels_last
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
-from mtrain.backends._torch.shards import Parts
+from mtrain.backends._torch.shards import Parts, tied
 from mtrain.backends.base import Check
 from mtrain.core import state_checks
 from mtrain.core.interfaces import Array, Recipe, State
@@ -54,6 +54,7 @@ class ZeroEngine(TorchEngine):
             channels_last(model)
         model.train()
         zero = self._zero(engine, model)
+        zero.parts |= {alias: zero.parts[name] for alias, name in tied(model).items() if name in zero.parts}
         parts = Parts(zero.parts, self.collective, bucket=config["zero_optimization"]["reduce_bucket_size"])
         exchange = ZeroExchange(engine, zero, trained, self.collective, self._sharding.reduction)
         self._engines.append((engine, exchange))
@@ -69,7 +70,8 @@ class ZeroEngine(TorchEngine):
         import deepspeed
 
         # A float64 model is built whole and split afterwards: DeepSpeed's Init would build it in float32.
-        split_while_built = self._sharding.stage == 3 and recipe.precision != "fp64"
+        # So is a user's own module: inside Init, a parent's own initialisation would be lost.
+        split_while_built = self._sharding.stage == 3 and recipe.precision != "fp64" and not recipe.own_model
         with deepspeed.zero.Init(config_dict_or_path=config) if split_while_built else nullcontext():
             model = build()
         model = self._place(model, replace(recipe, channels_last=False))
@@ -91,7 +93,7 @@ class ZeroEngine(TorchEngine):
     def state(self, model: nn.Module, optimizer: TorchOptimizer) -> State:
         assert isinstance(optimizer, ZeroOptimizer)
         parts, ema = optimizer.parts, optimizer.ema()
-        parameters = {name for name, _ in model.named_parameters()}
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in parameters)])
         tensors = {name: parts[name].local if name in parts else x for name, x in model.state_dict().items()}
         moments = optimizer.moments()

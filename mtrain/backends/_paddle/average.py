@@ -1,6 +1,6 @@
 """Exponential moving average of weights and float buffers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import paddle
 from paddle import Tensor
@@ -13,7 +13,11 @@ class Average:
     """Moving average ("shadow") of the tensors ``live``; for evaluation the two swap contents, not memory."""
 
     def __init__(
-        self, names: Sequence[str], live: Sequence[Flat], shares: Callable[[int], tuple[float, float]]
+        self,
+        names: Sequence[str],
+        live: Sequence[Flat],
+        shares: Callable[[int], tuple[float, float]],
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         """Start the average at the current values of ``live``.
 
@@ -21,7 +25,9 @@ class Average:
             names: Names of the averaged tensors in the order of the model.
             live: The model's own tensors; they keep changing as it trains.
             shares: Maps the number of an update to (keep, take), see ``core.recipe.ema_shares``.
+            aliases: Further names of tied tensors: alias -> name.
         """
+        self._aliases = aliases or {}
         self._names = names
         self._pairs = [(flat.copy(), flat) for flat in live]
         self._shares = shares
@@ -29,7 +35,8 @@ class Average:
     def tensors(self) -> dict[str, Tensor]:
         """Return the averages by name, in the order of the model."""
         averages = {name: tensor for shadow, _ in self._pairs for name, tensor in shadow.tensors.items()}
-        return {name: averages[name] for name in self._names}
+        ordered = {name: averages[name] for name in self._names}
+        return ordered | {alias: averages[name] for alias, name in self._aliases.items()}
 
     def follow(self, update: int) -> None:
         """Fold the weights of update ``update`` (1-based) in: shadow = keep * shadow + take * live."""

@@ -16,6 +16,7 @@ from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Array, Batch, HostBatch, RankSession, Recipe, State
 from mtrain.core.recipe import is_frozen
+from mtrain.core.state_checks import aliases
 from mtrain.errors import SpecError
 
 
@@ -119,6 +120,7 @@ class PaddleEngine(RankSession):
         model = inner(model)
         ema = optimizer.ema()
         parameters = {name for name, _ in model.named_parameters()}
+        parameters |= aliases(model.state_dict()).keys()  # a tied weight has an entry for each of its names
         self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in parameters)])
         return State(
             weights=state.arrays(model),

@@ -17,6 +17,7 @@ from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.flat import Flat
 from mtrain.core.interfaces import Rates, Recipe
 from mtrain.core.recipe import assign, ema_shares
+from mtrain.core.state_checks import aliases
 from mtrain.core.update import Exchange, UpdateOrder
 
 __all__ = ["Exchange", "PaddleOptimizer"]
@@ -68,13 +69,15 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
         parameters = [group.parameters for group in self._groups]
         trained = {name for flat in parameters for name in flat.tensors}
         # state_dict has the persistent entries only, as live tensors.
-        live = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
+        entries = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
+        further_names = aliases(entries)
+        live = {name: x for name, x in entries.items() if name not in further_names}
         others: dict[Any, dict[str, Tensor]] = {}
         for name, tensor in live.items():
             if name not in trained:
                 others.setdefault(tensor.dtype, {})[name] = tensor
         flats = [*parameters, *(Flat(tensors) for tensors in others.values())]
-        return Average(list(live), flats, partial(ema_shares, self._recipe))
+        return Average(list(live), flats, partial(ema_shares, self._recipe), further_names)
 
     # -------------------------------------------------------------------------- primitives, see ``UpdateOrder``
     @override
@@ -132,11 +135,12 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
 
     @override
     def _take_buffers_of_rank_0(self) -> Callable[[], None]:
-        own_buffers = [buffer.clone() for buffer in self._buffers] if self._collective.size > 1 else []
+        # Also with one rank: a user's module may change its buffers in evaluation mode, too.
+        own_buffers = [buffer.clone() for buffer in self._buffers]
         self._collective.broadcast_(self._buffers)
 
         def restore() -> None:
-            for buffer, own in zip(self._buffers, own_buffers, strict=bool(own_buffers)):
+            for buffer, own in zip(self._buffers, own_buffers, strict=True):
                 paddle.assign(own, buffer)
 
         return restore

@@ -39,16 +39,18 @@ class DdpEngine(TorchEngine):
 
     @override
     def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
-        options = self._options
+        # A user's own module may return anything and leave out parameters. DDP then searches each graph for them, and
+        # its buckets keep their first order.
+        options, own = self._options, recipe.own_model
+        static_graph = False if own else options.static_graph
         wrapped = DeterministicBucketsDDP(
             model,
             device_ids=[self.target] if self.target.type == "cuda" else None,
             bucket_cap_mb=options.bucket_mb,
-            find_unused_parameters=options.find_unused_parameters,
+            find_unused_parameters=own or options.find_unused_parameters,
+            rehearse=not own,
             gradient_as_bucket_view=True,
-            static_graph=options.allows_static_graph(recipe)
-            if options.static_graph == "auto"
-            else options.static_graph,
+            static_graph=options.allows_static_graph(recipe) if static_graph == "auto" else static_graph,
         )
         self._wrapped.add(wrapped)
         return wrapped, _Exchange(wrapped, self.waits)

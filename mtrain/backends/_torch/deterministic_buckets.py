@@ -22,11 +22,13 @@ class DeterministicBucketsDDP(DistributedDataParallel):
     the uninterrupted one bit for bit. One discarded pass over the first micro batch settles the order; with a static
     graph it takes two, because the first pass only counts and the second records the order. Two ranks have a single
     order of addition, so nothing is done.
+
+    With ``rehearse=False`` there is no such pass, because the module may return anything. The caller must then set
+    ``find_unused_parameters``, under which DDP keeps its buckets in the order of the parameters from the start.
     """
 
-    _settled = False
-
-    def __init__(self, *inputs: Any, **kwargs: Any) -> None:
+    def __init__(self, *inputs: Any, rehearse: bool = True, **kwargs: Any) -> None:
+        self._settled = not rehearse
         # mtrain broadcasts buffers before evaluations and saves, so DDP must not do it in each forward pass. torch 2.13
         # renamed the argument.
         renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters

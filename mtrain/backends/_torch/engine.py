@@ -101,7 +101,8 @@ class TorchEngine(RankSession):
             if is_frozen(name, recipe.frozen):
                 parameter.requires_grad = False
         syncbn.freeze(model)
-        syncbn.make_exact(model)
+        if not recipe.own_model:
+            syncbn.make_exact(model)
         if recipe.sync_batchnorm and self.collective.size > 1:
             syncbn.synchronize(model, self.collective)
         model = model.to(self.target)
@@ -109,7 +110,7 @@ class TorchEngine(RankSession):
             model = model.double()
         if recipe.channels_last:
             channels_last(model)
-        else:
+        elif not recipe.own_model:
             layout.use(layout.ContiguousConv2d, model)
         return model
 
@@ -132,7 +133,7 @@ class TorchEngine(RankSession):
         """
         model = inner(model)
         ema = optimizer.ema()
-        parameters = {name for name, _ in model.named_parameters()}
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in parameters)])
         return State(
             weights=state.arrays(model),

@@ -1,6 +1,6 @@
 """The torch engine's optimizer: it scales the loss, exchanges, clips, updates and averages, in this order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.interfaces import Rates, Recipe
 from mtrain.core.recipe import assign, ema_shares
+from mtrain.core.state_checks import aliases
 from mtrain.core.update import Exchange, UpdateOrder
 
 __all__ = ["Exchange", "Gradients", "TorchOptimizer", "global_norm"]
@@ -52,9 +53,17 @@ class TorchOptimizer(UpdateOrder[Gradients]):
             for parameters, (_, options) in zip(self._parameters, recipe.groups, strict=True)
         ]
         self._buffers = list(model.buffers())
-        self._average = _make_average(model, recipe)
+        live = {name: x for name, x in model.state_dict(keep_vars=True).items() if x.is_floating_point()}
+        self._aliases = aliases(live)
+        self._average = self._make_average({name: x for name, x in live.items() if name not in self._aliases})
         self._layouts_checked = False
         self._seed_next()
+
+    def _make_average(self, live: Mapping[str, Tensor]) -> Average | None:
+        """Make the average of ``live``: the persistent entries of the model, each tensor once."""
+        if self._recipe.ema_decay <= 0:
+            return None
+        return Average(list(live), list(live.values()), partial(ema_shares, self._recipe))
 
     # -------------------------------------------------------------------------- primitives, see ``UpdateOrder``
     @override
@@ -119,11 +128,12 @@ class TorchOptimizer(UpdateOrder[Gradients]):
 
     @override
     def _take_buffers_of_rank_0(self) -> Callable[[], None]:
-        own_buffers = [buffer.clone() for buffer in self._buffers] if self._collective.size > 1 else []
+        # Also with one rank: a user's module may change its buffers in evaluation mode, too.
+        own_buffers = [buffer.clone() for buffer in self._buffers]
         self._collective.broadcast_(self._buffers)
 
         def restore() -> None:
-            for buffer, own in zip(self._buffers, own_buffers, strict=bool(own_buffers)):
+            for buffer, own in zip(self._buffers, own_buffers, strict=True):
                 buffer.copy_(own)
 
         return restore
@@ -145,7 +155,10 @@ class TorchOptimizer(UpdateOrder[Gradients]):
 
     def ema(self) -> dict[str, Tensor]:
         """Return the live averages by name of weight or buffer; for buffers, rank 0's averages are the job's."""
-        return {} if self._average is None else dict(zip(self._average.names, self._average.shadow, strict=True))
+        if self._average is None:
+            return {}
+        averages = dict(zip(self._average.names, self._average.shadow, strict=True))
+        return averages | {alias: averages[name] for alias, name in self._aliases.items()}
 
 
 def global_norm(grads: Sequence[Tensor]) -> float:
@@ -164,11 +177,3 @@ def _same_layout(parameter: Tensor, grad: Tensor) -> bool:
     """Return whether both order their elements alike in memory; strides of axes of length 1 do not count."""
     pairs = zip(parameter.shape, parameter.stride(), grad.stride(), strict=True)
     return all(length <= 1 or a == b for length, a, b in pairs)
-
-
-def _make_average(model: nn.Module, recipe: Recipe) -> Average | None:
-    if recipe.ema_decay <= 0:
-        return None
-    # state_dict has the persistent entries only; keep_vars makes them the live tensors, in model order.
-    live = {name: x for name, x in model.state_dict(keep_vars=True).items() if x.is_floating_point()}
-    return Average(list(live), list(live.values()), partial(ema_shares, recipe))

@@ -12,7 +12,7 @@ from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, Gradients, TorchOptimizer
 from mtrain.backends._torch.shard_rules import ShardRule
-from mtrain.backends._torch.shards import Part, Parts, spans_of
+from mtrain.backends._torch.shards import Part, Parts, spans_of, tied
 from mtrain.core.interfaces import Recipe
 from mtrain.core.recipe import ema_shares
 
@@ -73,7 +73,11 @@ class ShardedOptimizer(PartsOptimizer):
         super().__init__(held_model, recipe, exchange=exchange, collective=collective, device=device)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         cut = _cut(parts, shapes, collective)
-        self.parts = Parts(cut, collective, bucket=BUCKET)
+        self.parts = Parts(
+            {**cut, **{alias: cut[name] for alias, name in tied(model).items() if name in cut}},
+            collective,
+            bucket=BUCKET,
+        )
         self._rules = [
             _ShapedRule(recipe, [cut[name] for name in names], parameters, collective.rank, options)
             for names, parameters, (_, options) in zip(self.groups, self._parameters, recipe.groups, strict=True)
@@ -132,6 +136,7 @@ class Held:
         for name, parameter in model.named_parameters():
             if name in parts:
                 parts[name].requires_grad_(parameter.requires_grad)
+        self._first_names = tied(model)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters in model order: this rank's part where one is split, else the whole parameter."""
@@ -144,7 +149,8 @@ class Held:
     def state_dict(self, *, keep_vars: bool) -> dict[str, Tensor]:
         """Return the live persistent tensors in model order, with parts in place of split parameters."""
         entries = self._model.state_dict(keep_vars=keep_vars)
-        return {name: self._parts.get(name, tensor) for name, tensor in entries.items()}
+        names = self._first_names
+        return {name: self._parts.get(names.get(name, name), tensor) for name, tensor in entries.items()}
 
 
 def _nothing() -> None:

@@ -6,9 +6,10 @@ from itertools import pairwise
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mtrain.backends._torch.collective import TorchCollective
+from mtrain.core.state_checks import aliases
 
 Spans = tuple[tuple[int, int], ...]
 """For each rank, [first, end) of its part of a flattened array; the two are equal where a rank holds nothing."""
@@ -29,6 +30,11 @@ class Part:
         """Rank that holds the whole array; None where it is split over several."""
         holders = [rank for rank, (first, end) in enumerate(self.spans) if first < end]
         return holders[0] if len(holders) == 1 else None
+
+
+def tied(model: nn.Module) -> dict[str, str]:
+    """Return the further names of parameters that several layers share: alias -> first name."""
+    return aliases(dict(model.named_parameters(remove_duplicate=False)))
 
 
 def memory_order(shape: tuple[int, ...]) -> Tensor:

@@ -29,7 +29,7 @@ def requirements(spec: Spec, plan: Plan, *, python: str | None = None, cwd: Path
         "bytes": _room(plan.resume),
         "python": python or spec.backend.python,
         "modules": _modules(spec, policy),
-        "files": _files(spec),
+        "files": _files(spec) | dict(plan.files),
         "data": _data(spec, policy),
         "device": str(getattr(_options(spec, policy), "device", "auto")),
         "devices": None if spec.cluster.devices is None else list(spec.cluster.devices),

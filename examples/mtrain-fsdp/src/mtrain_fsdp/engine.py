@@ -159,7 +159,8 @@ def _children(model: nn.Module) -> Iterator[nn.Module]:
 
 def _cut(model: nn.Module) -> dict[str, DTensor]:
     """Return the split parameters by name; FSDP splits all of them along their first axis."""
-    return {name: x for name, x in model.named_parameters() if isinstance(x, DTensor)}
+    entries = model.named_parameters(remove_duplicate=False)  # tied weights have an entry of the state for each name
+    return {name: x for name, x in entries if isinstance(x, DTensor)}
 
 
 def _parameter(key: str, cut: Mapping[str, DTensor]) -> str:

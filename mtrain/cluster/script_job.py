@@ -1,0 +1,64 @@
+"""A user's own training script as a job: what is checked before it starts, and which spec it has."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mtrain.errors import ScriptError
+from mtrain.script.settings import PLAIN, changed
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded
+    from mtrain.spec.model import Spec
+
+OWN_SPEC = "script"
+"""The shipped config with the defaults of a plain training loop."""
+SETTABLE = ("train.", "optimizer.", "schedule.")
+"""Beginnings of the paths that a script may set, too."""
+
+
+def with_script(loaded: "Loaded", script: Path, arguments: Sequence[str]) -> "Loaded":
+    """Return ``loaded`` as the spec of a job that runs ``script``.
+
+    Values that no source has set become those of a plain training loop, because the spec's defaults suit its shipped models.
+
+    Raises:
+        ScriptError: there is no such script, or it is not Python.
+    """
+    from mtrain.spec import config
+
+    try:
+        content = script.read_bytes()
+    except OSError as error:
+        raise ScriptError(
+            f"{script}: {'is a folder' if script.is_dir() else error.strerror}; give the Python script that calls mtrain.session()"
+        ) from error
+    try:
+        compile(content, str(script), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        place = f"{script}:{error.lineno}" if isinstance(error, SyntaxError) else str(script)
+        raise ScriptError(f"{place}: is not valid Python: {getattr(error, 'msg', error)}") from error
+    given = tuple(
+        sorted(
+            path
+            for path, origin in loaded.provenance.items()
+            if path.startswith(SETTABLE) and Path(origin.file or "").name != f"{OWN_SPEC}.yml"
+        )
+    )
+    spec = _with_plain_defaults(loaded, given)
+    call = config.ScriptCall(
+        path=script.absolute(), arguments=tuple(arguments), digest=hashlib.sha256(content).hexdigest(), given=given
+    )
+    return dataclasses.replace(loaded, spec=spec, values=spec.model_dump(mode="json"), name=script.stem, script=call)
+
+
+def _with_plain_defaults(loaded: "Loaded", given: Sequence[str]) -> "Spec":
+    plain = {
+        path: value
+        for path, value in PLAIN.items()
+        if not any(name == path or name.startswith((f"{path}.", path + "[")) for name in given)
+    }
+    spec: Spec = changed(loaded.spec, plain)
+    return spec

@@ -1,0 +1,91 @@
+"""The mode ``script`` of a rank: it runs a user's own training script, which calls ``mtrain.session``."""
+
+import contextlib
+import hashlib
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mtrain
+from mtrain.errors import UsageError
+from mtrain.rank.records import log_to_stderr
+from mtrain.report.console import Display
+from mtrain.system.runfolder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankJob:
+    """What a rank was started with; ``mtrain.session`` takes everything from here that the script does not say."""
+
+    spec: Any
+    run_folder: RunFolder
+    resume: Path | None
+    given: frozenset[str]
+    """Paths of the spec that its user has set. A script that sets one of them to another value is refused."""
+    stop: Callable[[], bool]
+    """Returns whether this rank was asked to end."""
+    leave: Callable[[BaseException], None]
+    """Records an error for the starter, see ``process.Leaving``."""
+    display: Display | None = None
+    """Shows the records of this rank; None: the process that started the ranks does."""
+
+
+_current: RankJob | None = None
+
+
+def current() -> RankJob | None:
+    """Return the job of this process; None if the script was started by plain Python."""
+    return _current
+
+
+def digest_of(script: Path) -> str:
+    """Return the SHA-256 of a script, by which hosts with different versions of it are found."""
+    return hashlib.sha256(script.read_bytes()).hexdigest()
+
+
+def without_own_frames(error: BaseException) -> BaseException:
+    """Drop the frames of mtrain and of Python's own modules before the script's first one from ``error``; return it."""
+    own = (str(Path(mtrain.__file__).parent), "<frozen ", contextlib.__file__)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):
+        trace = trace.tb_next
+    return error if trace is None else error.with_traceback(trace)
+
+
+def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: str | None) -> None:
+    """Run ``script`` as the main program of this rank.
+
+    Raises:
+        UsageError: the script is missing on this host, or differs from the one of the host that started the job.
+    """
+    global _current
+    log_to_stderr()
+    host = os.uname().nodename
+    try:
+        found = digest_of(script)
+    except OSError as error:
+        raise UsageError(
+            f"{script}: cannot be read on {host}: {error.strerror}; every host needs the script"
+        ) from error
+    if digest is not None and found != digest:
+        raise UsageError(
+            f"{script}: the script on {host} (sha256 {found[:12]}) is not the one with which the job was started "
+            f"(sha256 {digest[:12]}); copy it to every host"
+        )
+    _current = job
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as error:
+        # A script may end with sys.exit(0); anything else is a failure of this rank.
+        if error.code not in (None, 0):
+            raise
+    except BaseException as error:
+        raise without_own_frames(error) from error.__cause__
+    finally:
+        _current = None

@@ -1,0 +1,195 @@
+"""Evaluate the model of a script on a data set that all ranks share."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mtrain.core.collective import broadcast
+from mtrain.core.interfaces import Array, Collective
+from mtrain.core.sampler import Padded
+from mtrain.errors import ScriptError
+from mtrain.script import trees
+
+Metric = Callable[[Any, Any], Any]
+"""Maps (predictions, targets) of the whole data set, in the order of its samples, to a number or a dict of numbers."""
+Outcome = tuple[Any, Any]
+"""(predictions, targets) of a batch, each with the batch as the first axis of its arrays."""
+
+
+def predicted(module: Any, batch: Any) -> Outcome:
+    """Return (predictions, targets) of a batch in the usual forms of models and batches.
+
+    A module with a method ``predict`` returns both from ``predict(batch)``. Otherwise the batch is a pair (inputs,
+    targets), and the module is called with the inputs.
+
+    Raises:
+        ScriptError: neither is the case.
+    """
+    if hasattr(module, "predict"):
+        result = module.predict(batch)
+        if isinstance(result, tuple) and len(result) == 2:
+            return result
+        raise ScriptError(
+            f"session.evaluate: {type(module).__name__}.predict(batch) returned {type(result).__name__}; expected the pair "
+            "(predictions, targets), or give `step=`"
+        )
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return module(batch[0]), batch[1]
+    raise ScriptError(
+        f"session.evaluate: no way to get predictions from {type(module).__name__} and a batch of type "
+        f"{type(batch).__name__}; give `step=lambda model, batch: (predictions, targets)`, or the model a method "
+        "predict(batch) that returns both"
+    )
+
+
+class Step:
+    """A callable in the form of a model whose output is a flat mapping of arrays, as a session's ``infer`` expects."""
+
+    def __init__(self, module: Any, step: Callable[[Any, Any], Outcome]) -> None:
+        self._module = module
+        self._step = step
+        self.structure: Any = None
+        """Structure of the last result, see ``trees.flattened``."""
+        self.batch_structure: Any = None
+
+    def __call__(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tensors of (predictions, targets) by path."""
+        outcome = self._step(self._module, trees.rebuilt(self.batch_structure, tensors))
+        if not (isinstance(outcome, tuple) and len(outcome) == 2):
+            raise ScriptError(
+                f"session.evaluate: `step` returned {type(outcome).__name__}; expected the pair (predictions, targets)"
+            )
+        found: dict[str, Any] = {}
+
+        def leaf(path: str, value: Any) -> Any:
+            if not hasattr(value, "detach"):
+                return value
+            found[path] = value
+            return trees.Place(path)
+
+        self.structure = trees.mapped(outcome, leaf)
+        return found
+
+
+def outcome(
+    rank: Any,
+    runner: Step,
+    dataset: Any,
+    *,
+    micro_batch: int,
+    collate: Callable[[Sequence[Any]], Any],
+    floats: Any,
+) -> Outcome:
+    """Return (predictions, targets) of the whole data set, in the order of its samples. Every rank must call."""
+    parts = []
+    for indices in shares(len(dataset), rank.collective, micro_batch):
+        batch = collate([dataset[index] for index in indices])
+        arrays, runner.batch_structure = trees.flattened(batch, floats=floats)
+        tensors = next(iter(rank.batches([arrays])))
+        outputs = rank.infer(runner, tensors)
+        parts.append((indices, numpy_tree(runner.structure, outputs)))
+    return gathered(rank.collective, parts)
+
+
+def shares(length: int, collective: Collective, micro_batch: int) -> Iterator[list[int]]:
+    """Yield the sample numbers of this rank's micro batches; all ranks have equally many."""
+    order = Padded(length, size=collective.size, micro_batch=micro_batch)
+    for indices in order.micro_batches(collective.rank):
+        yield [int(index) for index in indices]
+
+
+def gathered(collective: Collective, parts: Sequence[tuple[list[int], Outcome]]) -> Outcome:
+    """Join the results of all ranks in the order of the samples; a sample that was used twice counts once.
+
+    ``parts`` holds (sample numbers, (predictions, targets)) of each micro batch of this rank, with arrays as leaves.
+    """
+    everything = [part for rank in collective.all_gather(list(parts)) for part in rank]
+    rows: dict[int, tuple[int, int]] = {}
+    for number, (indices, _) in enumerate(everything):
+        for row, index in enumerate(indices):
+            rows.setdefault(index, (number, row))
+    order = [rows[index] for index in sorted(rows)]
+    predictions = joined([outcome[0] for _, outcome in everything], order)
+    return predictions, joined([outcome[1] for _, outcome in everything], order)
+
+
+def joined(values: Sequence[Any], order: Sequence[tuple[int, int]]) -> Any:
+    """Return one value with the rows ``order``, pairs (number of the value, row), of batched ``values``."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {key: joined([value[key] for value in values], order) for key in first}
+    if isinstance(first, tuple):
+        return tuple(joined([value[place] for value in values], order) for place in range(len(first)))
+    if isinstance(first, np.ndarray) and first.ndim == 0:
+        raise ScriptError(
+            "session.evaluate: the model returned a single number for a batch; expected one prediction per sample, with the "
+            "batch as the first axis"
+        )
+    rows = [values[number][row] for number, row in order]
+    if isinstance(first, np.ndarray) and len({np.shape(row) for row in rows}) == 1:
+        return np.stack(rows)
+    return rows
+
+
+def scored(collective: Collective, metric: Metric, predictions: Any, targets: Any) -> dict[str, float]:
+    """Return the figures that ``metric`` computes on rank 0, equal on every rank.
+
+    An object with ``update`` and ``compute``, such as a metric of torchmetrics, is fed on rank 0 alone.
+
+    Raises:
+        ScriptError: the metric returns something else than numbers.
+    """
+    message, figures = "", {}
+    if collective.rank == 0:
+        try:
+            figures = _figures(_computed(metric, predictions, targets), name=_name_of(metric))
+        except ScriptError as error:
+            message = str(error)
+        except Exception as error:
+            message = f"session.evaluate: the metric {_name_of(metric)} failed: {type(error).__name__}: {error}"
+    message, figures = broadcast(collective, (message, figures))
+    if message:
+        raise ScriptError(message)
+    return figures
+
+
+def _computed(metric: Any, predictions: Any, targets: Any) -> Any:
+    if hasattr(metric, "update") and hasattr(metric, "compute"):
+        if hasattr(metric, "reset"):
+            metric.reset()
+        metric.update(predictions, targets)
+        return metric.compute()
+    return metric(predictions, targets)
+
+
+def _figures(value: Any, *, name: str) -> dict[str, float]:
+    entries = value if isinstance(value, Mapping) else {name: value}
+    figures = {}
+    for key, entry in entries.items():
+        array = trees.as_array(entry)
+        number = entry if array is None else array
+        try:
+            figures[str(key)] = float(number)
+        except (TypeError, ValueError):
+            raise ScriptError(
+                f"session.evaluate: the metric {name} returned {type(entry).__name__} for {key!r}; expected a number, or a "
+                "dict of numbers"
+            ) from None
+    return figures
+
+
+def _name_of(metric: Any) -> str:
+    return getattr(metric, "__name__", type(metric).__name__).strip("<>")
+
+
+def numpy_tree(structure: Any, arrays: Mapping[str, Array]) -> Any:
+    """Return an outcome with numpy arrays as its leaves; tensors of the batch that were left on the host, too."""
+
+    def leaf(path: str, value: Any) -> Any:
+        if isinstance(value, trees.Place):
+            return arrays[value.path]
+        array = trees.as_array(value)
+        return value if array is None else array
+
+    return trees.mapped(structure, leaf)

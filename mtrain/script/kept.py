@@ -1,0 +1,57 @@
+"""Save the state of a script's own objects in checkpoints, as plain values without code."""
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mtrain.core.interfaces import Array
+from mtrain.errors import ScriptError
+from mtrain.script import trees
+
+LARGEST_BYTES = 16 * 1024 * 1024
+"""Largest array that is kept. Larger state belongs into the model, whose arrays are stored in a format of their own."""
+
+
+def as_plain(value: Any, *, name: str) -> Any:
+    """Return the result of a ``state_dict`` as values that JSON can hold.
+
+    Raises:
+        ScriptError: it holds something else than numbers, text, arrays and containers of these.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {"dict": [[as_plain(key, name=name), as_plain(item, name=name)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [as_plain(item, name=name) for item in value]}
+    array = trees.as_array(value)
+    if array is None or array.dtype == object:
+        raise ScriptError(
+            f"session.keep({name!r}): its state_dict() holds a {type(value).__name__}; expected numbers, text, arrays, tensors "
+            "and containers of these"
+        )
+    if array.nbytes > LARGEST_BYTES:
+        raise ScriptError(
+            f"session.keep({name!r}): its state_dict() holds an array of {array.nbytes / 2**20:.0f} MiB; at most "
+            f"{LARGEST_BYTES >> 20} MiB are kept: make it a buffer of the model"
+        )
+    content = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return {"array": [array.dtype.str, list(array.shape), content], "tensor": not isinstance(value, np.ndarray)}
+
+
+def from_plain(value: Any, tensor: Callable[[Array], Any]) -> Any:
+    """Return the value from which ``as_plain`` made ``value``; ``tensor`` turns an array into a tensor."""
+    if not isinstance(value, Mapping):
+        return value
+    if "dict" in value:
+        return {from_plain(key, tensor): from_plain(item, tensor) for key, item in value["dict"]}
+    if "array" in value:
+        dtype, shape, content = value["array"]
+        array = np.frombuffer(base64.b64decode(content), dtype=np.dtype(dtype)).reshape(shape).copy()
+        return tensor(array) if value["tensor"] else array
+    if "tuple" in value:
+        return tuple(from_plain(item, tensor) for item in value["tuple"])
+    return [from_plain(item, tensor) for item in value["list"]]

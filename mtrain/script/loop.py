@@ -1,0 +1,371 @@
+"""The training loop of a script: ``session.batches`` yields micro batches, ``optimizer.update`` uses each of them."""
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mtrain.core.cadence import Cadence, advanced
+from mtrain.core.interfaces import Collective, Optimizer, Progress, RankSession, Rates
+from mtrain.errors import Interrupted, NonFiniteError, ScriptError
+from mtrain.script import trees
+from mtrain.script.samples import Samples
+
+
+@dataclass(kw_only=True)
+class Hooks:
+    """The parts of a session that the loop uses."""
+
+    rank: RankSession
+    """The backend's session of this rank."""
+    samples: Samples
+    schedule: Callable[[int], Rates]
+    total_updates: int
+    accumulate: int
+    saves: Cadence
+    max_nonfinite: int
+    report_every: int
+    floats: Any
+    """Dtype of floating-point arrays in batches; None: as the data set has them."""
+    stop: Callable[[], bool]
+    save: Callable[[Progress, float | None], None]
+    record: Callable[[Mapping[str, Any]], None]
+
+
+@dataclass
+class _Micro:
+    """The micro batch that the script has in hands."""
+
+    number: int
+    """Its place within the update."""
+    last: bool
+    context: ExitStack
+    updated: bool = False
+
+
+@dataclass
+class _Losses:
+    """Values to report for one update: the sum over its micro batches, and how many there were."""
+
+    sums: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, value: Any) -> None:
+        """Add a number or a tensor, without waiting for the device."""
+        value = value.detach() if hasattr(value, "detach") else value
+        self.sums[name] = value if name not in self.sums else self.sums[name] + value
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of each value; waits for the device."""
+        return {name: float(self.sums[name]) / self.counts[name] for name in sorted(self.sums)}
+
+
+class Updater:
+    """The optimizer of a script: one call of ``update`` for each micro batch."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.native = optimizer
+        """The backend's own optimizer object."""
+        self.loop: Loop | None = None
+        self.norm = math.nan
+        """Norm of the last update's gradient, before clipping."""
+
+    def update(self, loss: Any) -> None:
+        """Use the loss of the current micro batch; the last one of an update changes the weights.
+
+        Args:
+            loss: A single number with a gradient: the mean over the micro batch.
+
+        Raises:
+            ScriptError: there is no batch in hands, it was used already, or the loss is not a number with a gradient.
+        """
+        if self.loop is None:
+            raise ScriptError("optimizer.update: called outside of `for batch in session.batches(...)`")
+        self.loop.use(loss)
+
+
+class Loop(Iterator[Any]):
+    """The micro batches of this rank, from the progress of the job to its end."""
+
+    def __init__(self, hooks: Hooks, updater: Updater, progress: Progress) -> None:
+        self._hooks = hooks
+        self._updater = updater
+        self.progress = progress
+        self._batches: Iterator[Any] | None = None
+        self._structures: list[Any] = []
+        self._micro: _Micro | None = None
+        self._losses = _Losses()
+        self._started = self._saved_at = time.perf_counter()
+        self._waited = 0.0
+        self.saved_update = progress.update or -1
+        self.save_now = False
+        self.score: float | None = None
+        """Score of the current weights, if it is the best so far."""
+        self.ended = False
+        updater.loop = self
+
+    @property
+    def has_updated(self) -> bool:
+        """Whether the weights have changed by an update that ``progress`` does not count yet."""
+        return self._micro is not None and self._micro.updated and self._micro.last
+
+    # ------------------------------------------------------------------------------------------------- iteration
+    def __next__(self) -> Any:
+        """Finish the micro batch before, and return the next one.
+
+        Raises:
+            StopIteration: the last update of the job was made.
+            ScriptError: the micro batch before was not used.
+            Interrupted: some rank was asked to end; the state is saved.
+        """
+        if self.ended:
+            raise StopIteration
+        self.finish_micro_batch()
+        if self.progress.update >= self._hooks.total_updates:
+            self._end()
+            raise StopIteration
+        number = 0 if self._micro is None else self._micro.number + 1
+        batch = self._next_batch()
+        self._begin(number)
+        return batch
+
+    def close(self) -> None:
+        """End the loop before its last update, after ``break``; every rank must call, after the same update.
+
+        Raises:
+            ScriptError: the loop was left in the middle of an update, or other ranks go on.
+        """
+        if self.ended:
+            return
+        micro, place = self._micro, self._place
+        if micro is not None and self.has_updated:
+            self._micro = None
+            self._finish_update(left=self.progress.update + 1 < self._hooks.total_updates)
+        self._end()
+        if micro is not None and not (micro.updated and micro.last):
+            micro.context.close()
+            raise ScriptError(
+                f"session.batches: the loop was left in the middle of {place}; leave it after the optimizer.update(loss) that "
+                "completes an update, on all ranks at the same one"
+            )
+
+    def _end(self) -> None:
+        if self._micro is not None:
+            self._micro.context.close()
+        self._micro = None
+        self.ended = True
+        self._updater.loop = None
+        self._batches = None
+
+    def _next_batch(self) -> Any:
+        if self._batches is None:
+            self._batches = iter(self._hooks.rank.batches(self._host_batches()))
+        began = time.perf_counter()
+        tensors = next(self._batches)
+        self._waited += time.perf_counter() - began
+        return trees.rebuilt(self._structures.pop(0), tensors)
+
+    def _host_batches(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the arrays of the batches, and remember their structure until the device has them."""
+        hooks, collective = self._hooks, self._hooks.rank.collective
+        epoch, position = self.progress.epoch, self.progress.position
+        while True:
+            batches = hooks.samples.micro_batches(epoch, position, collective=collective, accumulate=hooks.accumulate)
+            for batch in batches:
+                arrays, structure = trees.flattened(batch, floats=hooks.floats)
+                if not arrays:
+                    raise ScriptError(
+                        f"session.batches: a batch of type {type(batch).__name__} holds no array and no tensor; return arrays, "
+                        "tensors or numbers from the data set, or give a `collate`"
+                    )
+                self._structures.append(structure)
+                yield arrays
+            epoch, position = epoch + 1, 0
+
+    def _begin(self, number: int) -> None:
+        hooks, last = self._hooks, number == self._hooks.accumulate - 1
+        optimizer = self._updater.native
+        shard = number * hooks.rank.collective.size + hooks.rank.collective.rank
+        optimizer.seed_shard(shard)
+        context = ExitStack()
+        context.enter_context(optimizer.micro_batch(last=last))
+        self._micro = _Micro(number, last, context)
+
+    # ------------------------------------------------------------------------------------------------- one update
+    @property
+    def _place(self) -> str:
+        number = 0 if self._micro is None else self._micro.number
+        return f"update {self.progress.update}, micro batch {number} of {self._hooks.accumulate}"
+
+    def use(self, loss: Any) -> None:
+        """Use the loss of the micro batch in hands, see ``Updater.update``."""
+        if self._micro is None:
+            raise ScriptError("optimizer.update: called before the first batch of the loop")
+        if self._micro.updated:
+            raise ScriptError(f"optimizer.update: called twice for one batch ({self._place}); call it once")
+        check_loss(loss, self._place)
+        optimizer, micro = self._updater.native, self._micro
+        optimizer.backward(loss)
+        micro.updated = True
+        micro.context.close()
+        self._losses.add("loss", loss)
+        if micro.last:
+            self._updater.norm = optimizer.step(self._hooks.schedule(self.progress.update))
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Add values to the record of the current update."""
+        if self._micro is None:
+            raise ScriptError("session.log: called before the first batch of the loop")
+        for name, value in values.items():
+            if name == "loss" and self._micro.updated:
+                continue  # ``update`` has reported it already
+            self._losses.add(name, value)
+
+    def finish_micro_batch(self) -> None:
+        """Check that the micro batch in hands was used; after the last one of an update, agree, report and save."""
+        micro = self._micro
+        if micro is None:
+            return
+        if not micro.updated:
+            micro.context.close()
+            raise ScriptError(
+                f"session.batches: optimizer.update(loss) was not called for the batch of {self._place}; call it once for every "
+                "batch"
+            )
+        if micro.last:
+            self._micro = None
+            self._finish_update()
+
+    def _finish_update(self, *, left: bool = False) -> None:
+        hooks, before, norm = self._hooks, self.progress, self._updater.norm
+        self.progress = advanced(
+            before,
+            updates_per_epoch=hooks.samples.updates_per_epoch,
+            samples=hooks.samples.global_batch,
+            finite=math.isfinite(norm),
+        )
+        if self.progress.skipped_in_a_row >= hooks.max_nonfinite:
+            raise NonFiniteError(
+                f"the gradient was not finite in {self.progress.skipped_in_a_row} updates in a row, the last is update "
+                f"{before.update}; lower the rate, or check the data and the loss"
+            )
+        stop, save = self._agree(before, norm, left=left)
+        if stop or save or self.score is not None or hooks.saves.due(self.progress):
+            self.save()
+        if stop:
+            raise Interrupted(f"ended from outside at update {self.progress.update}, state saved; go on with --resume")
+
+    def save(self) -> None:
+        """Write a checkpoint; every rank must call."""
+        self._hooks.save(self.progress, self.score)
+        self.saved_update = self.progress.update
+        self._saved_at = time.perf_counter()
+        self.save_now, self.score = False, None
+
+    def _agree(self, before: Progress, norm: float, *, left: bool) -> tuple[bool, bool]:
+        """Exchange requests and values between ranks, and report. Return (end now, save now), equal on every rank."""
+        hooks, collective = self._hooks, self._hooks.rank.collective
+        reported = before.update % hooks.report_every == 0 or not math.isfinite(norm)
+        means = self._losses.means() if reported else {}
+        overdue = hooks.saves.overdue(time.perf_counter() - self._saved_at)
+        stop, save = agree(
+            collective,
+            names=tuple(means),
+            update=self.progress.update,
+            stop=hooks.stop(),
+            save=self.save_now or (overdue and collective.rank == 0),
+            left=left,
+        )
+        if reported:
+            seconds = max(time.perf_counter() - self._started, 1e-9)
+            values = collective.all_reduce(np.array([*means.values(), self._waited]), "mean")
+            *losses, waited = (float(value) for value in values)
+            self._report(before, norm, dict(zip(means, losses, strict=True)), seconds=seconds, waited=waited)
+        self._losses, self._waited, self._started = _Losses(), 0.0, time.perf_counter()
+        return stop, save
+
+    def _report(
+        self, before: Progress, norm: float, losses: Mapping[str, float], *, seconds: float, waited: float
+    ) -> None:
+        hooks = self._hooks
+        rates = hooks.schedule(before.update)
+        measured = hooks.rank.measure()
+        hooks.record(
+            {
+                "update": before.update,
+                "epoch": before.epoch,
+                "position": before.position,
+                "updates_per_epoch": hooks.samples.updates_per_epoch,
+                "total_updates": hooks.total_updates,
+                "losses": losses,
+                "rate": rates.rates[-1],
+                "rates": list(rates.rates),
+                "momentum": rates.momentum,
+                "norm": norm,
+                "skipped": self.progress.skipped,
+                "unit": "samples",
+                "samples_per_s": hooks.samples.global_batch / seconds,
+                "wait_share": min(waited / seconds, 1.0),
+                "seconds": seconds,
+                **measured,
+                "memory_bytes": int(measured["memory_bytes"]),
+            }
+        )
+
+
+def agree(
+    collective: Collective, *, names: tuple[str, ...], update: int, stop: bool, save: bool, left: bool
+) -> tuple[bool, bool]:
+    """Agree on (end now, save now) after an update, and check that all ranks are at the same place.
+
+    ``left``: this rank leaves the loop after this update. Every rank must call, after every update.
+
+    Raises:
+        ScriptError: some ranks have left the loop and others have not, or they report different values. It is raised on
+            every rank.
+    """
+    mark = zlib.crc32("\n".join(names).encode())
+    place = [mark, update, int(left)]
+    signed = [float(value) for number in place for value in (number, -number)]
+    agreed = collective.all_reduce(np.array([float(stop), float(save), *signed]), "max")
+    same = [agreed[2 + 2 * i] == -agreed[3 + 2 * i] for i in range(len(place))]
+    if not same[2] or not same[1]:
+        raise ScriptError(
+            f"session.batches: some ranks leave the loop after update {update - 1}, and others go on; leave it on all ranks at "
+            "the same update, by a decision on values that are equal on all ranks, such as those of session.evaluate"
+        )
+    if not same[0]:
+        raise ScriptError(
+            f"session.log: the ranks report different names in update {update - 1} (this rank: {', '.join(names) or 'none'}); "
+            "log the same names on every rank"
+        )
+    return bool(agreed[0] > 0), bool(agreed[1] > 0)
+
+
+def check_loss(loss: Any, place: str) -> None:
+    """Refuse a loss without a gradient, or with several numbers.
+
+    Raises:
+        ScriptError: the loss cannot be used; the message says what to do.
+    """
+    call = f"optimizer.update ({place})"
+    if isinstance(loss, Mapping):
+        raise ScriptError(f"{call}: the loss is a dict with {', '.join(map(str, loss))}; give one of its values")
+    if not hasattr(loss, "backward"):
+        raise ScriptError(f"{call}: the loss is a {type(loss).__name__}; expected a tensor that the model computed")
+    if math.prod(loss.shape) != 1:
+        raise ScriptError(
+            f"{call}: the loss has the shape {tuple(loss.shape)}; expected a single number: the mean over the micro batch, "
+            "loss.mean()"
+        )
+    if getattr(loss, "stop_gradient", False) or getattr(loss, "requires_grad", True) is False:
+        raise ScriptError(
+            f"{call}: the loss carries no gradient; compute it from the output of the model that session.prepare returned, "
+            "outside of no_grad and without detach()"
+        )

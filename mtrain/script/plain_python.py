@@ -1,0 +1,75 @@
+"""A script's job when plain Python runs the script: one rank, in a run folder of its own."""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from mtrain.errors import Interrupted, ScriptError
+from mtrain.rank.process import StopRequest
+from mtrain.rank.script import RankJob
+from mtrain.report.console import Display, make_display
+from mtrain.report.reporter import Reporter
+from mtrain.script.settings import PLAIN, changed
+from mtrain.spec import config
+from mtrain.system import runfolder
+from mtrain.system.runfolder import RunFolder
+
+
+@contextlib.contextmanager
+def solo_job(framework: str | None) -> Iterator[RankJob]:
+    """Make the job of one rank that ``mtrain.session`` uses without ``mtrain run``.
+
+    Raises:
+        ScriptError: ``framework`` is not a framework.
+    """
+    if framework is None:
+        framework = "paddle" if "paddle" in sys.modules and "torch" not in sys.modules else "torch"
+    if framework not in ("torch", "paddle"):
+        raise ScriptError(f"mtrain.session: framework={framework!r} given; expected 'torch' or 'paddle'")
+    loaded = config.load("script", environ={})
+    changes = {**PLAIN, "backend.name": "solo", "backend.options": {"framework": framework}}
+    spec = changed(loaded.spec, changes)
+    name = Path(sys.argv[0]).stem or "script"
+    folder = RunFolder(runfolder.create(Path(spec.report.dir), name))
+    folder.make()
+    stop = StopRequest()
+    if threading.current_thread() is threading.main_thread():
+        stop.listen()
+    display = make_display(spec.report.display, title=f"{folder.path.name}: {name} on solo")
+    job = RankJob(
+        spec=spec,
+        run_folder=folder,
+        resume=None,
+        given=frozenset(),
+        stop=stop,
+        leave=_nothing,
+        display=display,
+    )
+    try:
+        with contextlib.closing(display):
+            yield job
+    except Interrupted as error:
+        print(f"{error}: mtrain run --backend solo --resume {folder.path} {sys.argv[0]}", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+class ShownReporter(Reporter):
+    """A ``Reporter`` that also shows each record on a display."""
+
+    def __init__(self, folder: Path, *, display: Display, **settings: Any) -> None:
+        super().__init__(folder, **settings)
+        self._display = display
+
+    @override
+    def _line(self, kind: str, fields: Mapping[str, Any]) -> None:
+        super()._line(kind, fields)
+        self._display.record({"kind": kind, **fields})
+
+
+def _nothing(error: BaseException) -> None:
+    """Do nothing: plain Python prints the traceback itself, and there is no starter that would read a record."""

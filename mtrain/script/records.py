@@ -1,0 +1,203 @@
+"""What a script's job writes: reports, checkpoints and the summary. Rank 0 writes; the other ranks call the same
+methods."""
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mtrain.core.checkpoint import store
+from mtrain.core.collective import barrier
+from mtrain.core.digest import digest
+from mtrain.core.interfaces import Backend, Progress, RankSession
+from mtrain.errors import CheckpointError, ScriptError
+from mtrain.rank.assembly import unused_gpus
+from mtrain.rank.records import text_of
+from mtrain.rank.script import RankJob, digest_of
+from mtrain.report.reporter import Report, Reporter, SilentReporter
+from mtrain.script import kept
+from mtrain.script.plain_python import ShownReporter
+from mtrain.system.devices import device_words
+from mtrain.system.runfolder import adopt
+
+log = logging.getLogger(__name__)
+
+
+class Records:
+    """The reports, checkpoints and kept objects of a script's job."""
+
+    def __init__(self, job: RankJob, backend: Backend, rank: RankSession, saved: store.Saved | None) -> None:
+        self._job = job
+        self._backend = backend
+        self._rank = rank
+        self._saved = saved
+        self._started = time.perf_counter()
+        self._kept: dict[str, Any] = {}
+        self._device = rank.device
+        figures = {} if saved is None else saved.meta["extra"].get("results", {})
+        self._best: dict[str, Any] = dict(figures.get("best", {}))
+        self._last: dict[str, Any] = dict(figures.get("last", {}))
+        self.report: Report = SilentReporter()
+        self.checkpoints: store.CheckpointStore = store.NoCheckpoints()
+        if rank.collective.rank == 0:
+            rule, reporting = job.spec.checkpoint, job.spec.report
+            self.checkpoints = store.Checkpoints(
+                job.run_folder.checkpoints,
+                keep_last=rule.keep_last,
+                keep_best=rule.keep_best,
+                asynchronous=rule.asynchronous,
+            )
+            reporter = Reporter if job.display is None else partial(ShownReporter, display=job.display)
+            self.report = reporter(
+                job.run_folder.path,
+                tensorboard=reporting.tensorboard,
+                plots=reporting.plots,
+                start_update=0 if saved is None else saved.progress.update,
+            )
+
+    # -------------------------------------------------------------------------------------------------- kept objects
+    def keep(self, name: str, kept_object: Any) -> None:
+        """See ``Session.keep``."""
+        if not (hasattr(kept_object, "state_dict") and hasattr(kept_object, "load_state_dict")):
+            raise ScriptError(
+                f"session.keep({name!r}): an object of type {type(kept_object).__name__} has no state_dict() and "
+                "load_state_dict(state); give it both"
+            )
+        if name in self._kept:
+            raise ScriptError(f"session.keep({name!r}): this name is taken; give each object a name of its own")
+        kept.as_plain(kept_object.state_dict(), name=name)
+        self._kept[name] = kept_object
+        if self._saved is None:
+            return
+        states = self._saved.meta["extra"].get("kept", {})
+        if name not in states:
+            raise CheckpointError(
+                f"session.keep({name!r}): the checkpoint has no state of that name; it has {', '.join(states) or 'none'}. "
+                "Start a new run, or use the name of the script that wrote it"
+            )
+        kept_object.load_state_dict(kept.from_plain(states[name], self._tensor))
+
+    def _tensor(self, array: Any) -> Any:
+        """Return an array as a tensor of this rank's framework, on its device."""
+        return next(iter(self._rank.batches([{"value": array}])))["value"]
+
+    # --------------------------------------------------------------------------------------------------- the records
+    def announce(self, spec: Any, *, model: str, samples: int, updates_per_epoch: int, total_updates: int) -> None:
+        """Write the first record, which says what is about to be trained; every rank must call."""
+        collective, saved = self._rank.collective, self._saved
+        self._device = device_words(collective.all_gather(self._rank.device))
+        if saved is not None:
+            barrier(collective)  # every rank has restored the checkpoint
+            if collective.rank == 0:
+                adopt(self._job.run_folder)
+        self.report.event(
+            "start",
+            update=0 if saved is None else saved.progress.update,
+            total_updates=total_updates,
+            updates_per_epoch=updates_per_epoch,
+            epoch=0 if saved is None else saved.progress.epoch,
+            ranks=collective.size,
+            device=self._device,
+            backend=spec.backend.name,
+            model=model,
+            train_samples=samples,
+            resumed_from=text_of(self._job.resume),
+        )
+        if saved is not None and saved.meta["extra"].get("script") != script_mark():
+            self.report.event("warning", message="the script has changed since the checkpoint was written")
+        if unused := unused_gpus(spec, self._backend, self._rank, os.environ):
+            self.report.event("warning", message=unused)
+
+    def updated(self, record: Mapping[str, Any]) -> None:
+        """Report the record of one update, with a warning if the update was skipped."""
+        self.report.update(record)
+        if not math.isfinite(record["norm"]):
+            self.report.event(
+                "warning",
+                message=f"update {record['update']}: the gradient was not finite; the update was skipped, weights are as "
+                f"before ({record['skipped']} so far)",
+            )
+
+    def scored(
+        self, figures: Mapping[str, float], *, update: int, epoch: int, score: str | None, seconds: float
+    ) -> float | None:
+        """Report an evaluation. Return its score if it is the best so far, else None.
+
+        Raises:
+            ScriptError: there is no figure of the name ``score``.
+        """
+        name = score or ("score" if "score" in figures else None)
+        if name is not None and name not in figures:
+            raise ScriptError(f"session.evaluate: score={name!r} given, the metric has {', '.join(figures)}")
+        self._last = {"update": update, "epoch": epoch, **figures}
+        best = name is not None and figures[name] > self._best.get(name, -math.inf)
+        if best:
+            self._best = self._last
+        self.report.evaluation(
+            figures, update=update, epoch=epoch, headline=list(figures)[:3], best=best, seconds=seconds
+        )
+        return figures[name] if best and name is not None else None
+
+    def save(self, state: Any, progress: Progress, *, score: float | None, spec: Any) -> None:
+        """Write a checkpoint in the background."""
+        states = {name: kept.as_plain(item.state_dict(), name=name) for name, item in self._kept.items()}
+        self.checkpoints.save(
+            state,
+            progress,
+            score=score,
+            spec=spec.model_dump(mode="json"),
+            extra={"kept": states, "script": script_mark(), "results": {"best": self._best, "last": self._last}},
+        )
+        self.report.event(
+            "checkpoint", update=progress.update, folder=str(self._job.run_folder.checkpoints), score=score
+        )
+
+    def end(self, reason: str, progress: Progress, *, spec: Any, total_updates: int | None, state: Any) -> None:
+        """Write the last record and the summary. ``state``: the job's state at its end; None: it did not get there."""
+        try:
+            self.checkpoints.wait()
+        except Exception:
+            if reason == "done":
+                raise
+            log.exception("a checkpoint could not be written")
+        if reason == "interrupted":
+            # When one rank ends, launchers soon end the others, which may still be writing.
+            barrier(self._rank.collective)
+        summary: dict[str, Any] = {
+            "reason": reason,
+            "name": self._job.run_folder.path.name,
+            "backend": spec.backend.name,
+            "ranks": self._rank.collective.size,
+            "device": self._device,
+            "updates": progress.update,
+            "total_updates": total_updates,
+            "epochs": progress.epoch,
+            "samples": progress.samples,
+            "skipped_updates": progress.skipped,
+            "seconds": round(time.perf_counter() - self._started, 2),
+            "best": self._best,
+            "last": self._last,
+            "headline": [name for name in self._last if name not in ("update", "epoch")][:3],
+        }
+        if state is not None:
+            summary |= {
+                "weights_sha256": digest(state.weights),
+                "ema_sha256": digest(state.ema),
+                "newest_checkpoint": text_of(self.checkpoints.newest()),
+                "best_checkpoint": text_of(self.checkpoints.best() or self.checkpoints.newest()),
+            }
+        self.report.event("end", **summary)
+        self.report.close(summary)
+
+
+def script_mark() -> str | None:
+    """Return the digest of the running script; None where there is no file, as in a notebook."""
+    try:
+        return digest_of(Path(sys.argv[0]))
+    except OSError:
+        return None

@@ -1,0 +1,432 @@
+"""``mtrain.session``: joins the ranks of a job from a user's own training script."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mtrain.core import cadence
+from mtrain.core.checkpoint.sharing import load_everywhere
+from mtrain.core.interfaces import Backend, Collective, Progress, RankSession, Rates
+from mtrain.core.recipe import make_recipe
+from mtrain.core.schedule import Schedule, total_updates
+from mtrain.errors import Interrupted, ScriptError
+from mtrain.rank.script import RankJob, without_own_frames
+from mtrain.script import evaluation, trees
+from mtrain.script.loop import Hooks, Loop, Updater
+from mtrain.script.plain_python import solo_job
+from mtrain.script.records import Records
+from mtrain.script.rules import Curve, RateOf, Rule
+from mtrain.script.samples import Order, Samples, check_dataset
+from mtrain.script.settings import changed, changes_of, refuse_contradictions
+from mtrain.spec import plugins
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def session(*, framework: str | None = None) -> Iterator["Session"]:
+    """Join the ranks of this job, and leave them at the end of the ``with`` block.
+
+    Backend, ranks, device and seed are those of ``mtrain run``. A script that plain Python runs is a job of one rank.
+
+    Args:
+        framework: With plain Python, ``torch`` or ``paddle``; None: the one that the script has imported, else torch.
+
+    Raises:
+        ScriptError: the script already has a session.
+        UsageError: the ranks cannot be joined.
+    """
+    from mtrain.rank import script
+
+    if Session.active:
+        raise ScriptError("mtrain.session: this script has a session already; use one `with mtrain.session()` block")
+    with ExitStack() as stack:
+        job = script.current() or stack.enter_context(solo_job(framework))
+        policy = plugins.read_policy(job.spec.plugins)
+        choice = job.spec.backend
+        options = plugins.options("backends", choice.name, choice.options, path="backend.options", policy=policy)
+        backend: Backend = plugins.load("backends", choice.name, policy=policy)(options)
+        rank = stack.enter_context(backend)
+        current = Session(job, backend, rank)
+        Session.active = True
+        try:
+            yield current
+            current._finish("done")
+        except Interrupted:
+            current._finish("interrupted")
+            raise
+        except BaseException as error:
+            # Recorded before the backend is left, so before other ranks notice.
+            job.leave(without_own_frames(error))
+            current._finish("failed")
+            raise
+        finally:
+            Session.active = False
+
+
+class Session:
+    """One rank of a script's job."""
+
+    active = False
+    """Whether this process has a session."""
+
+    def __init__(self, job: RankJob, backend: Backend, rank: RankSession) -> None:
+        self._job = job
+        self._rank = rank
+        self._spec = job.spec
+        self._saved = None if job.resume is None else load_everywhere(job.resume, rank.collective)
+        self._progress = Progress() if self._saved is None else self._saved.progress
+        self._module: Any = None
+        """The module that the script has built; ``_model`` is what the backend has made of it."""
+        self._model: Any = None
+        self._updater: Updater | None = None
+        self._rate_of: RateOf | None = None
+        self._loop: Loop | None = None
+        self._total: int | None = None
+        self._records = Records(job, backend, rank, self._saved)
+
+    # ------------------------------------------------------------------------------------------- facts about the job
+    @property
+    def collective(self) -> Collective:
+        """Communication among the ranks: ``all_reduce`` and ``all_gather``."""
+        collective: Collective = self._rank.collective
+        return collective
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, from 0."""
+        return self.collective.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.collective.size
+
+    @property
+    def device(self) -> str:
+        """This rank's device, for display. Batches and models are on it already."""
+        return str(self._rank.device)
+
+    @property
+    def progress(self) -> Progress:
+        """How far the job has come: ``update``, ``epoch``, ``position`` and more."""
+        return self._progress if self._loop is None else self._loop.progress
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder, in which checkpoints, curves and logs are."""
+        return self._job.run_folder.path
+
+    # ------------------------------------------------------------------------------------------------ model and data
+    def prepare(
+        self,
+        build: Callable[[], Any],
+        *,
+        optimizer: Rule | None = None,
+        schedule: Curve | RateOf | None = None,
+        clip_norm: float | None = None,
+        accumulate: int | None = None,
+        ema: float | None = None,
+        precision: str | None = None,
+        sync_batchnorm: bool | None = None,
+        freeze: Sequence[str] | None = None,
+    ) -> tuple[Any, Updater]:
+        """Build the model on this rank, and bind an optimizer to it. Every rank must call.
+
+        What is None is taken from the spec of ``mtrain run``, and is off where that sets nothing. A value that
+        contradicts one that was set there is refused.
+
+        Args:
+            build: Makes the model, a native module of the framework; called once, with the job's seed set.
+            optimizer: The update rule, such as ``mtrain.AdamW(rate=1e-3)``.
+            schedule: A curve such as ``mtrain.Cosine(warmup=100)``, or a function from update to learning rate.
+            clip_norm: Largest global L2 norm of the gradient.
+            accumulate: Micro batches per update.
+            ema: Decay of an exponential moving average of the weights, which is evaluated in their place.
+            precision: ``fp32``, ``bf16``, ``fp16`` (mixed) or ``fp64``.
+            sync_batchnorm: BatchNorm statistics over all ranks.
+            freeze: Regular expressions; parameters in whose name one is found are not trained.
+
+        Returns:
+            The model to call in the loop, and its optimizer.
+
+        Raises:
+            ScriptError: a value is wrong or contradicts the spec, or ``prepare`` was called before.
+        """
+        if self._updater is not None:
+            raise ScriptError("session.prepare: called twice; one session trains one model with one optimizer")
+        if not callable(build) or _is_module(build):
+            raise ScriptError(
+                f"session.prepare: the model is a {type(build).__name__}; give a function that builds it, such as "
+                "lambda: MyNet(), so that every rank starts from the same random numbers"
+            )
+        changes = changes_of(
+            optimizer=optimizer, schedule=schedule, clip_norm=clip_norm, accumulate=accumulate, ema=ema,
+            precision=precision, sync_batchnorm=sync_batchnorm, freeze=freeze,
+        )  # fmt: skip
+        refuse_contradictions(self._spec, self._job.given, changes, call="session.prepare")
+        if self._spec.train.accumulate == "auto" and accumulate is None:
+            changes["train.accumulate"] = 1
+        self._spec = changed(self._spec, changes, call="session.prepare")
+        self._rate_of = schedule if callable(schedule) and not hasattr(schedule, "section") else None
+        # The recipe needs a batch that divides among the ranks; the script names its own later, in `batches`.
+        sized = changed(self._spec, {"train.batch_size": self.size * self._spec.train.accumulate})
+        recipe = replace(make_recipe(sized, size=self.size), own_model=True)
+
+        def build_once() -> Any:
+            module = build()
+            if not _is_module(module):
+                raise ScriptError(
+                    f"session.prepare: `build` returned a {type(module).__name__}; expected a module of the backend's framework"
+                )
+            self._module = module
+            return module
+
+        self._model, native = self._rank.prepare(build_once, recipe)
+        self._updater = Updater(native)
+        if self._saved is not None:
+            self._rank.restore(self._model, native, self._saved.state)
+        return self._model, self._updater
+
+    def keep(self, name: str, kept_object: Any) -> None:
+        """Save ``kept_object`` in checkpoints too, and restore it now if the job is resumed.
+
+        The object has ``state_dict()`` and ``load_state_dict(state)``. The state of rank 0 is saved, and restored on
+        all ranks. Call it before ``batches``.
+
+        Raises:
+            ScriptError: the object lacks these methods, the name is taken, or the state cannot be stored.
+            CheckpointError: the checkpoint that is resumed has no state of this name.
+        """
+        self._records.keep(name, kept_object)
+
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        global_batch: int | None = None,
+        epochs: int | None = None,
+        updates: int | None = None,
+        order: Order | None = None,
+        collate: Callable[[Sequence[Any]], Any] | None = None,
+        nondeterministic: str = "refuse",
+    ) -> Iterator[Any]:
+        """Yield the micro batches of this rank, from where the job stands to its end. Every rank must iterate.
+
+        Which samples form an update depends on (seed, epoch, update) alone, so it is the same for every number of
+        ranks. Between updates the job is saved as the spec's ``checkpoint`` section says, and a request to end is
+        followed. Call ``optimizer.update(loss)`` once for each batch.
+
+        Args:
+            dataset: Any object with ``__len__`` and ``__getitem__``.
+            global_batch: Samples per update over all ranks.
+            epochs: Passes over the data set; give this or ``updates``.
+            updates: Updates in all.
+            order: Returns the order of the samples of an epoch, in place of mtrain's own.
+            collate: Joins a list of samples to a batch, in place of stacking.
+            nondeterministic: ``allow``: accept a data set that returns other values when it is read again.
+
+        Raises:
+            ScriptError: the data set or a value cannot be used.
+        """
+        if self._updater is None:
+            raise ScriptError("session.batches: called before session.prepare; prepare the model first")
+        if self._loop is not None:
+            raise ScriptError("session.batches: called twice; one session has one training loop")
+        changes: dict[str, Any] = {}
+        if global_batch is not None:
+            changes["train.batch_size"] = global_batch
+        if epochs is not None:
+            changes |= {"train.epochs": epochs, "train.updates": None}
+        if updates is not None:
+            changes |= {"train.updates": updates, "train.epochs": None}
+        if epochs is not None and updates is not None:
+            raise ScriptError("session.batches: epochs and updates are both given; keep one")
+        refuse_contradictions(self._spec, self._job.given, changes, call="session.batches")
+        if global_batch is None and "train.batch_size" not in self._job.given:
+            raise ScriptError(
+                "session.batches: no global_batch given; say how many samples an update takes over all ranks"
+            )
+        self._spec = spec = changed(self._spec, changes, call="session.batches")
+        if spec.train.epochs is None and spec.train.updates is None:
+            raise ScriptError("session.batches: no length given; say epochs=10 or updates=1000")
+        samples = self._samples(dataset, order, collate)
+        if nondeterministic != "allow":
+            samples.check_repeatable()
+        self._total = total_updates(spec, samples.updates_per_epoch)
+        accumulate = spec.train.accumulate
+        if spec.train.batch_size % (self.size * accumulate):
+            raise ScriptError(
+                f"session.batches: global_batch={spec.train.batch_size} does not divide among {self.size} ranks x {accumulate} "
+                f"micro batches; use a multiple of {self.size * accumulate}"
+            )
+        if self._saved is not None:
+            cadence.check_continues(
+                self._progress, updates_per_epoch=samples.updates_per_epoch, global_batch=spec.train.batch_size
+            )
+        hooks = Hooks(
+            rank=self._rank,
+            samples=samples,
+            schedule=self._schedule(samples.updates_per_epoch),
+            total_updates=self._total,
+            accumulate=accumulate,
+            saves=cadence.saves(spec.checkpoint),
+            max_nonfinite=spec.train.max_nonfinite,
+            report_every=spec.report.every_updates,
+            floats=np.float64 if spec.train.precision == "fp64" else None,
+            stop=self._asked_to_end,
+            save=self._save,
+            record=self._records.updated,
+        )
+        self._records.announce(
+            spec,
+            model=type(self._module).__name__,
+            samples=samples.length,
+            updates_per_epoch=samples.updates_per_epoch,
+            total_updates=self._total,
+        )
+        self._module.train()
+        self._loop = Loop(hooks, self._updater, self._progress)
+        return self._loop
+
+    def _samples(self, dataset: Any, order: Order | None, collate: Any) -> Samples:
+        assert self._updater is not None
+        return Samples(
+            dataset,
+            global_batch=self._spec.train.batch_size,
+            seed=self._spec.train.seed,
+            order=order,
+            collate=collate,
+            seed_framework=self._updater.native.seed_value,
+        )
+
+    def _schedule(self, updates_per_epoch: int) -> Callable[[int], Rates]:
+        assert self._total is not None
+        if self._rate_of is None:
+            return Schedule(self._spec, updates_per_epoch=updates_per_epoch, total_updates=self._total)
+        factors = [group.rate_factor for group in self._spec.optimizer.groups]
+        return partial(_own_rates, self._rate_of, factors)
+
+    # --------------------------------------------------------------------------------------- evaluation and logging
+    def evaluate(
+        self,
+        model: Any,
+        dataset: Any,
+        *,
+        metric: evaluation.Metric,
+        step: Callable[[Any, Any], evaluation.Outcome] | None = None,
+        batch_size: int | None = None,
+        collate: Callable[[Sequence[Any]], Any] | None = None,
+        score: str | None = None,
+    ) -> dict[str, float]:
+        """Return figures of the model on a data set that the ranks share, equal on every rank. Every rank must call.
+
+        Every sample counts once, and predictions are in the order of the samples, for any number of ranks. With ``ema``
+        the averaged weights are used.
+
+        Args:
+            model: The model from ``prepare``.
+            dataset: Any object with ``__len__`` and ``__getitem__``.
+            metric: Maps (predictions, targets) of all samples, as numpy arrays, to a number or a dict of numbers.
+            step: Maps (model, batch) to (predictions, targets) of the batch; None: ``model.predict(batch)``, else
+                ``model(inputs)`` with a batch (inputs, targets).
+            batch_size: Samples per rank and forward pass; None: those of a micro batch.
+            collate: Joins a list of samples to a batch.
+            score: Name of the figure whose largest value marks the best checkpoint; None: ``score`` if there is one.
+
+        Raises:
+            ScriptError: the data set, the model's output or the metric's result cannot be used.
+        """
+        if self._updater is None or model is not self._model:
+            raise ScriptError("session.evaluate: expected the model that session.prepare returned")
+        check_dataset(dataset, call="session.evaluate")
+        began, collective = time.perf_counter(), self.collective
+        runner = evaluation.Step(self._module, step or evaluation.predicted)
+        with self._updater.native.averaged():
+            self._module.eval()
+            try:
+                outcome = evaluation.outcome(
+                    self._rank,
+                    runner,
+                    dataset,
+                    micro_batch=batch_size or max(1, self._spec.train.batch_size // collective.size),
+                    collate=collate or trees.collate,
+                    floats=np.float64 if self._spec.train.precision == "fp64" else None,
+                )
+            finally:
+                self._module.train()
+        figures = evaluation.scored(collective, metric, *outcome)
+        loop, progress = self._loop, self.progress
+        best_score = self._records.scored(
+            figures,
+            # In the body of the loop the update in hands is done, but not counted yet.
+            update=progress.update + (loop is not None and loop.has_updated),
+            epoch=progress.epoch,
+            score=score,
+            seconds=time.perf_counter() - began,
+        )
+        if loop is not None and best_score is not None:
+            loop.score = best_score
+        return figures
+
+    def log(self, **values: Any) -> None:
+        """Report values of the current update: numbers or tensors, as means over micro batches and ranks.
+
+        Every rank must log the same names. Tensors are read after the update, so nothing waits for the device here.
+        """
+        if self._loop is None:
+            raise ScriptError("session.log: called outside of the loop of session.batches")
+        self._loop.log(values)
+
+    def print(self, *values: Any) -> None:
+        """Show a line on the terminal of the job, from rank 0 alone."""
+        self._records.report.event("note", message=" ".join(map(str, values)))
+
+    def save(self) -> None:
+        """Save a checkpoint after the current update, in addition to those of the spec. Every rank must call."""
+        if self._loop is None:
+            raise ScriptError("session.save: called outside of the loop of session.batches")
+        self._loop.save_now = True
+
+    # ---------------------------------------------------------------------------------------------- saving and ending
+    def _asked_to_end(self) -> bool:
+        self._records.checkpoints.check()
+        return self._job.stop()
+
+    def _save(self, progress: Progress, score: float | None) -> None:
+        assert self._updater is not None
+        state = self._rank.state(self._model, self._updater.native)
+        self._records.save(state, progress, score=score, spec=self._spec)
+
+    def _finish(self, reason: str) -> None:
+        """Write what is left to write at the end; ``failed``: without the other ranks."""
+        loop, state = self._loop, None
+        if reason == "done" and loop is not None:
+            loop.close()
+            if loop.saved_update != loop.progress.update or loop.score is not None:
+                loop.save()
+        if reason == "done" and self._updater is not None:
+            state = self._rank.state(self._model, self._updater.native)
+        self._records.end(reason, self.progress, spec=self._spec, total_updates=self._total, state=state)
+
+
+def _own_rates(rate_of: RateOf, factors: Sequence[float], update: int) -> Rates:
+    rate = float(rate_of(update))
+    if not math.isfinite(rate) or rate < 0:
+        raise ScriptError(
+            f"session.prepare: the schedule returned {rate} for update {update}; expected a rate of at least 0"
+        )
+    return Rates(rates=[rate * factor for factor in factors])
+
+
+def _is_module(value: Any) -> bool:
+    """Return whether ``value`` is a module of torch or Paddle, without importing either."""
+    return hasattr(value, "named_parameters") and hasattr(value, "state_dict")

@@ -1,0 +1,44 @@
+"""Start users' scripts through the real command line, and read what they have trained."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from mtrain.core.checkpoint import store
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+QUIET = ("-o", "report.plots=false", "report.tensorboard=false")
+
+
+def run(here: Path, *words: str, timeout_s: float = 300) -> "subprocess.CompletedProcess[str]":
+    """Run ``mtrain run`` with ``words`` in the folder ``here``."""
+    line = [sys.executable, "-m", "mtrain", "run", *QUIET, *words]
+    return subprocess.run(line, cwd=here, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def done(here: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run ``mtrain run`` and check that it succeeds."""
+    result = run(here, *words)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result
+
+
+def summary(here: Path, name: str) -> dict:
+    """Return the summary of a run."""
+    return json.loads((here / "runs" / name / "summary.json").read_text())
+
+
+def weights(here: Path, name: str) -> dict:
+    """Return the weights of a run's newest checkpoint."""
+    return dict(store.load(store.newest(here / "runs" / name / "checkpoints")).state.weights)
+
+
+def largest_difference(one: dict, other: dict) -> float:
+    """Return the largest difference between arrays of the same names."""
+    assert one.keys() == other.keys()
+    return max(float(np.abs(one[name].astype(np.float64) - other[name].astype(np.float64)).max()) for name in one)

@@ -1,0 +1,192 @@
+"""`mtrain run SCRIPT`: the same weights for every backend and number of ranks, exact resume, clear refusals."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.script.runs import QUIET, SCRIPTS, done, largest_difference, run, summary, weights
+
+TORCH, PADDLE = str(SCRIPTS / "train_torch.py"), str(SCRIPTS / "train_paddle.py")
+FP64 = ("--precision", "fp64", "--dropout", "0")
+BACKENDS = {
+    "ddp-2": ("--backend", "ddp", "--nproc-per-node", "2"),
+    "ddp-3": ("--backend", "ddp", "--nproc-per-node", "3"),
+    "horovod-3": ("--backend", "horovod", "--nproc-per-node", "3"),
+    "zero0-3": ("--backend", "deepspeed", "--nproc-per-node", "3", "-o", "backend.options.stage=0"),
+    "zero1-3": ("--backend", "deepspeed", "--nproc-per-node", "3", "-o", "backend.options.stage=1"),
+    "zero3-2": ("--backend", "deepspeed", "--nproc-per-node", "2", "-o", "backend.options.stage=3"),
+    "zero3-3": ("--backend", "deepspeed", "--nproc-per-node", "3", "-o", "backend.options.stage=3"),
+}
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory) -> Path:
+    """A folder with the runs of one rank: `torch` and `paddle`, in float64 without dropout."""
+    here = tmp_path_factory.mktemp("one_rank")
+    done(here, "--name", "torch", "--backend", "solo", TORCH, *FP64)
+    done(here, "--name", "paddle", "--backend", "solo", "-o", "backend.options.framework=paddle", PADDLE, *FP64)
+    return here
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_and_number_of_ranks_trains_a_script_to_the_same_weights(backend, one_rank, tmp_path):
+    done(tmp_path, "--name", "many", *BACKENDS[backend], TORCH, *FP64)
+    difference = largest_difference(weights(tmp_path, "many"), weights(one_rank, "torch"))
+    print(f"{backend}: largest difference to one rank {difference:.1e}")
+    assert difference <= 1e-12
+    assert summary(tmp_path, "many")["best"]["accuracy"] == summary(one_rank, "torch")["best"]["accuracy"]
+
+
+def test_fleet_trains_a_script_to_the_same_weights(one_rank, tmp_path):
+    done(tmp_path, "--name", "many", "--backend", "fleet", "--nproc-per-node", "3", PADDLE, *FP64)
+    difference = largest_difference(weights(tmp_path, "many"), weights(one_rank, "paddle"))
+    print(f"fleet-3: largest difference to one rank {difference:.1e}")
+    assert difference <= 1e-12
+
+
+def test_accumulation_on_one_rank_is_two_ranks_bit_for_bit_with_dropout(tmp_path):
+    done(tmp_path, "--name", "one", "--backend", "solo", TORCH, "--no-branches", "--accumulate", "2")
+    done(tmp_path, "--name", "two", "--nproc-per-node", "2", TORCH, "--no-branches", "--accumulate", "1")
+    one, two = weights(tmp_path, "one"), weights(tmp_path, "two")
+    assert one.pop("calls") == 2 * two.pop("calls")
+    assert largest_difference(one, two) == 0
+
+
+def test_a_killed_script_continues_to_the_same_bits(tmp_path):
+    done(tmp_path, "--name", "whole", "--nproc-per-node", "2", TORCH)
+    line = ["--name", "cut", "--nproc-per-node", "2", "-o", "checkpoint.every_updates=4", TORCH, "--delay", "0.1"]
+    job = subprocess.Popen([sys.executable, "-m", "mtrain", "run", *line], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    wait_for(tmp_path / "runs/cut/checkpoints/step-00000012/MANIFEST.json")
+    rank = newest_rank(job.pid)
+    os.kill(rank, signal.SIGKILL)
+    assert job.wait(60) == 1
+    result = done(tmp_path, "--resume", "runs/cut", "--nproc-per-node", "2", TORCH)
+    assert "goes on from" in result.stdout
+    whole, cut = summary(tmp_path, "whole"), summary(tmp_path, "cut")
+    assert (cut["weights_sha256"], cut["ema_sha256"]) == (whole["weights_sha256"], whole["ema_sha256"])
+    assert printed(tmp_path, "cut") == printed(tmp_path, "whole"), "the kept object was not restored"
+
+
+def test_a_script_that_is_asked_to_end_saves_first(tmp_path):
+    line = ["--name", "asked", "--backend", "solo", TORCH, "--delay", "0.1"]
+    job = subprocess.Popen([sys.executable, "-m", "mtrain", "run", *line], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    wait_for(tmp_path / "runs/asked/metrics.jsonl", holding='"kind": "update"')
+    job.terminate()
+    assert job.wait(60) == 143
+    at = summary(tmp_path, "asked")["updates"]
+    assert 0 < at < 30
+    assert (tmp_path / f"runs/asked/checkpoints/step-{at:08d}").is_dir()
+    changed = tmp_path / "changed.py"
+    changed.write_text(f"import sys\nsys.path.insert(0, {str(SCRIPTS)!r})\nimport train_torch\ntrain_torch.main()\n")
+    result = done(tmp_path, "--resume", "runs/asked", "--backend", "solo", str(changed))
+    assert "the script has changed" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("loop", "sentence"),
+    [
+        ("session.log(**({'a': 1.0} if session.rank else {'b': 1.0}))", "log the same names on every rank"),
+        ("if session.rank == 1 and session.progress.update == 2: break", "in the middle of update 2"),
+        ("optimizer.update(loss)\n            if session.rank == 1: break\n            continue", "and others go on"),
+    ],
+    ids=["names", "in the middle", "one rank leaves"],
+)
+def test_ranks_that_go_different_ways_end_with_one_sentence(loop, sentence, tmp_path):
+    script = tmp_path / "apart.py"
+    script.write_text(LOOP.format(scripts=str(SCRIPTS), body=loop))
+    result = run(tmp_path, "--nproc-per-node", "2", str(script), timeout_s=60)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
+
+
+def test_an_error_in_the_script_shows_the_lines_of_the_script_alone(tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text(LOOP.format(scripts=str(SCRIPTS), body="raise ValueError('my own bug')"))
+    result = run(tmp_path, "--nproc-per-node", "2", str(script))
+    assert result.returncode == 1
+    assert "my own bug" in result.stderr
+    assert "broken.py" in result.stderr
+    assert "runpy" not in result.stderr
+
+
+def test_a_script_that_differs_from_the_planned_one_is_refused(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import mtrain\n")
+    plan = done(tmp_path, "--dry-run", "--backend", "solo", str(script)).stdout
+    (tmp_path / "runs/x").mkdir(parents=True)
+    done(tmp_path, "--name", "x", "--backend", "solo", str(script))
+    digest = plan.split("--script-digest ")[1].split()[0]
+    script.write_text("import mtrain  # changed\n")
+    line = [sys.executable, "-m", "mtrain.rank.worker", "--run-dir", "runs/x-2", "--mode", "script"]
+    ended = subprocess.run([*line, "--script-digest", digest, "--", str(script)], cwd=tmp_path, check=False, timeout=60)
+    assert ended.returncode == 2
+    assert "is not the one" in (tmp_path / "runs/x-2/logs/rank-0.log").read_text()
+
+
+LOOP = """
+import sys
+sys.path.insert(0, {scripts!r})
+import torch
+from points import Points
+import mtrain
+
+if __name__ == "__main__":
+    with mtrain.session() as session:
+        model, optimizer = session.prepare(lambda: torch.nn.Linear(8, 2), optimizer=mtrain.SGD(rate=0.1))
+        for inputs, targets in session.batches(Points(64, 0), global_batch=8, epochs=1):
+            loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+            {body}
+            optimizer.update(loss)
+"""
+
+
+def wait_for(path: Path, *, holding: str = "", timeout_s: float = 120) -> None:
+    end = time.monotonic() + timeout_s
+    while not (path.exists() and holding in path.read_text()):
+        assert time.monotonic() < end, f"{path} has not come"
+        time.sleep(0.05)
+
+
+def newest_rank(starter: int) -> int:
+    """Return the process number of a rank below ``starter``."""
+    import psutil
+
+    below = psutil.Process(starter).children(recursive=True)
+    ranks = [
+        process
+        for process in below
+        if "mtrain.rank.worker" in process.cmdline() and "--nnodes=1" not in process.cmdline()
+    ]
+    return ranks[-1].pid
+
+
+def printed(here: Path, name: str) -> str:
+    lines = (here / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [line.partition('"message": ')[2] for line in lines if '"note"' in line and "accuracy" in line][-1]
+
+
+def test_two_hosts_run_a_script_to_the_bits_of_two_ranks_on_one(tmp_path):
+    first, second, one = (tmp_path / name for name in ("first", "second", "one"))
+    for folder in (first, second, one):
+        folder.mkdir()
+    hosts = ["--name", "hosts", "--ips", "127.0.0.1,127.0.0.2"]
+    line = [sys.executable, "-m", "mtrain", "run", *QUIET, *hosts, "--node-rank", "1"]
+    other = subprocess.Popen([*line, TORCH], cwd=second, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    done(first, *hosts, "--node-rank", "0", TORCH)
+    assert other.wait(60) == 0
+    done(one, "--name", "one", "--nproc-per-node", "2", TORCH)
+    assert summary(first, "hosts")["weights_sha256"] == summary(one, "one")["weights_sha256"]
+
+    other = subprocess.Popen(
+        [*line, TORCH, "--epochs", "1"], cwd=second, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    result = run(first, *hosts, "--node-rank", "0", TORCH, timeout_s=60)
+    assert result.returncode == 2
+    assert "script.arguments" in result.stderr
+    assert other.wait(60) == 2

@@ -1,0 +1,300 @@
+"""`mtrain.session` in one process: what a script may do, and the sentence for what it may not."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import mtrain
+from mtrain.cli.run import run as run_command
+from mtrain.cli.run import split_at_script
+from mtrain.errors import CheckpointError, ScriptError
+from mtrain.script import evaluation, kept, trees
+from mtrain.script.samples import Samples
+from mtrain.script.settings import changed, refuse_contradictions
+from mtrain.spec import config
+from tests.script.runs import SCRIPTS
+
+sys.path.insert(0, str(SCRIPTS))
+from points import Plain, Points, accuracy
+
+LOOP = {"global_batch": 8, "epochs": 1}
+
+
+@pytest.fixture
+def torch(monkeypatch, tmp_path):
+    """torch, in an empty folder."""
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    return torch
+
+
+def prepared(torch, session, **settings):
+    settings = {"optimizer": mtrain.SGD(rate=0.1), **settings}
+    return session.prepare(lambda: torch.nn.Linear(8, 2), **settings)
+
+
+def loss_of(torch, model, batch):
+    inputs, targets = batch
+    return torch.nn.functional.cross_entropy(model(inputs), targets)
+
+
+def nested(torch, session):
+    with mtrain.session():
+        pass
+
+
+def update_twice(torch, session):
+    model, optimizer = prepared(torch, session)
+    for batch in session.batches(Points(64, 0), **LOOP):
+        optimizer.update(loss_of(torch, model, batch))
+        optimizer.update(loss_of(torch, model, batch))
+
+
+def update_never(torch, session):
+    prepared(torch, session)
+    for _ in session.batches(Points(64, 0), **LOOP):
+        pass
+
+
+def updated_with(make):
+    def misuse(torch, session):
+        model, optimizer = prepared(torch, session)
+        for batch in session.batches(Points(64, 0), **LOOP):
+            optimizer.update(make(torch, loss_of(torch, model, batch)))
+
+    return misuse
+
+
+def trained_on(data, **settings):
+    def misuse(torch, session):
+        model, optimizer = prepared(torch, session)
+        for batch in session.batches(data, **({**LOOP, **settings})):
+            optimizer.update(loss_of(torch, model, batch))
+
+    return misuse
+
+
+def evaluated(**settings):
+    def misuse(torch, session):
+        model, _ = prepared(torch, session)
+        session.evaluate(model, Plain(20, 1), **({"metric": accuracy, **settings}))
+
+    return misuse
+
+
+class Unrepeatable(Points):
+    def __getitem__(self, index):
+        own = np.random.Generator(np.random.PCG64())
+        return self.inputs[index] + own.normal(size=8).astype(np.float32), self.targets[index]
+
+
+class Shrinking(Points):
+    def __init__(self, length, seed):
+        super().__init__(length, seed)
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return len(self.inputs) - self.epoch
+
+
+class Ragged(Points):
+    def __getitem__(self, index):
+        return self.inputs[index][: 4 + index % 3], self.targets[index]
+
+
+class Texts:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return "text"
+
+
+MISUSES = {
+    "a second session": (nested, "has a session already"),
+    "a module": (lambda torch, s: s.prepare(torch.nn.Linear(8, 2)), "give a function that builds it"),
+    "no module": (lambda torch, s: s.prepare(lambda: 3), "`build` returned a int"),
+    "a native optimizer": (
+        lambda torch, s: prepared(torch, s, optimizer=torch.optim.SGD([torch.zeros(1)], lr=1.0)),
+        "expected a rule such as mtrain.AdamW",
+    ),
+    "prepare twice": (lambda torch, s: [prepared(torch, s), prepared(torch, s)], "called twice"),
+    "a negative limit": (lambda torch, s: prepared(torch, s, clip_norm=-1.0), "session.prepare: train.clip_norm"),
+    "an unknown precision": (lambda torch, s: prepared(torch, s, precision="fp8"), "'fp32', 'bf16', 'fp16' or 'fp64'"),
+    "a number as schedule": (lambda torch, s: prepared(torch, s, schedule=0.1), "expected a curve"),
+    "a schedule that is no rate": (
+        lambda torch, s: [
+            prepared(torch, s, schedule=lambda update: -1.0),
+            [s._updater.update(loss_of(torch, s._model, b)) for b in s.batches(Points(64, 0), **LOOP)],
+        ],
+        "the schedule returned -1.0 for update 0",
+    ),
+    "batches before prepare": (lambda torch, s: s.batches(Points(64, 0), **LOOP), "called before session.prepare"),
+    "update outside": (lambda torch, s: prepared(torch, s)[1].update(torch.zeros(())), "outside of"),
+    "log outside": (lambda torch, s: s.log(a=1), "outside of the loop"),
+    "update twice": (update_twice, "called twice for one batch (update 0, micro batch 0 of 1)"),
+    "no update": (update_never, "was not called for the batch of update 0"),
+    "a loss per sample": (updated_with(lambda torch, loss: loss.expand(3)), "expected a single number"),
+    "a dict as loss": (updated_with(lambda torch, loss: {"total": loss}), "the loss is a dict with total"),
+    "a float as loss": (updated_with(lambda torch, loss: loss.item()), "the loss is a float"),
+    "a detached loss": (updated_with(lambda torch, loss: loss.detach()), "carries no gradient"),
+    "no batch size": (trained_on(Points(64, 0), global_batch=None), "no global_batch given"),
+    "no length": (trained_on(Points(64, 0), epochs=None), "no length given"),
+    "two lengths": (trained_on(Points(64, 0), updates=3), "epochs and updates are both given"),
+    "a batch too large": (trained_on(Points(64, 0), global_batch=65), "use at most 64"),
+    "a short order": (trained_on(Points(64, 0), order=lambda epoch: [1, 2]), "gave 2 numbers for epoch 0"),
+    "a stream": (trained_on(iter([1, 2])), "has no __len__"),
+    "no arrays": (trained_on(Texts()), "holds no array and no tensor"),
+    "samples of different shapes": (trained_on(Ragged(64, 0)), "different shapes"),
+    "samples that cannot be repeated": (trained_on(Unrepeatable(64, 0)), "differs when it is read twice"),
+    "a length that changes": (trained_on(Shrinking(65, 0), epochs=2), "has 64 in epoch 1"),
+    "a metric that returns text": (evaluated(metric=lambda p, t: "good"), "expected a number"),
+    "a metric that fails": (evaluated(metric=lambda p, t: 1 / 0), "ZeroDivisionError"),
+    "no pair": (evaluated(step=lambda model, batch: model(batch[0])), "expected the pair"),
+    "a number for a batch": (evaluated(step=lambda m, b: (m(b[0]).sum(), b[1])), "one prediction per sample"),
+    "an unknown score": (evaluated(score="f1"), "the metric has accuracy"),
+    "an object without state": (lambda torch, s: s.keep("x", object()), "has no state_dict()"),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_misuse_is_one_sentence_that_says_what_to_do(name, torch):
+    misuse, sentence = MISUSES[name]
+    with pytest.raises(ScriptError) as caught, mtrain.session() as session:
+        misuse(torch, session)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_session_can_follow_another_one(torch):
+    for _ in range(2):
+        with mtrain.session() as session:
+            model, optimizer = prepared(torch, session)
+            for batch in session.batches(Points(64, 0), **LOOP):
+                optimizer.update(loss_of(torch, model, batch))
+            assert session.progress.update == 8
+
+
+def test_a_plain_loop_of_torch_is_repeated_bit_for_bit(torch):
+    data = Plain(64, 0)
+    order = np.random.default_rng(0).permutation(64)
+    torch.manual_seed(0)
+    own = torch.nn.Linear(8, 2)
+    native = torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.9)
+    for update in range(8):
+        batch = [torch.from_numpy(x) for x in trees.collate([data[i] for i in order[update * 8 :][:8]])]
+        native.zero_grad()
+        loss_of(torch, own, batch).backward()
+        native.step()
+    with mtrain.session() as session:
+        model, optimizer = prepared(torch, session, optimizer=mtrain.SGD(rate=0.1, momentum=0.9))
+        for batch in session.batches(data, order=lambda epoch: order, **LOOP):
+            optimizer.update(loss_of(torch, model, batch))
+        assert torch.equal(model.weight, own.weight)
+        assert torch.equal(model.bias, own.bias)
+
+
+def test_a_rate_can_be_a_function_of_the_update(torch):
+    with mtrain.session() as session:
+        model, optimizer = prepared(torch, session, schedule=lambda update: 0.0 if update < 4 else 0.1)
+        start = model.weight.detach().clone()
+        for batch in session.batches(Points(64, 0), **LOOP):
+            optimizer.update(loss_of(torch, model, batch))
+            assert torch.equal(start, model.weight) == (session.progress.update < 4)
+
+
+def test_predictions_are_joined_in_the_order_of_the_samples_and_count_once():
+    class Gathered:
+        rank, size = 0, 2
+
+        def all_gather(self, value):
+            other = [([2, 3], (np.array([[2.0], [3.0]]), {"t": np.array([2, 3])})), ([0, 1], value[0][1])]
+            return [value, other]
+
+    own = [([0, 1], (np.array([[0.0], [1.0]]), {"t": np.array([0, 1])}))]
+    predictions, targets = evaluation.gathered(Gathered(), own)
+    assert predictions.tolist() == [[0.0], [1.0], [2.0], [3.0]]
+    assert targets["t"].tolist() == [0, 1, 2, 3]
+
+
+def test_kept_state_comes_back_as_it_was():
+    state = {"n": 3, "f": 0.1, 7: [np.arange(6, dtype=np.int16).reshape(2, 3), (None, "text", True)]}
+    plain = kept.as_plain(state, name="x")
+    import json
+
+    back = kept.from_plain(json.loads(json.dumps(plain)), tensor=lambda array: array)
+    assert back["n"] == 3
+    assert back["f"] == 0.1
+    assert back[7][0].dtype == np.int16
+    assert back[7][0].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert back[7][1] == (None, "text", True)
+    with pytest.raises(ScriptError, match="holds a set"):
+        kept.as_plain({1: {2}}, name="x")
+
+
+def test_an_unknown_kept_name_is_refused_when_a_job_is_resumed():
+    from types import SimpleNamespace
+
+    from mtrain.script.records import Records
+
+    saved = SimpleNamespace(meta={"extra": {"kept": {"a": {"dict": []}}}})
+    records = SimpleNamespace(_kept={}, _saved=saved)
+    thing = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+    with pytest.raises(CheckpointError, match="it has a"):
+        Records.keep(records, "b", thing)
+
+
+def test_batches_of_any_shape_are_taken_apart_and_joined_again():
+    batch = {"x": np.ones((2, 3), np.float32), "more": [np.zeros(2, np.int64), ("text", 5)]}
+    arrays, structure = trees.flattened(batch, floats=np.float64)
+    assert {name: array.dtype.str for name, array in arrays.items()} == {"x": "<f8", "more.0": "<i8"}
+    back = trees.rebuilt(structure, arrays)
+    assert back["more"][1] == ("text", 5)
+    assert back["x"] is arrays["x"]
+
+
+def test_samples_do_not_depend_on_what_was_read_before():
+    def samples():
+        return Samples(
+            Points(16, 0), global_batch=4, seed=1, order=None, collate=None, seed_framework=lambda seed: None
+        )
+
+    one, other = samples(), samples()
+    for index in (3, 1, 2):
+        other.sample(0, index)
+    assert trees.equal(one.sample(2, 5), other.sample(2, 5))
+    assert not trees.equal(one.sample(2, 5), one.sample(3, 5))
+
+
+def test_a_script_does_not_silently_win_over_a_flag():
+    spec = changed(config.load("script", environ={}).spec, {"train.clip_norm": 5.0})
+    refuse_contradictions(spec, frozenset({"train.clip_norm"}), {"train.clip_norm": 5.0}, call="session.prepare")
+    refuse_contradictions(spec, frozenset(), {"train.clip_norm": 1.0}, call="session.prepare")
+    with pytest.raises(ScriptError, match=r"sets train.clip_norm to 1.0, but this job was started with .* 5.0"):
+        refuse_contradictions(spec, frozenset({"train.clip_norm"}), {"train.clip_norm": 1.0}, call="session.prepare")
+
+
+@pytest.mark.parametrize(
+    ("line", "own", "rest"),
+    [
+        (["a.py", "-o", "x=1"], [], ["a.py", "-o", "x=1"]),
+        (["--backend", "solo", "a.py", "--epochs", "3"], ["--backend", "solo"], ["a.py", "--epochs", "3"]),
+        (["-o", "a=1", "b=2", "a.py"], ["-o", "a=1", "b=2"], ["a.py"]),
+        (["--resume", "a.py"], ["--resume=auto"], ["a.py"]),
+        (["--resume", "runs/x", "a.py"], ["--resume", "runs/x"], ["a.py"]),
+        (
+            ["--nproc_per_node=2", "--dry-run", "a.py", "--", "b"],
+            ["--nproc_per_node=2", "--dry-run"],
+            ["a.py", "--", "b"],
+        ),
+        (["--", "a.py"], [], ["a.py"]),
+    ],
+)
+def test_the_first_word_that_is_no_flag_is_the_script(line, own, rest):
+    assert split_at_script(line, run_command.params) == (own, rest)
