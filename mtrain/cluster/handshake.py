@@ -1,26 +1,22 @@
 """Mutual authentication: two hosts prove that they know a cluster's secret before either sends anything about a job.
 
-Each end sends a fresh nonce, then an HMAC-SHA-256 of both nonces and of its own role, "joins" or "leads". The role
-keeps a proof from being reflected to its sender, and the nonces keep it from being replayed later. The secret itself is
-never sent. Messages that follow on the connection are neither authenticated nor encrypted.
+``system.mutual_authentication`` makes and checks the proofs; the secret itself is never sent. Messages that follow on the
+connection are neither authenticated nor encrypted.
 """
 
 import asyncio
-import hmac
 import json
-import secrets
 import socket
 from contextlib import suppress
 from typing import Any
 
 from mtrain.cluster.farewell import Farewell
 from mtrain.system.job_secret import CLUSTER_VARIABLE
+from mtrain.system.mutual_authentication import End
 
 HANDSHAKE_EVENT = "proof"
 """Event name of every handshake message. A peer without the secret that receives one learns that this cluster requires
 it."""
-NONCE_BYTES = 32
-"""Length of a nonce."""
 MAX_MESSAGE_BYTES = 4096
 """Largest handshake message. A heartbeat or an unauthenticated hello may arrive in its place and must fit too."""
 PROVE_S = 5.0
@@ -45,17 +41,16 @@ async def prove(connection: socket.socket, secret: str, *, joins: bool) -> None:
         OSError: the connection failed.
     """
     connection.settimeout(0.0)
-    own = secrets.token_hex(NONCE_BYTES)
+    end = End(secret.encode(errors="surrogateescape"), "joins" if joins else "leads")
     try:
         async with asyncio.timeout(PROVE_S):
-            await _send(connection, {"event": HANDSHAKE_EVENT, "nonce": own})
+            await _send(connection, {"event": HANDSHAKE_EVENT, "nonce": end.nonce})
             theirs = str((await _receive(connection)).get("nonce"))
-            await _send(connection, {"event": HANDSHAKE_EVENT, "seal": _seal(secret, own, theirs, joins=joins)})
+            await _send(connection, {"event": HANDSHAKE_EVENT, "seal": end.proof(theirs)})
             proof = str((await _receive(connection)).get("seal"))
     except TimeoutError:
         raise TimeoutError("timed out") from None
-    expected = _seal(secret, theirs, own, joins=not joins)
-    if not hmac.compare_digest(expected.encode(), proof.encode(errors="replace")):
+    if not end.accepts(theirs, proof):
         raise Unproven(f"it has another {CLUSTER_VARIABLE}; {REMEDY}")
 
 
@@ -69,12 +64,6 @@ async def refuse(connection: socket.socket, reason: str) -> None:
             remaining_bytes = MAX_DRAINED_BYTES
             while remaining_bytes > 0 and (part := await asyncio.get_running_loop().sock_recv(connection, 1 << 16)):
                 remaining_bytes -= len(part)
-
-
-def _seal(secret: str, own: str, other: str, *, joins: bool) -> str:
-    """Return the proof of the end whose nonce is ``own``, in hexadecimal."""
-    part = "joins" if joins else "leads"
-    return hmac.new(secret.encode(errors="surrogateescape"), f"{part} {own} {other}".encode(), "sha256").hexdigest()
 
 
 async def _send(connection: socket.socket, message: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ The callables are passed in as ``Hooks``, so that the loop depends on none of th
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -121,7 +121,7 @@ class Trainer:
         """Train to the end of the epoch that ``progress`` is in, or of the job if that comes first."""
         job, epoch = self.job, progress.epoch
         micro_batches = job.loader.micro_batches(epoch, progress.position)
-        with closing(_Closable(job.session.batches(micro_batches))) as batches:
+        with closing(closable(job.session.batches(micro_batches))) as batches:
             while progress.epoch == epoch and progress.update < job.total_updates:
                 progress, stop, save = self.run_update(batches, progress)
                 progress = self._after_update(
@@ -253,14 +253,9 @@ class Trainer:
         return patience is not None and progress.epochs_without_gain >= patience
 
 
-class _Closable(Iterator[Batch]):
-    """Gives any iterator a ``close`` method, which ``contextlib.closing`` requires and only generators have."""
+def closable(items: Iterator[Batch]) -> Generator[Batch, None, None]:
+    """Yield the items, and close their iterator when this one is closed, if it can be closed.
 
-    def __init__(self, inside: Iterator[Batch]) -> None:
-        self._inside = inside
-
-    def __next__(self) -> Batch:
-        return next(self._inside)
-
-    def close(self) -> None:
-        getattr(self._inside, "close", lambda: None)()
+    Sessions of other projects may return iterators without ``close``, which ``contextlib.closing`` requires.
+    """
+    yield from items

@@ -366,8 +366,11 @@ def _import(entry: Entry, policy: Policy) -> Any:
 
     point = importlib.metadata.EntryPoint(entry.name, entry.target, f"mtrain.{entry.kind}")
 
+    # stevedore finds the entry points of installed distributions alone, and keeps them for the whole process and in a
+    # file below ~/.cache (seen in 5.10). A plugin that plugins.toml declares has none, a pinned distribution must win, and
+    # sys.path may grow: so the entry point is chosen here, through the public method that lists them.
     class Chosen(DriverManager):  # type: ignore[type-arg]  # generic at run time in newer versions only
-        """Loads the entry point that the policy chose. stevedore's own cache of entry points can be out of date."""
+        """Loads the entry point that the policy chose."""
 
         def list_entry_points(self) -> list[importlib.metadata.EntryPoint]:
             return [point]

@@ -1,6 +1,7 @@
 """Check the collective operations, and the path of data to the ranks."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from mtrain.core import ops
 from mtrain.core.collective import barrier, broadcast, mean
 from mtrain.core.interfaces import Array, HostBatch, Tensor
+from mtrain.core.trainer import closable
 from mtrain.testing.check_context import Site
 from mtrain.testing.checks import Measure, none_of
 
@@ -121,9 +123,8 @@ def batches(site: Site) -> list[Measure]:
     for i, (a, b) in enumerate(zip(loader_batches, arrays, strict=False)):
         problems += [f"{n} of micro batch {i}" for n in a if n not in b or not np.array_equal(a[n], b[n])]
         problems += [f"type of {n}" for n in a if n in b and a[n].dtype != b[n].dtype]
-    stream = session.batches(iter(loader_batches))
-    next(stream)
-    getattr(stream, "close", lambda: None)()  # as in a job that ends within an epoch
+    with closing(closable(session.batches(iter(loader_batches)))) as stream:  # as in a job that ends within an epoch
+        next(stream)
     return [none_of("wrong micro batches", problems)]
 
 

@@ -130,7 +130,7 @@ class TestChannel:
             with pytest.raises(PeerLost, match="rank 0 was not reached"):
                 Channel(1, 2, address=impostor.getsockname()[:2], timeout_s=0.5, secret="ours").all_gather("private")
             thread.join()
-        assert len(b"".join(heard)) == 4 + 4 + 32 + 32  # length, rank, nonce, proof: nothing more
+        assert len(b"".join(heard)) == 4 + len("1:") + 64 + len(" ") + 64  # length, rank, nonce, proof: nothing more
 
     def test_a_message_that_was_changed_on_its_way_is_refused(self):
         def work(channel: Channel, rank: int) -> object:

@@ -6,7 +6,6 @@ update.
 """
 
 import hmac
-import secrets
 import socket
 import struct
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 from mtrain.core.serialization import packed, unpacked
 from mtrain.errors import LaunchError
+from mtrain.system.mutual_authentication import End, named_nonce, seal
 
 T = TypeVar("T")
 Address = tuple[str, int]
@@ -24,7 +24,8 @@ RETRY_S = 0.05
 """Interval between two attempts to reach rank 0 while it starts."""
 HELLO_S = 10.0
 """Time that a peer has to identify itself after connecting."""
-NONCE_BYTES = 32
+MAX_HELLO_BYTES = 256
+"""Largest message of the handshake."""
 SEAL_BYTES = 32
 """Length of a seal, which is an HMAC with SHA-256."""
 
@@ -54,7 +55,7 @@ class Channel:
         """
         self._rank = rank
         self._timeout_s = timeout_s
-        key = _sealed(secret.encode(), f"mtrain {address[0]}:{address[1]} {size}".encode())
+        key = seal(secret.encode(), f"mtrain {address[0]}:{address[1]} {size}".encode())
         meet = _accept if rank == 0 else _reach
         self._peers = meet(address, key, rank=rank, size=size, limit=monotonic() + timeout_s)
         for peer in self._peers.values():
@@ -135,10 +136,10 @@ class Peer:
             TimeoutError: The other end did not take it within the limit of ``wait_at_most``.
             OSError: The connection is lost.
         """
-        seal = _sealed(self.key, self.direction + struct.pack("!Q", self.sent) + content)
+        sealed = seal(self.key, self.direction + struct.pack("!Q", self.sent) + content)
         self.sent += 1
         try:
-            self.connection.send_bytes(seal + content)
+            self.connection.send_bytes(sealed + content)
         except BlockingIOError as error:
             raise TimeoutError from error
 
@@ -158,7 +159,7 @@ class Peer:
             raise TimeoutError from error
         content = message[SEAL_BYTES:]
         their_direction = b"up" if self.direction == b"down" else b"down"
-        expected = _sealed(self.key, their_direction + struct.pack("!Q", self.received) + content)
+        expected = seal(self.key, their_direction + struct.pack("!Q", self.received) + content)
         if not hmac.compare_digest(message[:SEAL_BYTES], expected):
             raise Stranger("a message was changed on its way")
         self.received += 1
@@ -173,11 +174,6 @@ class Peer:
     def close(self) -> None:
         """Close the connection."""
         self.connection.close()
-
-
-def _sealed(key: bytes, content: bytes) -> bytes:
-    """Return the seal (HMAC) of ``content``."""
-    return hmac.digest(key, content, "sha256")
 
 
 def _accept(address: Address, key: bytes, *, rank: int, size: int, limit: float) -> dict[int, Peer]:
@@ -212,22 +208,18 @@ def _accept(address: Address, key: bytes, *, rank: int, size: int, limit: float)
 
 def _authenticated_rank(connection: "Connection[bytes, bytes]", key: bytes, size: int) -> tuple[int, Peer] | None:
     """Run rank 0's side of the handshake; return (rank, peer), or None if the other end is no rank of this job."""
+    end = End(key, "leads")
     try:
-        challenge = secrets.token_bytes(NONCE_BYTES)
-        connection.send_bytes(challenge)
-        hello = connection.recv_bytes(4 + NONCE_BYTES + SEAL_BYTES) if connection.poll(HELLO_S) else b""
-        identity, proof = hello[:-SEAL_BYTES], hello[-SEAL_BYTES:]
-        if len(identity) != 4 + NONCE_BYTES or not hmac.compare_digest(
-            proof, _sealed(key, b"hello" + challenge + identity)
-        ):
+        connection.send_bytes(end.nonce.encode())
+        hello = connection.recv_bytes(MAX_HELLO_BYTES) if connection.poll(HELLO_S) else b""
+        nonce, _, proof = hello.decode(errors="replace").partition(" ")
+        if not end.accepts(nonce, proof):
             return None
-        number = int.from_bytes(identity[:4], "big")
-        connection.send_bytes(_sealed(key, b"welcome" + challenge + identity))
+        connection.send_bytes(end.proof(nonce).encode())
     except (EOFError, OSError):
         return None
-    return (
-        (number, Peer(connection, _sealed(key, b"talk" + challenge + identity), b"down")) if 0 < number < size else None
-    )
+    number = int(nonce.partition(":")[0])
+    return (number, Peer(connection, end.session_key(nonce), b"down")) if 0 < number < size else None
 
 
 def _reach(address: Address, key: bytes, *, rank: int, size: int, limit: float) -> dict[int, Peer]:
@@ -252,17 +244,17 @@ def _reach(address: Address, key: bytes, *, rank: int, size: int, limit: float) 
 def _authenticated_root(connection: "Connection[bytes, bytes]", key: bytes, *, rank: int, limit: float) -> Peer:
     """Run the other ranks' side of the handshake: identify this rank, and verify that rank 0 of this job answers."""
 
-    def read(length: int) -> bytes:
+    def read() -> str:
         if not connection.poll(max(0.0, limit - monotonic())):
             raise TimeoutError("no answer")
-        return connection.recv_bytes(length)
+        return connection.recv_bytes(MAX_HELLO_BYTES).decode(errors="replace")
 
-    challenge = read(NONCE_BYTES)
-    identity = rank.to_bytes(4, "big") + secrets.token_bytes(NONCE_BYTES)
-    connection.send_bytes(identity + _sealed(key, b"hello" + challenge + identity))
-    if not hmac.compare_digest(read(SEAL_BYTES), _sealed(key, b"welcome" + challenge + identity)):
+    end = End(key, "joins", named_nonce(str(rank)))
+    nonce = read()
+    connection.send_bytes(f"{end.nonce} {end.proof(nonce)}".encode())
+    if not end.accepts(nonce, read()):
         raise Stranger("what answers there does not know the secret of this job")
-    return Peer(connection, _sealed(key, b"talk" + challenge + identity), b"up")
+    return Peer(connection, end.session_key(nonce), b"up")
 
 
 def _connection(connected: socket.socket) -> "Connection[bytes, bytes]":
