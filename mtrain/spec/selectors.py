@@ -33,13 +33,13 @@ def settle_options(layers: Layers, *, policy: plugins.Policy) -> list[str]:
         chosen = layers.get(selector.path)
         if not isinstance(chosen, str):
             continue
-        former, origin = _former(layers, selector.path)
-        if former is None or former == chosen:
+        former, replaced, origin = _former(layers, selector.path)
+        if former is None:
             continue
         stale = [
             path for path in _unknown_options(layers, selector, chosen, policy) if _is_weaker(layers, path, origin)
         ]
-        if selector.path == DATA and former != _default(DATA):
+        if selector.path == DATA and replaced is not None:
             stale = [
                 path for path in OF_A_FORMAT if layers.get(path) is not None and _is_weaker(layers, path, origin)
             ] + stale
@@ -59,16 +59,18 @@ def _unknown_options(layers: Layers, selector: Selector, name: str, policy: plug
     return [(*selector.options, option) for option in options if option not in known]
 
 
-def _former(layers: Layers, path: Path) -> tuple[Any, Origin]:
-    """Return the value that the present one of ``path`` replaced, and the origin of the replacement.
+def _former(layers: Layers, path: Path) -> tuple[Any, Origin | None, Origin]:
+    """Return the value that the present one of ``path`` replaced, its origin, and that of the replacement.
 
-    The default counts as the weakest value; None: the present value is the default, and no other was given.
+    The default counts as the weakest value, with the origin None. The value is None where the present one is the
+    default and no other was given.
     """
-    values = [(_default(path), Origin("default")), *layers.choices(path)]
+    values: list[tuple[Any, Origin | None]] = [(_default(path), None), *layers.choices(path)]
     position = len(values) - 1
     while position and values[position - 1][0] == values[-1][0]:
         position -= 1
-    return (values[position - 1][0] if position else None), values[position][1]
+    former, replaced = values[position - 1] if position else (None, None)
+    return former, replaced, values[position][1] or Origin("default")
 
 
 def _default(path: Path) -> Any:

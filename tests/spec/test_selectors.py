@@ -175,6 +175,15 @@ def test_options_that_the_new_plugin_does_not_have_are_left_out(text, override, 
     assert loaded.spec.model.options == ({"confidence": 0.2} if path == "model.name" else {})
 
 
+@pytest.mark.parametrize(("given", "train"), [("format: digits, ", None), ("", "a.json")])
+def test_paths_of_a_data_format_are_left_out_only_where_that_format_was_given(given, train):
+    Path("base.yml").write_text(f"data: {{{given}train: a.json}}\n")
+    Path("a.yml").write_text("_BASE_: base.yml\ndata: {format: coco}\n")
+    loaded = load("a.yml")
+    assert loaded.spec.data.train == train
+    assert len(loaded.notes) == (train is None)
+
+
 def test_options_beside_the_new_plugin_are_refused_and_so_are_those_of_the_same_plugin():
     Path("base.yml").write_text("model: {name: yolov5n, options: {boxx: 1}}\n")
     Path("a.yml").write_text("_BASE_: base.yml\nmodel: {name: ppyoloe_s, options: {box: 0.1}}\n")
