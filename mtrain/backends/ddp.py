@@ -52,16 +52,13 @@ class DDP(TorchBackend):
 
     @override
     def __enter__(self) -> DdpEngine:
-        # This module's functions bind the default group that exists at import time as a default argument. DDP imports
-        # the module; if that happened after the group is made, it would keep the group and its threads alive beyond
-        # __exit__.
-        import torch.distributed.nn.functional  # noqa: F401
         from torch import distributed as dist
 
-        from mtrain.backends._torch import device, group
+        from mtrain.backends._torch import device, group, internals
         from mtrain.backends._torch.collective import DistributedCollective
         from mtrain.backends._torch.ddp_engine import DdpEngine
 
+        internals.import_before_joining()
         local_rank = dist.get_node_local_rank(fallback_rank=0)
         target = device.choose(
             self.options.device, local_rank=local_rank, tf32=self.options.tf32, keep=self.options.keep_memory

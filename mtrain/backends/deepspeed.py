@@ -70,13 +70,12 @@ class DeepSpeed(TorchBackend):
 
     @override
     def __enter__(self) -> ZeroEngine:
-        # As in backend ddp: if this module were imported after the group is made, it would keep the group alive.
-        import torch.distributed.nn.functional  # noqa: F401
         from torch import distributed as dist
 
         from mtrain.backends._deepspeed import library
-        from mtrain.backends._torch import device, group
+        from mtrain.backends._torch import device, group, internals
 
+        internals.import_before_joining()
         options = self.options
         local_rank = dist.get_node_local_rank(fallback_rank=0)
         target = device.choose(options.device, local_rank=local_rank, tf32=options.tf32, keep=options.keep_memory)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.backends._paddle import kernels, paddle
+from mtrain.backends._paddle import internals, paddle
 from mtrain.backends._paddle.flat import Flat
 from mtrain.core.interfaces import Rates
 from mtrain.errors import SpecError
@@ -29,19 +29,19 @@ def test_compiling_is_refused_before_the_model_is_built(session: Any) -> None:
 def test_the_norm_is_exact_for_many_numbers(dtype: str) -> None:
     numbers = np.random.default_rng(0).normal(size=4_000_000).astype(dtype)
     expected = math.sqrt(float(np.square(numbers, dtype=np.float64).sum()))
-    actual = kernels.norm([paddle.to_tensor(part) for part in np.split(numbers, 4)])
+    actual = internals.norm([paddle.to_tensor(part) for part in np.split(numbers, 4)])
     assert actual == pytest.approx(expected, rel=1e-6 if dtype == "float32" else 1e-13)
 
 
 def test_the_norm_of_nothing_is_0_and_of_what_is_not_finite_is_not() -> None:
-    assert kernels.norm([]) == 0
-    assert math.isinf(kernels.norm([paddle.to_tensor([1.0, -math.inf])]))
-    assert math.isnan(kernels.norm([paddle.to_tensor([1.0, math.nan])]))
+    assert internals.norm([]) == 0
+    assert math.isinf(internals.norm([paddle.to_tensor([1.0, -math.inf])]))
+    assert math.isnan(internals.norm([paddle.to_tensor([1.0, math.nan])]))
 
 
 def test_factors_are_exact_in_float64() -> None:
     x, y = paddle.to_tensor([1.0, 2.0], "float64"), paddle.to_tensor([3.0, 1e-3], "float64")
-    kernels.add_(x, 0.1, y)
+    internals.add_(x, 0.1, y)
     assert x.tolist() == [1.0 + 0.1 * 3.0, 2.0 + 0.1 * 1e-3]
 
 

@@ -5,18 +5,15 @@ import os
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 
-from mtrain.backends._deepspeed.library import attributes
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._torch import rules
 from mtrain.backends._torch.engine import channels_last as lay_channels_last
@@ -179,16 +176,6 @@ def test_a_weight_channels_last_has_the_strides_of_the_engine() -> None:
         assert torch.equal(ours, model[0])
 
 
-def test_what_a_layer_returns_may_have_slots() -> None:
-    @dataclass(frozen=True, slots=True)
-    class Returned:
-        scores: int
-        boxes: int
-
-    assert attributes(Returned(1, 2)) == {"scores": 1, "boxes": 2}
-    assert attributes(SimpleNamespace(scores=1)) == {"scores": 1}
-
-
 def test_parts_cover_an_array() -> None:
     assert spans_of(10, [0, 4, 8, 12]) == ((0, 4), (4, 8), (8, 10))
     assert spans_of(10, [-20, -8, 4, 16]) == ((0, 0), (0, 4), (4, 10))
@@ -271,7 +258,7 @@ def test_gradients_in_float64_are_reduced_in_stage_0() -> None:
         library.load("cpu")
         warnings.simplefilter("ignore")
         from deepspeed.runtime.engine import split_half_float_double_sparse
-        from mtrain.backends._deepspeed.float64 import engines_in_float64
+        from mtrain.backends._deepspeed.internals import engines_in_float64
         with engines_in_float64():
             pass
         _, buckets = split_half_float_double_sparse([torch.zeros(2, dtype=torch.float64), torch.zeros(3)])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mtrain.backends._deepspeed import library
+from mtrain.backends._deepspeed import internals, library
 from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
@@ -47,7 +47,7 @@ class ZeroEngine(TorchEngine):
         if not trained:
             raise SpecError(f"train.freeze: {list(recipe.frozen)} leaves no parameter to train; freeze fewer")
         double = recipe.precision == "fp64"
-        with _float64() if double else nullcontext():
+        with internals.engines_in_float64() if double else nullcontext():
             engine = engine_of(model, list(trained.values()), config)
         if recipe.channels_last and self._sharding.stage == 0:
             # Only now: the broadcast in DeepSpeed's initialisation accepts contiguous weights only.
@@ -178,24 +178,11 @@ class ZeroEngine(TorchEngine):
         """Drop DeepSpeed's engines and all process groups. The models cannot train afterwards."""
         for engine, exchange in self._engines:
             exchange.abandon()
-            parameters = [*engine.module.parameters()]
-            zero = engine.optimizer
-            engine.destroy()
-            for holder in (getattr(zero, "parameter_offload", None), zero, engine):
-                if holder is not None:
-                    vars(holder).clear()
-            for parameter in parameters:
-                vars(parameter).clear()
+            internals.dissolve(engine)
         self._engines.clear()
         # Hooks and engines refer to each other. Until the collector frees them, a process group keeps its threads.
         gc.collect()
         super().close()
-
-
-def _float64() -> Any:
-    from mtrain.backends._deepspeed.float64 import engines_in_float64
-
-    return engines_in_float64()
 
 
 def _of_moment(moments: Mapping[str, Tensor], moment: str) -> dict[str, Tensor]:

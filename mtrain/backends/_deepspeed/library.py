@@ -48,19 +48,11 @@ def load(device: str) -> ModuleType:
 
 def start(*, backend: str, timeout: timedelta) -> None:
     """Make DeepSpeed communicate over torch's default process group, which must exist."""
-    import deepspeed
     from deepspeed import comm
-    from deepspeed.runtime.zero import parameter_offload
 
-    # On the CPU, DeepSpeed (0.19.8) would compile this operator for inference at the first start on each machine, which
-    # takes minutes.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    from mtrain.backends._deepspeed import internals
 
-    # In stage 3, DeepSpeed (0.19.8) searches a layer's output for weights with vars(), which fails for dataclasses with
-    # slots. A module attribute of that name shadows the built-in function.
-    vars(parameter_offload)["vars"] = attributes
-    # DeepSpeed calls torch's collectives by their deprecated names.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    internals.prepare_start()
     comm.init_distributed(dist_backend=backend, timeout=timeout, auto_mpi_discovery=False, verbose=False)
 
 
@@ -89,21 +81,9 @@ def stop() -> None:
     """Make DeepSpeed forget all process groups, so that the next job of this process starts anew."""
     if "deepspeed" not in sys.modules:
         return
-    from deepspeed.comm import comm
-    from deepspeed.runtime.zero import parameter_offload
-    from deepspeed.utils import groups
+    from mtrain.backends._deepspeed import internals
 
-    groups._release_process_group_references()
-    comm.cdb = None
-    parameter_offload.FWD_MODULE_STACK.clear()
-
-
-def attributes(value: object) -> dict[str, Any]:
-    """Return the attributes of ``value`` like ``vars``, but also for objects with slots."""
-    if hasattr(value, "__dict__"):
-        return vars(value)
-    names = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
-    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    internals.forget_groups()
 
 
 def _silence() -> None:

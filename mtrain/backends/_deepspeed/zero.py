@@ -1,17 +1,17 @@
 """One interface to all stages of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054): parts of weights and of gradients.
 
 DeepSpeed splits arrays, sums gradients over ranks and distributes updated weights. mtrain's update rule, clipping and
-average work on the parts that DeepSpeed leaves on a rank. The attributes of DeepSpeed used here are those of 0.19.8.
+average work on the parts that DeepSpeed leaves on a rank. ``internals`` reads and writes them.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from mtrain.backends._deepspeed import internals
 from mtrain.backends._torch.shards import Part, spans_of
 
 
@@ -77,29 +77,19 @@ class SplitStates:
         self._zero = zero
         self.parts: dict[str, Part] = {}
         self._places: dict[str, tuple[int, int]] = {}
-        for group, parameters in enumerate(zero.round_robin_bit16_groups):
-            flat = zero.single_partition_of_fp32_groups[group].detach()
-            share = flat.numel()
-            for parameter, offset in zip(parameters, zero.round_robin_bit16_offsets[group], strict=True):
-                spans = spans_of(parameter.numel(), [share * r - offset for r in range(size + 1)])
+        for group, share in enumerate(internals.shares(zero)):
+            length = share.memory.numel()
+            for parameter, offset in zip(share.parameters, share.offsets, strict=True):
+                spans = spans_of(parameter.numel(), [length * r - offset for r in range(size + 1)])
                 first, end = spans[rank]
-                place = offset + first - share * rank if first < end else 0
+                place = offset + first - length * rank if first < end else 0
                 name = names[id(parameter)]
                 self._places[name] = (group, place)
-                self.parts[name] = Part(tuple(parameter.shape), spans, flat[place : place + end - first])
+                self.parts[name] = Part(tuple(parameter.shape), spans, share.memory[place : place + end - first])
 
     def gradients(self) -> Mapping[str, Tensor]:
         """See ``Zero.gradients``."""
-        zero = self._zero
-        flats = []
-        for group, master in enumerate(zero.single_partition_of_fp32_groups):
-            if zero.cpu_offload:
-                flats.append(master.grad)
-                continue
-            flat = zero.flatten(zero.averaged_gradients[group])
-            assert flat.numel() == master.numel()
-            zero.averaged_gradients[group] = [flat]
-            flats.append(flat)
+        flats = internals.share_gradients(self._zero)
         gradients = {}
         for name, (group, place) in self._places.items():
             gradients[name] = flats[group][place : place + self.parts[name].local.numel()]
@@ -110,7 +100,7 @@ class SplitStates:
 
     def publish(self) -> None:
         """See ``Zero.publish``."""
-        self._zero.update_lp_params()
+        internals.publish_shares(self._zero)
 
 
 class SplitWeights:
@@ -119,54 +109,37 @@ class SplitWeights:
     def __init__(self, zero: Any, model: nn.Module, rank: int, size: int) -> None:
         self._zero = zero
         self.parts: dict[str, Part] = {}
-        self._places: dict[str, tuple[int, int]] = {}
+        self._slices: dict[str, internals.Slice] = {}
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        for group, parameters in enumerate(zero.fp16_groups):
-            flat = zero.fp32_partitioned_groups_flat[group].detach()
-            shares = [parameter.partition_numel() for parameter in parameters]
-            for parameter, place in zip(parameters, accumulate([0, *shares[:-1]]), strict=True):
-                name = names[id(parameter)]
-                self._places[name] = (group, place)
-                self.parts[name] = _part_of(parameter, flat[place:], rank, size)
-        frozen: Any
+        for piece in internals.slices(zero):
+            name = names[id(piece.parameter)]
+            self._slices[name] = piece
+            self.parts[name] = _part_of(piece.parameter, piece.memory, rank, size)
         for name, frozen in model.named_parameters():
             if name not in self.parts:
-                self.parts[name] = _part_of(frozen, frozen.ds_tensor.detach(), rank, size)
+                self.parts[name] = _part_of(frozen, internals.frozen_slice(frozen), rank, size)
 
     def gradients(self) -> Mapping[str, Tensor]:
         """See ``Zero.gradients``."""
-        gradients = {}
-        offloaded = self._zero.offload_optimizer
-        for group, parameters in enumerate(self._zero.fp16_groups):
-            for i, parameter in enumerate(parameters):
-                name = self._zero.param_names[parameter]
-                length = self.parts[name].local.numel()
-                if offloaded:
-                    place = self._places[name][1]
-                    gradients[name] = self._zero.fp32_partitioned_groups_flat[group].grad[place : place + length]
-                else:
-                    gradients[name] = self._zero.averaged_gradients[group][i].view(-1)[:length]
-        return gradients
+        return {
+            name: internals.slice_gradient(self._zero, piece, length=self.parts[name].local.numel())
+            for name, piece in self._slices.items()
+        }
 
     def release(self) -> None:
         """See ``Zero.release``."""
-        self._zero._partition_all_parameters()
+        internals.drop_whole_weights(self._zero)
 
     def publish(self) -> None:
         """See ``Zero.publish``."""
-        self.release()
-        zero = self._zero
-        for group in range(len(zero.fp16_groups)):
-            zero._reassign_or_swap_out_partitioned_parameters(group)
-        if zero.persistent_parameters:
-            zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+        internals.publish_slices(self._zero)
 
 
 def _part_of(parameter: Any, memory: Tensor, rank: int, size: int) -> Part:
-    share = parameter.partition_numel()
-    spans = spans_of(parameter.ds_numel, [share * r for r in range(size + 1)])
+    length = internals.slice_length(parameter)
+    spans = spans_of(internals.whole_numel(parameter), [length * r for r in range(size + 1)])
     first, end = spans[rank]
-    return Part(tuple(parameter.ds_shape), spans, memory[: end - first])
+    return Part(internals.whole_shape(parameter), spans, memory[: end - first])
 
 
 class ZeroExchange:
@@ -200,7 +173,7 @@ class ZeroExchange:
     def during(self, *, last: bool) -> nullcontext[None]:
         """Prepare DeepSpeed for forward and backward of a micro batch."""
         if self._split:
-            self._engine.optimizer.clear_backward_seen_flag()
+            internals.before_forward(self._engine)
         if not self._once:
             self._engine.set_gradient_accumulation_boundary(last)
         elif self._open is None:
@@ -214,8 +187,7 @@ class ZeroExchange:
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a loss that is already divided by the accumulation and scaled."""
         if self._split:
-            self._engine.optimizer.backward_prologue()
-            self._engine.optimizer.enter_backward()
+            internals.before_backward(self._engine)
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def finish(self) -> None:
@@ -254,7 +226,7 @@ class ZeroExchange:
     def abandon(self) -> None:
         """Abandon an update that has begun, without exchanging anything."""
         if self._open is not None:
-            self._engine._flush_coalesced_reduction_zero12 = self._engine._flush_coalesced_reduction_zero3 = _nothing
+            internals.abandon_reduction(self._engine)
             self._open.close()
             self._open = None
 
@@ -264,14 +236,10 @@ class ZeroExchange:
         self._engine.step()
 
 
-def _nothing(zero: Any) -> None:
-    """Replace DeepSpeed's reduction at the end of an update by nothing."""
-
-
 def _give_zeros(parameter: Any) -> None:
     """Set a zero gradient in the shape of the whole parameter, of which a rank holds only a part in stage 3."""
-    shape = getattr(parameter, "ds_shape", parameter.shape)
-    if parameter.shape == shape:
+    shape = internals.whole_shape(parameter)
+    if tuple(parameter.shape) == shape:
         parameter.grad = torch.zeros_like(parameter)
         return
     # torch accepts a gradient only in the shape of the parameter, so the parameter is whole for a moment.

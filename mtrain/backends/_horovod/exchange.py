@@ -8,6 +8,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
+from mtrain.backends._horovod import internals
 from mtrain.backends._horovod.collective import wait
 from mtrain.backends.waiting import Waits
 
@@ -49,9 +50,7 @@ class HorovodExchange:
             groups=groups(self._parameters, group_bytes) if average else None,
         )
         if not average:
-            # With op=Adasum the constructor would return an optimizer that combines steps instead of gradients, but
-            # mtrain applies its own update rule. So the operation is set afterwards.
-            self._distributed.op = hvd.Adasum
+            internals.exchange_with_adasum(self._distributed)
         if waits is not None:
             waits.watch(self, "_wait_for_all")
 
@@ -82,7 +81,7 @@ class HorovodExchange:
 
         A parameter that took no part in a micro batch would otherwise never be sent, and the other ranks would wait.
         """
-        missing_passes = self._distributed._allreduce_delay
+        missing_passes = internals.missing_passes(self._distributed)
         for parameter in self._parameters:
             for _ in range(missing_passes[parameter]):
                 parameter.backward(torch.zeros_like(parameter))

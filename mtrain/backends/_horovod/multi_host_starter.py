@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import socket
-import socketserver
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from mtrain.backends._horovod import internals
 from mtrain.errors import Interrupted, LaunchError, MtrainError, UsageError
 from mtrain.system import placement
 
@@ -143,17 +143,8 @@ def rendezvous(meeting: Address, slots: "Sequence[SlotInfo]") -> Iterator[None]:
     Raises:
         LaunchError: The port is in use, or the address does not belong to this host.
     """
-    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
-
-    class Server(RendezvousHTTPServer):
-        daemon_threads = True
-        request_queue_size = 1024
-
-        def server_bind(self) -> None:
-            socketserver.TCPServer.server_bind(self)  # HTTPServer.server_bind would ask the DNS for the address's name
-
     try:
-        server = Server(meeting, RendezvousHandler, verbose=0)
+        server = internals.rendezvous_server(meeting)
     except OSError as error:
         raise LaunchError(
             f"the ranks cannot meet at {meeting[0]}:{meeting[1]}: {error.strerror or error}; "

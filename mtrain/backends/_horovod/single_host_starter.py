@@ -5,25 +5,14 @@
 anyone.
 """
 
-import socketserver
-from typing import Any
-
 from horovod.runner import launch
-from horovod.runner.http.http_server import RendezvousHTTPServer
 
-from mtrain.system.placement import LOOPBACK
-
-
-def _bind(server: Any) -> None:
-    """Bind the server to the loopback address; horovodrun passes the empty address, which means every interface."""
-    server.server_address = (LOOPBACK, server.server_address[1])
-    socketserver.TCPServer.server_bind(server)  # HTTPServer.server_bind would ask the DNS for the address's name
+from mtrain.backends._horovod import internals
 
 
 def main() -> None:
     """Run horovodrun."""
-    # Horovod 0.28 has no option for the address, so its server class is changed.
-    RendezvousHTTPServer.server_bind = _bind
+    internals.listen_on_loopback_only()
     launch.run_commandline()
 
 

@@ -6,7 +6,7 @@ import paddle
 from paddle import Tensor
 
 from mtrain.backends._paddle.flat import Flat
-from mtrain.backends._paddle.kernels import add_
+from mtrain.backends._paddle.internals import add_
 
 
 class Average:

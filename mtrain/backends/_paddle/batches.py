@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from mtrain.backends._paddle import internals
 from mtrain.core.interfaces import Array, HostBatch
 
 DeviceBatch = dict[str, Tensor]
@@ -14,7 +15,7 @@ DeviceBatch = dict[str, Tensor]
 def _shared(array: Array) -> Tensor:
     """Return a tensor that shares the memory of ``array`` and keeps it alive; a copy unless writable and contiguous."""
     shareable = array if array.flags.writeable and array.flags.c_contiguous else np.array(array, order="C")
-    return paddle.Tensor(value=shareable, place=paddle.CPUPlace(), zero_copy=True, stop_gradient=True)
+    return internals.sharing_array(shareable)
 
 
 def on_host(loader: Iterable[HostBatch]) -> Iterator[DeviceBatch]:

@@ -4,6 +4,7 @@ from typing import Literal
 
 import paddle
 
+from mtrain.backends._paddle import internals
 from mtrain.errors import LaunchError
 from mtrain.system.memory import keep_memory, peak_resident_bytes
 
@@ -40,8 +41,7 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> str:
         )
     device = f"gpu:{local_rank}"
     paddle.device.set_device(device)
-    paddle.base.core.set_cublas_switch(tf32)
-    paddle.base.core.set_cudnn_switch(tf32)
+    internals.use_tf32(tf32)
     return device
 
 

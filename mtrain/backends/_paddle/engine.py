@@ -9,7 +9,7 @@ from paddle.nn import Layer
 from typing_extensions import override
 
 from mtrain.backends import paddle_limits
-from mtrain.backends._paddle import batches, device, precision, state, syncbn
+from mtrain.backends._paddle import batches, device, internals, precision, state, syncbn
 from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
 from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
 from mtrain.backends.base import Check
@@ -163,4 +163,4 @@ def of_one_rank(target: str, *, check: Check | None = None) -> PaddleEngine:
 
 def inner(model: Layer) -> Layer:
     """Return the model that was built, without the layer that a backend wrapped around it."""
-    return model._layers if isinstance(model, paddle.DataParallel) else model
+    return internals.unwrapped(model)

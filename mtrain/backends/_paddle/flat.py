@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 import paddle
 from paddle import Tensor
 
+from mtrain.backends._paddle.internals import share_memory, view
+
 
 class Flat:
     """Tensors of one dtype moved into one vector, ``buffer``; each tensor object stays valid and shares its memory."""
@@ -16,7 +18,7 @@ class Flat:
         self._starts = [0]
         for i, tensor in enumerate(tensors.values()):
             self._starts.append(self._starts[-1] + tensor.size)
-            self.span(i, i + 1)._share_buffer_to(tensor)
+            share_memory(self.span(i, i + 1), tensor)
 
     def zeros(self) -> "Flat":
         """Return zeros in the same layout."""
@@ -28,7 +30,7 @@ class Flat:
 
     def span(self, first: int, end: int) -> Tensor:
         """Return tensors ``first`` up to ``end`` (excluded) as one vector that shares their memory."""
-        return self.buffer._slice(self._starts[first], self._starts[end])
+        return view(self.buffer, self._starts[first], self._starts[end])
 
     def check(self) -> None:
         """Assert that the tensors still lie in the buffer: a tensor moved elsewhere would no longer get its updates."""

@@ -1,12 +1,11 @@
 """Connect the ranks of a job on Paddle Fleet, exchange their gradients, and leave."""
 
-import ctypes
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import paddle
@@ -15,7 +14,7 @@ from paddle.distributed import fleet as paddle_fleet
 from paddle.nn import Layer
 from typing_extensions import override
 
-from mtrain.backends._paddle import rank_environment, store_port
+from mtrain.backends._paddle import internals, rank_environment
 from mtrain.backends._paddle.channel import Channel, PeerLost
 from mtrain.backends._paddle.collective import DistributedCollective
 from mtrain.backends._paddle.optimizer import Exchange
@@ -65,12 +64,12 @@ class FleetJob:
         channel.all_gather(None)
         if own.rank != 0:
             time.sleep(HEAD_START_S)
-        with _one_group(own.size) if target == "cpu" else nullcontext():
+        with internals.one_group(own.size) if target == "cpu" else nullcontext():
             _initialize(_strategy(options))
         _close_store_port(channel, own.rank)
         self.collective = DistributedCollective(local_rank=own.local_rank, channel=channel)
         if target == "cpu":
-            _linger_on_terminate()
+            internals.on_terminate(_terminate)
 
     def wrap(self, model: Layer, *, waits: Waits | None) -> tuple[Layer, Exchange]:
         """See ``PaddleEngine.wrap``. If ``waits`` is set, it counts how long the exchange of gradients takes."""
@@ -79,10 +78,10 @@ class FleetJob:
         # Fleet exchanges gradients in its own hooks: the hook that completes a bucket returns when the bucket is
         # averaged. Our hooks are registered before and after Fleet's, so they surround the exchange.
         if waits is not None:
-            _hook(trained, waits.begin)
+            internals.on_gradients(trained, waits.begin)
         wrapped = fleet.distributed_model(model)
         if waits is not None:
-            _hook(trained, waits.end)
+            internals.on_gradients(trained, waits.end)
         return wrapped, _Exchange(wrapped, optimizer, self.collective)
 
     def leave(self, error: object) -> None:
@@ -97,12 +96,6 @@ class FleetJob:
         dist.destroy_process_group()
 
 
-def _hook(parameters: Iterable[Any], call: Callable[..., None]) -> None:
-    """Call ``call`` whenever a gradient of ``parameters`` is computed; hooks run in the order of registration."""
-    for parameter in parameters:
-        parameter._register_backward_hook(call)
-
-
 def _strategy(options: Options) -> Any:
     """Return Fleet's strategy, with every key set that data parallel training reads."""
     strategy = fleet.DistributedStrategy()
@@ -115,9 +108,9 @@ def _strategy(options: Options) -> Any:
 def _close_store_port(channel: Channel, rank: int) -> None:
     """Close the port of Paddle's store once all ranks are connected to it; every rank must call."""
     channel.all_gather(None)
-    port = store_port.port_of_store(os.environ)
+    port = internals.port_of_store(os.environ)
     if rank == 0 and port is not None:
-        store_port.close(port)
+        internals.close_port(port)
 
 
 def _initialize(strategy: Any) -> None:
@@ -133,43 +126,11 @@ def _initialize(strategy: Any) -> None:
         ) from error
 
 
-@contextmanager
-def _one_group(size: int) -> Iterator[None]:
-    """Return the first process group whenever another one of all ranks is requested, while inside.
-
-    Paddle writes the addresses of every gloo group under the same keys of its store. With three or more ranks, a fast
-    rank can read the address that another one used for the previous group: without this, one start in five hangs or
-    ends with "Connection refused".
-    """
-    make_group = dist.new_group
-
-    def new_group(ranks: Any = None, *args: Any, **named: Any) -> Any:
-        return dist.get_group(0) if ranks is None or len(ranks) == size else make_group(ranks, *args, **named)
-
-    dist.new_group = new_group
-    try:
-        yield
-    finally:
-        dist.new_group = make_group
-
-
 def _terminate() -> None:
+    """Report that gloo lost another rank, and linger, as ``FleetJob.leave`` does for losses that Python sees."""
     print("the exchange of gradients failed: another rank has ended, or is unreachable", file=sys.stderr, flush=True)
     time.sleep(LINGER_S)
     os._exit(1)
-
-
-_TERMINATE = ctypes.CFUNCTYPE(None)(_terminate)  # a module variable keeps it alive: C++ holds no reference to it
-
-
-def _linger_on_terminate() -> None:
-    """Make C++ wait ``LINGER_S`` and exit where it would abort because gloo lost another rank.
-
-    gloo's exceptions cannot pass through Paddle's backward pass, so C++ calls its terminate handler. The handler set
-    here reports the loss and lingers, as ``FleetJob.leave`` does for losses that Python sees.
-    """
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(_TERMINATE)
 
 
 class _OptimizerShell(paddle.optimizer.Optimizer):

@@ -14,6 +14,7 @@ from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Uniform
 from typing_extensions import override
 
+from mtrain.backends._paddle import internals
 from mtrain.core.interfaces import Array
 
 __all__ = [
@@ -47,7 +48,7 @@ class Module(Layer):
     def to(self, device: Any = None, dtype: Any = None, blocking: Any = None, non_blocking: Any = None) -> Self:
         # Paddle 2.6 has no `non_blocking`, so it is passed on only if it was given.
         extra = {} if non_blocking is None else {"non_blocking": non_blocking}
-        self._to_impl(device=device, dtype=dtype, blocking=blocking, floating_only=True, **extra)
+        internals.convert_floats(self, device=device, dtype=dtype, blocking=blocking, **extra)
         return self
 
 

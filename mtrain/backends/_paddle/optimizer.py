@@ -11,7 +11,7 @@ from paddle import Tensor
 from paddle.nn import Layer
 from typing_extensions import override
 
-from mtrain.backends._paddle import kernels, precision, rules
+from mtrain.backends._paddle import internals, precision, rules
 from mtrain.backends._paddle.average import Average
 from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.flat import Flat
@@ -103,7 +103,7 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
 
     @override
     def _norm(self, gradients: Gradients) -> float:
-        return kernels.norm([piece.grad for pieces in gradients for piece in pieces])
+        return internals.norm([piece.grad for pieces in gradients for piece in pieces])
 
     @override
     def _multiply(self, gradients: Gradients, factor: float) -> None:

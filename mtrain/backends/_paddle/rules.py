@@ -12,9 +12,9 @@ from typing import Protocol
 import paddle
 from paddle import Tensor
 
-from mtrain.backends._paddle import kernels
+from mtrain.backends._paddle import internals
 from mtrain.backends._paddle.flat import Flat, join
-from mtrain.backends._paddle.kernels import add_
+from mtrain.backends._paddle.internals import add_
 
 
 class Piece:
@@ -80,7 +80,7 @@ class Sgd:
                 self._composed(x, velocity, piece.grad, rate, momentum)
 
     def _fused(self, x: Tensor, velocity: Tensor, grad: Tensor, rate: float, momentum: float) -> None:
-        kernels.momentum_(x, velocity, grad, rate=rate, momentum=momentum, decay=self._decay, nesterov=self._nesterov)
+        internals.momentum_(x, velocity, grad, rate=rate, momentum=momentum, decay=self._decay, nesterov=self._nesterov)
 
     def _composed(self, x: Tensor, velocity: Tensor, grad: Tensor, rate: float, momentum: float) -> None:
         if self._decay:

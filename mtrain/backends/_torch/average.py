@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
+
+from mtrain.backends._torch import internals
 
 
 class Average:
@@ -29,14 +30,14 @@ class Average:
         keep, take = self._shares(update)
         live = [x.detach() for x in self.live]
         if take == 1 - keep:
-            torch._foreach_lerp_(self.shadow, live, take)
+            internals.mix_(self.shadow, live, take)
         else:
-            torch._foreach_mul_(self.shadow, keep)
-            torch._foreach_add_(self.shadow, live, alpha=take)
+            internals.scale_(self.shadow, keep)
+            internals.add_scaled_(self.shadow, live, take)
 
     def restart(self) -> None:
         """Set the average to the current weights: shadow = live."""
-        torch._foreach_copy_(self.shadow, [x.detach() for x in self.live])
+        internals.copy_(self.shadow, [x.detach() for x in self.live])
 
     def swap(self) -> None:
         """Exchange the contents of shadow and live by swapping their storage."""

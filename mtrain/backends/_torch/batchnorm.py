@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mtrain.backends._torch import internals
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 
 # Legend: B batch, C channels, H, W; P pixels of all pictures (B * H * W); K blocks of pixels; R ranks.
@@ -106,11 +107,7 @@ def _statistics(x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         )
         return mean_C, var_C
     blocks = _blocks(x_BCHW)
-    # Nobody reads these running statistics: passing them makes the kernel compute half precision's statistics in
-    # float32.
-    unread = x_BCHW.new_zeros(blocks.shape[1], dtype=torch.promote_types(x_BCHW.dtype, torch.float32))
-    means, variances = torch.batch_norm_update_stats(blocks, unread, unread.clone(), 0.0)
-    means_KC, vars_KC = (each.view(-1, x_BCHW.shape[1]) for each in (means, variances))
+    means_KC, vars_KC = (each.view(-1, x_BCHW.shape[1]) for each in internals.channel_statistics(blocks))
     mean_C = means_KC.mean(0, dtype=torch.float64)
     return mean_C, (vars_KC + (means_KC - mean_C).square()).mean(0)
 
@@ -124,11 +121,8 @@ def _gradient_sums(dy_BCHW: Tensor, x_BCHW: Tensor, mean_C: Tensor, inverse_C: T
     channels, compute_dtype = len(mean_C), torch.promote_types(x_BCHW.dtype, torch.float32)
     x, dy = _blocks(x_BCHW), _blocks(dy_BCHW)
     mean, inverse = (each_C.to(compute_dtype).repeat(x.shape[1] // channels) for each_C in (mean_C, inverse_C))
-    # The kernel returns these sums as the gradients of bias and weight; output_mask skips the gradient of the input.
-    _, weight_sums, bias_sums = torch.ops.aten.native_batch_norm_backward(
-        dy, x, None, None, None, mean, inverse, train=True, eps=0.0, output_mask=[False, True, True]
-    )
-    return torch.stack([each.view(-1, channels).sum(0, dtype=torch.float64) for each in (bias_sums, weight_sums)])
+    sums = internals.channel_gradient_sums(dy, x, mean, inverse)
+    return torch.stack([each.view(-1, channels).sum(0, dtype=torch.float64) for each in sums])
 
 
 def _is_channels_last(x: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 import weakref
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -66,12 +66,11 @@ class DdpEngine(TorchEngine):
 class _Exchange:
     """The exchange of DDP, which averages gradients in the backward pass of the last micro batch."""
 
-    def __init__(self, wrapped: Any, waits: Waits | None) -> None:
+    def __init__(self, wrapped: DeterministicBucketsDDP, waits: Waits | None) -> None:
         self._wrapped = wrapped
         self._waits = waits
         if waits is not None:
-            # By default DDP times only a sample of the updates.
-            wrapped._set_ddp_runtime_logging_sample_rate(1)
+            wrapped.time_every_update()
 
     def during(self, *, last: bool) -> AbstractContextManager[object]:
         """Suppress DDP's exchange before the last micro batch."""
@@ -80,11 +79,4 @@ class _Exchange:
     def finish(self) -> None:
         """Add up waiting time where it is measured; the exchange itself ended with the last backward pass."""
         if self._waits is not None:
-            self._waits.seconds += _exposed_s(self._wrapped)
-
-
-def _exposed_s(wrapped: Any) -> float:
-    """Return the seconds from the last gradient of a backward pass to the end of its exchange, by DDP's clocks."""
-    wrapped.logger.set_runtime_stats_and_log()
-    times_ns = wrapped._get_ddp_logging_data()
-    return max(0.0, 1e-9 * (times_ns["backward_comm_time_end"] - times_ns["backward_compute_time_end"]))
+            self._waits.seconds += self._wrapped.exposed_exchange_s()

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 from torch import distributed as dist
 
+from mtrain.backends._torch import internals
 from mtrain.backends._torch.store import listening_store
 from mtrain.errors import LaunchError
 
@@ -47,8 +48,7 @@ def _own_store(timeout: timedelta) -> dist.distributed_c10d.Store | None:
         return None
     address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     store = listening_store(address, port, size=int(environ["WORLD_SIZE"]), timeout=timeout)
-    # "default_pg" is torch's own prefix, which the other ranks use when torch connects them to this store.
-    return None if store is None else dist.distributed_c10d.PrefixStore("default_pg", store)
+    return None if store is None else internals.store_of_default_group(store)
 
 
 def leave(*, failed: bool) -> None:
@@ -57,6 +57,6 @@ def leave(*, failed: bool) -> None:
         return
     if failed and dist.get_backend() == "nccl":
         # Peers may never answer: abandon the kernels in flight instead of waiting for them.
-        dist.distributed_c10d._abort_process_group()
+        internals.abort_default_group()
         return
     dist.destroy_process_group()

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from mtrain.backends._torch import internals
+
 
 class ChannelsLastConv2d(nn.Conv2d):
     """A Conv2d that converts its weight to channels last on each call.
@@ -16,7 +18,7 @@ class ChannelsLastConv2d(nn.Conv2d):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input, channels_last(self.weight), self.bias)
+        return internals.convolve(self, input, channels_last(self.weight))
 
 
 class ContiguousConv2d(nn.Conv2d):
@@ -28,7 +30,7 @@ class ContiguousConv2d(nn.Conv2d):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input.contiguous(), self.weight, self.bias)
+        return internals.convolve(self, input.contiguous(), self.weight)
 
 
 def use_channels_last(model: nn.Module) -> None:

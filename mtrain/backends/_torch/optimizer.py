@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mtrain.backends._torch import precision, rules
+from mtrain.backends._torch import internals, precision, rules
 from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.interfaces import Rates, Recipe
@@ -95,7 +95,7 @@ class TorchOptimizer(UpdateOrder[Gradients]):
     @override
     def _multiply(self, gradients: Gradients, factor: float) -> None:
         if tensors := gradients.all:
-            torch._foreach_mul_(tensors, factor)
+            internals.scale_(tensors, factor)
 
     @override
     def _apply_rules(self, gradients: Gradients, rates: Rates) -> None:
@@ -165,7 +165,7 @@ def global_norm(grads: Sequence[Tensor]) -> float:
     """Return the L2 norm over all elements of all gradients, as ``clip_grad_norm_`` does; waits for the device."""
     if not grads:
         return 0.0
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads)))))
+    return float(torch.linalg.vector_norm(torch.stack(internals.norms(list(grads)))))
 
 
 def _grad(parameter: Tensor) -> Tensor:

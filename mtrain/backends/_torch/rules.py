@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mtrain.backends._torch import internals
+
 
 class Rule(Protocol):
     """An update rule for the parameters of one group."""
@@ -38,20 +40,14 @@ class Sgd:
 
     def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
-        momentum = self._options.get("momentum", 0.0) if momentum is None else momentum
-        # The kernel refuses momentum buffers when momentum is 0. Its first step does the same: velocity = gradient.
-        without_momentum = momentum == 0
-        torch._fused_sgd_(
+        internals.sgd_(
             [self._parameters[i] for i in places],
             list(grads),
             [self.moments["momentum"][i] for i in places],
-            weight_decay=self._options.get("weight_decay", 0.0),
-            momentum=1.0 if without_momentum else momentum,
-            lr=rate,
-            dampening=0.0,
-            nesterov=bool(self._options.get("nesterov", 0.0)) and not without_momentum,
-            maximize=False,
-            is_first_step=without_momentum,
+            rate=rate,
+            momentum=self._options.get("momentum", 0.0) if momentum is None else momentum,
+            decay=self._options.get("weight_decay", 0.0),
+            nesterov=bool(self._options.get("nesterov", 0.0)),
         )
 
     def set_updates(self, updates: int) -> None:
@@ -64,7 +60,7 @@ class Adam:
     def __init__(self, parameters: Sequence[Tensor], options: Mapping[str, float], *, decoupled: bool) -> None:
         self._parameters = parameters
         self._options = options
-        self._kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        self._decoupled = decoupled
         self.moments = {
             "mean": [torch.zeros_like(p) for p in parameters],
             "square": [torch.zeros_like(p) for p in parameters],
@@ -74,20 +70,20 @@ class Adam:
     def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
         self._updates += 1
-        self._kernel(
+        internals.adam_(
             [self._parameters[i] for i in places],
             list(grads),
             [self.moments["mean"][i] for i in places],
             [self.moments["square"][i] for i in places],
-            [],
-            [self._updates] * len(places),
-            lr=rate,
-            beta1=self._options.get("beta1", 0.9) if momentum is None else momentum,
-            beta2=self._options.get("beta2", 0.999),
-            weight_decay=self._options.get("weight_decay", 0.0),
+            self._updates,
+            rate=rate,
+            betas=(
+                self._options.get("beta1", 0.9) if momentum is None else momentum,
+                self._options.get("beta2", 0.999),
+            ),
+            decay=self._options.get("weight_decay", 0.0),
             eps=self._options.get("eps", 1e-8),
-            amsgrad=False,
-            maximize=False,
+            decoupled=self._decoupled,
         )
 
     def set_updates(self, updates: int) -> None:

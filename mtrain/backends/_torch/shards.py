@@ -8,6 +8,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from mtrain.backends._torch import internals
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.state_checks import aliases
 
@@ -133,4 +134,4 @@ class Parts:
 def _norm(whole: Tensor, *, channels_last: bool) -> Tensor:
     if channels_last and whole.dim() == 4 and prod(whole.shape[2:]) > 1:
         whole = whole.contiguous(memory_format=torch.channels_last)
-    return torch._foreach_norm([whole])[0]
+    return internals.norms([whole])[0]

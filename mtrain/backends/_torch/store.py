@@ -3,12 +3,11 @@
 import socket
 from datetime import timedelta
 
-from torch._C._distributed_c10d import TCPStore
-
+from mtrain.backends._torch import internals
 from mtrain.system import placement
 
 
-def listening_store(address: str, port: int, *, size: int, timeout: timedelta) -> TCPStore | None:
+def listening_store(address: str, port: int, *, size: int, timeout: timedelta) -> internals.TCPStore | None:
     """Make a store that listens only at ``address`` and ``port``, for ``size`` clients.
 
     Returns:
@@ -24,14 +23,4 @@ def listening_store(address: str, port: int, *, size: int, timeout: timedelta) -
     with socket.socket(socket.AF_INET6 if ":" in own else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((own, port))
-        # TCPStore has no argument for the address to bind; it does accept a socket that is bound already.
-        return TCPStore(
-            own,
-            port,
-            size,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,
-            multi_tenant=True,
-            master_listen_fd=listener.detach(),
-        )
+        return internals.store_at(listener, own, port, size=size, timeout=timeout)

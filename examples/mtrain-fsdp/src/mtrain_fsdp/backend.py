@@ -5,7 +5,6 @@ Importing it imports no framework.
 
 from __future__ import annotations
 
-import gc
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
@@ -68,21 +67,10 @@ class Fsdp(TorchBackend):
     @override
     def __exit__(self, *error: object) -> None:
         from mtrain.backends.torch_engine import leave_group
+        from mtrain_fsdp.internals import forget_meshes
 
         if self._engine is not None:
             self._engine.close()
         self._engine = None
         leave_group(failed=bool(error) and error[0] is not None)
-        _forget_meshes()
-
-
-def _forget_meshes() -> None:
-    """Drop the last references to the process group.
-
-    torch caches how it computed with a mesh, and FSDP's hooks and their model refer to each other. A group that is
-    still referenced keeps its threads, which can abort the process when it ends.
-    """
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-
-    _clear_sharding_prop_cache()
-    gc.collect()
+        forget_meshes()

@@ -1,0 +1,153 @@
+"""Everything that mtrain uses of Paddle without a promise of Paddle: private names, and changes of its behaviour.
+
+``tests/backends/test_paddle_internals.py`` checks each of them, so that a new version of Paddle that differs is noticed
+there and not in a job. Differences between Paddle 2.6 and 3 are in ``paddle2_compatibility``.
+"""
+
+import ctypes
+import math
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import paddle
+import psutil
+from paddle import Tensor
+from paddle import distributed as dist
+from paddle.nn import Layer
+
+TESTED = ("2.6.2", "3.3.1")
+"""Versions of Paddle with which these internals were tested; see docs/versions.md."""
+_KERNELS: Any = paddle._C_ops
+_NO_MASTER_WEIGHTS, _NOT_MULTI_PRECISION, _NO_RESCALING = None, False, 1.0
+
+
+# ------------------------------------------------------------------------------------------------------------ kernels
+def add_(x: Tensor, factor: float, y: Tensor) -> None:
+    """Compute ``x += factor * y`` in one pass over memory, with ``factor`` in the dtype of ``x``."""
+    # The public functions take two passes and a temporary tensor. SGD without momentum is x -= rate * grad.
+    _KERNELS.sgd_(x, paddle.full([1], -factor, x.dtype), y, _NO_MASTER_WEIGHTS, _NOT_MULTI_PRECISION)
+
+
+def momentum_(  # noqa: PLR0913 - the kernel has as many
+    x: Tensor, velocity: Tensor, grad: Tensor, *, rate: float, momentum: float, decay: float, nesterov: bool
+) -> None:
+    """Make one update of SGD with momentum and coupled weight decay, in one pass over memory.
+
+    The kernel rounds ``momentum`` and ``decay`` to float32 for any dtype of ``x``.
+    """
+    # paddle.optimizer runs this kernel once for each parameter, and keeps state of its own.
+    factor = paddle.full([1], rate, x.dtype)
+    constants = (momentum, nesterov, "l2_decay", decay, _NOT_MULTI_PRECISION, _NO_RESCALING)
+    _KERNELS.momentum_(x, grad, velocity, factor, _NO_MASTER_WEIGHTS, *constants)
+
+
+def norm(tensors: Sequence[Tensor]) -> float:
+    """Return the L2 norm over all elements of all tensors; waits for the device."""
+    # On the CPU, paddle.linalg.norm adds float32 numbers one after the other, which is 0.3 % off for 4 million numbers.
+    return math.sqrt(sum(_KERNELS.squared_l2_norm(tensor).item() for tensor in tensors))
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+def share_memory(memory: Tensor, tensor: Tensor) -> None:
+    """Make ``tensor`` lie in ``memory``, which has as many elements; both objects stay valid."""
+    # set_value and paddle.assign copy into the memory that the tensor has.
+    memory._share_buffer_to(tensor)
+
+
+def view(vector: Tensor, first: int, end: int) -> Tensor:
+    """Return elements ``first`` up to ``end`` (excluded) of a vector; the result shares its memory."""
+    # Indexing with a slice returns a view only as long as FLAGS_use_stride_kernel is set.
+    part: Tensor = vector._slice(first, end)
+    return part
+
+
+def sharing_array(array: Any) -> Tensor:
+    """Return a CPU tensor that shares the memory of a writable C-contiguous array and keeps the array alive."""
+    # paddle.to_tensor copies. These arguments of the constructor are not documented.
+    return paddle.Tensor(value=array, place=paddle.CPUPlace(), zero_copy=True, stop_gradient=True)
+
+
+# -------------------------------------------------------------------------------------------------- devices and layers
+def use_tf32(allowed: bool) -> None:  # noqa: FBT001 - the only argument
+    """Allow or forbid TensorFloat-32 in products and convolutions on CUDA."""
+    # These switches of cuBLAS and cuDNN have no public name. Paddle 2.6 for the CPU lacks them.
+    paddle.base.core.set_cublas_switch(allowed)
+    paddle.base.core.set_cudnn_switch(allowed)
+
+
+def unwrapped(model: Layer) -> Layer:
+    """Return the layer that ``paddle.DataParallel`` was made of, or ``model`` if it is not one."""
+    # DataParallel has no public attribute for it.
+    return model._layers if isinstance(model, paddle.DataParallel) else model
+
+
+def convert_floats(layer: Layer, **target: Any) -> None:
+    """Do ``layer.to(**target)``, but convert floating types only."""
+    # The public `to` converts counters and labels too.
+    layer._to_impl(floating_only=True, **target)
+
+
+def on_gradients(parameters: Iterable[Any], call: Callable[..., None]) -> None:
+    """Call ``call`` whenever a gradient of ``parameters`` is computed; hooks run in the order of registration."""
+    # The public register_hook is called before a gradient is added to those of earlier passes. This hook is called
+    # afterwards, like those in which DataParallel exchanges gradients.
+    for parameter in parameters:
+        parameter._register_backward_hook(call)
+
+
+# --------------------------------------------------------------------------------------------------------------- ranks
+@contextmanager
+def one_group(size: int) -> Iterator[None]:
+    """Return the first process group whenever another one of all ranks is requested, while inside."""
+    # Paddle writes the addresses of every gloo group under the same keys of its store. With three or more ranks, a fast
+    # rank can read the address that another one used for the previous group: without this, one start in five hangs or
+    # ends with "Connection refused". fleet.init calls the attribute of the module, so replacing it there suffices.
+    make_group = dist.new_group
+
+    def new_group(ranks: Any = None, *args: Any, **named: Any) -> Any:
+        return dist.get_group(0) if ranks is None or len(ranks) == size else make_group(ranks, *args, **named)
+
+    dist.new_group = new_group
+    try:
+        yield
+    finally:
+        dist.new_group = make_group
+
+
+def port_of_store(environ: Mapping[str, str]) -> int | None:
+    """Return the port at which rank 0 makes Paddle's store listen; None if ``environ`` does not name it."""
+    # The store has no attribute for it. These are the variables that Paddle itself reads, in its order.
+    if environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"):
+        return int(environ["MASTER_PORT"])
+    first = environ.get("PADDLE_MASTER") or environ.get("PADDLE_TRAINER_ENDPOINTS", "").partition(",")[0]
+    port = first.rpartition(":")[2]
+    return int(port) if port.isdecimal() else None
+
+
+def close_port(port: int) -> None:
+    """Stop this process from accepting connections at ``port``; existing connections stay."""
+    # Paddle's store listens on every interface, has no option for an address, and no password. One of Paddle's threads
+    # waits on the listening socket for as long as the process lives, so its file descriptor must stay valid: it is
+    # replaced by a socket on which nothing ever arrives.
+    quiet, other = socket.socketpair()
+    other.detach()  # never closed, because the thread would then see the end of the stream
+    with quiet:
+        for connection in psutil.Process().net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                os.dup2(quiet.fileno(), connection.fd, inheritable=False)
+
+
+_handlers: list[Any] = []  # keeps the functions of ``on_terminate`` alive: C++ holds no reference to them
+
+
+def on_terminate(call: Callable[[], None]) -> None:
+    """Make C++ call ``call``, which must end the process, where it would abort because of an exception."""
+    # gloo's exceptions cannot pass through Paddle's backward pass, so C++ calls its terminate handler. Where libstdc++
+    # has another name the process aborts, as it does without this.
+    handler = ctypes.CFUNCTYPE(None)(call)
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(handler)
+        _handlers[:] = [*_handlers, handler]

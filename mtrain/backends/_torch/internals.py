@@ -1,0 +1,258 @@
+"""Everything that mtrain uses of torch without a promise of torch: private names, and changes of its behaviour.
+
+``tests/backends/test_torch_internals.py`` checks each of them, so that a new version of torch that differs is noticed
+there and not in a job.
+"""
+
+import inspect
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore as TCPStore  # listening_store names it
+from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+TESTED = ("2.13.0", "2.14.1")
+"""Versions of torch with which these internals were tested; see docs/versions.md."""
+
+
+# ------------------------------------------------------------------------------ one kernel for a whole list of tensors
+# The public functions take one tensor each. With hundreds of parameters their calls cost more than the arithmetic.
+def scale_(tensors: list[Tensor], factor: float) -> None:
+    """Multiply all ``tensors`` by ``factor``."""
+    torch._foreach_mul_(tensors, factor)
+
+
+def add_scaled_(tensors: list[Tensor], others: list[Tensor], factor: float) -> None:
+    """Add ``factor * other`` to each tensor."""
+    torch._foreach_add_(tensors, others, alpha=factor)
+
+
+def mix_(tensors: list[Tensor], others: list[Tensor], share: float) -> None:
+    """Move each tensor towards its other: ``tensor += share * (other - tensor)``."""
+    torch._foreach_lerp_(tensors, others, share)
+
+
+def copy_(tensors: list[Tensor], others: list[Tensor]) -> None:
+    """Overwrite each tensor with its other."""
+    torch._foreach_copy_(tensors, others)
+
+
+def norms(tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    """Return the L2 norm of each tensor."""
+    return torch._foreach_norm(tensors)
+
+
+def sgd_(  # noqa: PLR0913 - the rule has as many settings
+    weights: list[Tensor],
+    grads: list[Tensor],
+    velocities: list[Tensor],
+    *,
+    rate: float,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+) -> None:
+    """Do one step of SGD with coupled weight decay on all ``weights``; without momentum, velocity = gradient."""
+    # torch.optim.SGD runs the same kernel, but constructing it imports torch's compiler. The kernel refuses velocities
+    # with a momentum of 0; its first step overwrites them with the gradient, whatever the momentum.
+    without_momentum = momentum == 0
+    torch._fused_sgd_(
+        weights,
+        grads,
+        velocities,
+        weight_decay=decay,
+        momentum=1.0 if without_momentum else momentum,
+        lr=rate,
+        dampening=0.0,
+        nesterov=nesterov and not without_momentum,
+        maximize=False,
+        is_first_step=without_momentum,
+    )
+
+
+def adam_(  # noqa: PLR0913 - the rule has as many settings
+    weights: list[Tensor],
+    grads: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    updates: Tensor,
+    *,
+    rate: float,
+    betas: tuple[float, float],
+    decay: float,
+    eps: float,
+    decoupled: bool,
+) -> None:
+    """Do one step of Adam, or of AdamW if the decay is ``decoupled``; ``updates``: number of updates, this one included."""
+    # torch.optim.Adam runs the same kernels, but constructing it imports torch's compiler.
+    kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    kernel(
+        weights,
+        grads,
+        means,
+        squares,
+        [],
+        [updates] * len(weights),
+        lr=rate,
+        beta1=betas[0],
+        beta2=betas[1],
+        weight_decay=decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- layers
+def convolve(layer: nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
+    """Return what ``layer`` computes for ``x``, with ``weight`` in place of its own."""
+    # The public F.conv2d has no padding modes; the layer's own forward takes its own weight only.
+    return layer._conv_forward(x, weight, layer.bias)
+
+
+def channel_statistics(x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of each channel, float32 at least; on the CPU."""
+    # torch.var_mean over three axes takes several passes over the memory, this kernel one. Nobody reads the running
+    # statistics: passing them makes the kernel compute half precision's statistics in float32.
+    unread = x_BCHW.new_zeros(x_BCHW.shape[1], dtype=torch.promote_types(x_BCHW.dtype, torch.float32))
+    mean, variance = torch.batch_norm_update_stats(x_BCHW, unread, unread.clone(), 0.0)
+    return mean, variance
+
+
+def channel_gradient_sums(dy_BCHW: Tensor, x_BCHW: Tensor, mean_C: Tensor, inverse_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of ``dy`` and of ``dy * (x - mean) * inverse`` over each channel, on the CPU."""
+    # The public F.batch_norm takes statistics that it computed itself. This kernel of its backward pass takes any, and
+    # returns the sums as the gradients of bias and weight; output_mask skips the gradient of the input.
+    _, weight_sums, bias_sums = torch.ops.aten.native_batch_norm_backward(
+        dy_BCHW, x_BCHW, None, None, None, mean_C, inverse_C, train=True, eps=0.0, output_mask=[False, True, True]
+    )
+    return bias_sums, weight_sums
+
+
+# ------------------------------------------------------------------------------------------- how ranks find each other
+def store_at(listener: socket.socket, address: str, port: int, *, size: int, timeout: timedelta) -> TCPStore:
+    """Make the store of ``size`` ranks on a socket bound to ``address`` and ``port``; the store takes the socket over."""
+    # TCPStore has no argument for the address to bind and would listen on every interface. It does accept a socket that
+    # is bound already.
+    return TCPStore(
+        address,
+        port,
+        size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def store_of_default_group(store: distributed_c10d.Store) -> distributed_c10d.Store:
+    """Return ``store`` as ``init_process_group`` uses it on ranks that torch itself connects."""
+    # "default_pg" is torch's own prefix. A rank without it would look for the others under other keys.
+    return distributed_c10d.PrefixStore("default_pg", store)
+
+
+def replace_static_rendezvous(listening_store: Any) -> None:
+    """Make torchrun's static rendezvous use ``listening_store(address, port, size=, timeout=)`` as its store."""
+    # torchrun's own store listens on every interface of the machine and, having no password, answers anyone. The
+    # rendezvous keeps its store in `_store`, and makes none if there is one. `create_rdzv_handler` looks the class up
+    # in its module when it is called, so replacing it there suffices.
+    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
+
+    class BoundRendezvous(static_tcp_rendezvous.StaticTCPRendezvous):
+        """A static rendezvous whose store listens at the rendezvous address only."""
+
+        def next_rendezvous(self) -> Any:
+            """Make the store before the base class does."""
+            if self._store is None and self.rank == 0:
+                self._store = listening_store(
+                    self.master_addr, self.master_port, size=self.world_size, timeout=self.timeout
+                )
+            return super().next_rendezvous()
+
+    static_tcp_rendezvous.StaticTCPRendezvous = BoundRendezvous  # type: ignore[misc]
+
+
+# ------------------------------------------------------------------------------------------- leaving the process group
+def import_before_joining() -> None:
+    """Import the module that must not be imported between joining and leaving the default process group."""
+    # The functions of this module bind the default group that exists when it is imported as a default argument. DDP and
+    # DeepSpeed import it; if that happened after the group is made, the group and its threads would outlive the job.
+    import torch.distributed.nn.functional  # noqa: F401
+
+
+def abort_default_group() -> None:
+    """Leave the default process group without waiting for collectives that are under way."""
+    # destroy_process_group waits for them, also for those to which lost ranks will never come.
+    distributed_c10d._abort_process_group()
+
+
+# ------------------------------------------------------------------------------------------------------------------ DDP
+class LightDDP(DistributedDataParallel):
+    """A DDP that does not load torch's compiler, exchanges no buffers, and can be cut off from its process group."""
+
+    def __init__(self, *inputs: Any, **kwargs: Any) -> None:
+        # mtrain broadcasts buffers before evaluations and saves, so DDP must not do it in each forward pass. torch 2.13
+        # renamed the argument.
+        renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+        kwargs["forward_sync_buffers" if renamed else "broadcast_buffers"] = False
+        with without_compiler():
+            super().__init__(*inputs, **kwargs)
+
+    @override
+    @contextmanager
+    def _inside_ddp_forward(self) -> Iterator[None]:
+        # The base class tells the compiler which module runs, and imports it for that.
+        with super()._inside_ddp_forward() if compiler_is_loaded() else nullcontext():
+            yield
+
+    def release(self) -> None:
+        """Drop the process group, so that destroying it ends its threads. The module cannot train afterwards."""
+        # A gloo thread that outlives the destruction of the group aborts the process if it frees its last tensor while
+        # Python shuts down. The module, which the caller may keep, holds the group in these attributes.
+        for name in ("reducer", "logger", "process_group"):
+            self.__dict__[name] = None
+
+    def time_every_update(self) -> None:
+        """Measure the exchange of every update for ``exposed_exchange_s``."""
+        # By default DDP times only a sample of the updates.
+        self._set_ddp_runtime_logging_sample_rate(1)
+
+    def exposed_exchange_s(self) -> float:
+        """Return the seconds from the last gradient of the last backward pass to the end of its exchange."""
+        # Nothing public tells when the exchange, which runs during the backward pass, ends.
+        logger: Any = self.logger
+        logger.set_runtime_stats_and_log()
+        times_ns = self._get_ddp_logging_data()
+        return max(0.0, 1e-9 * (times_ns["backward_comm_time_end"] - times_ns["backward_compute_time_end"]))
+
+
+def compiler_is_loaded() -> bool:
+    """Return whether this process has imported torch's compiler."""
+    return "torch._dynamo" in sys.modules
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Keep DDP's constructor from importing torch's compiler, which takes as long as importing torch itself."""
+    # The constructor reads one setting of torch._dynamo, and the attribute `torch._dynamo` imports that module. Inside
+    # this context a stand-in answers with the setting's default. Nothing is replaced where the compiler is loaded.
+    if compiler_is_loaded():
+        yield
+        return
+    stand_in = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
+    torch.__dict__["_dynamo"] = stand_in
+    try:
+        yield
+    finally:
+        if torch.__dict__.get("_dynamo") is stand_in:
+            del torch.__dict__["_dynamo"]

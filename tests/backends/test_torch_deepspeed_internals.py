@@ -1,0 +1,101 @@
+"""Every internal name of DeepSpeed that mtrain uses exists, and does what mtrain takes for granted."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from tests.backends.processes import python
+from tests.ports import held_port
+
+pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+
+LOAD = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from mtrain.backends._deepspeed import library as loading
+loading.load("cpu")
+from mtrain.backends._deepspeed import internals
+from tests.backends.internals import Library
+library = Library("deepspeed", internals)
+"""
+
+
+def check(code: str, **env: str) -> None:
+    """Run ``code`` in a process that has loaded DeepSpeed; DeepSpeed is not loaded into that of the tests."""
+    process = python(LOAD + code + "\nprint('done')\n", **env)
+    assert process.stdout.endswith("done\n"), process.stderr
+
+
+def test_names_exist_and_functions_take_what_mtrain_passes() -> None:
+    check("""
+engine = "deepspeed.runtime.engine:DeepSpeedEngine"
+for path in (
+    "deepspeed.comm.comm:cdb",
+    "deepspeed.runtime.zero.parameter_offload:FWD_MODULE_STACK.clear",
+    "deepspeed.utils.groups:_release_process_group_references",
+    *(f"{engine}.{name}" for name in ("coalesce_grad_reduction", "set_gradient_accumulation_boundary", "allreduce_gradients")),
+    *(f"{engine}.{name}" for name in ("_flush_coalesced_reduction_zero12", "_flush_coalesced_reduction_zero3", "destroy")),
+    *(f"{engine}.{name}" for name in ("get_data_types", "communication_data_type", "_do_optimizer_sanity_check")),
+    "deepspeed.runtime.base_optimizer:ZeROOptimizer._configure_master_weights",
+):
+    library.get(path)
+operators = library.get("deepspeed.ops:__compatible_ops__")
+assert "deepspeed_shm_comm" in operators, library.wrong("there is no operator deepspeed_shm_comm")
+patch = "deepspeed.runtime.zero.partition_parameters:InsertPostInitMethodToModuleSubClasses._set_dtype"
+library.takes(patch, ["self", "ds_config", "dtype"])
+library.takes(f"{engine}._do_optimizer_sanity_check", ["self", "basic_optimizer"])
+library.reads("deepspeed.runtime.engine", ["scale_wrt_gas=True"])
+library.reads("deepspeed.runtime.zero.parameter_offload", ["vars("])
+assert callable(library.get("deepspeed.accelerator:get_accelerator")().supported_dtypes)
+""")
+
+
+COMMON = ("clear_backward_seen_flag", "backward_prologue", "enter_backward")
+STATES = (
+    *("round_robin_bit16_groups", "round_robin_bit16_offsets", "single_partition_of_fp32_groups"),
+    *("averaged_gradients", "cpu_offload", "flatten", "update_lp_params"),
+)
+WEIGHTS = (
+    *(
+        "fp16_groups",
+        "fp32_partitioned_groups_flat",
+        "averaged_gradients",
+        "offload_optimizer",
+        "persistent_parameters",
+    ),
+    *("_partition_all_parameters", "_reassign_or_swap_out_partitioned_parameters", "parameter_offload"),
+)
+
+
+@pytest.mark.parametrize(("stage", "names"), [(1, STATES), (2, STATES), (3, WEIGHTS)])
+def test_a_stage_has_the_attributes_that_hold_its_parts(stage: int, names: tuple[str, ...]) -> None:
+    check(
+        f"""
+from mtrain.backends.deepspeed import DeepSpeed
+from tests.backends.studies import Whole, recipe
+with DeepSpeed(DeepSpeed.Options(device="cpu", stage={stage})) as session:
+    model, _ = session.prepare(Whole, recipe())
+    ((engine, _),) = session._engines
+    library.has(engine.optimizer, {[*COMMON, *names]})
+    library.has(engine, ["optimizer", "module"])
+    for parameter in model.parameters() if {stage} == 3 else ():
+        library.has(parameter, ["ds_tensor", "ds_numel", "ds_shape", "partition_numel", "all_gather"])
+        library.same("the shape of a parameter that is split", tuple(parameter.shape), (0,))
+        assert internals.whole_shape(parameter) == tuple(parameter.ds_shape)
+""",
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(held_port()),
+    )
+
+
+def test_what_a_layer_returns_may_have_slots() -> None:
+    check("""
+from dataclasses import make_dataclass
+from types import SimpleNamespace
+Returned = make_dataclass("Returned", ["scores", "boxes"], frozen=True, slots=True)
+assert internals.attributes(Returned(1, 2)) == {"scores": 1, "boxes": 2}
+assert internals.attributes(SimpleNamespace(scores=1)) == {"scores": 1}
+""")

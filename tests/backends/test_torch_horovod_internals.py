@@ -1,0 +1,57 @@
+"""Every internal name of Horovod that mtrain uses exists, and does what mtrain takes for granted."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from mtrain.backends._horovod import internals
+from tests.backends.internals import Library
+from tests.backends.processes import python
+
+pytestmark = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
+
+
+@pytest.fixture(scope="module")
+def horovod() -> Library:
+    return Library("horovod", internals)
+
+
+def test_the_rendezvous_is_a_server_of_the_standard_library(horovod: Library) -> None:
+    module = "horovod.runner.http.http_server"
+    horovod.takes(f"{module}:RendezvousHTTPServer.__init__", ["self", "addr", "handler", "verbose"])
+    horovod.takes(f"{module}:RendezvousHTTPServer.init", ["self", "host_alloc_plan"])
+    horovod.get(f"{module}:RendezvousHandler")
+    server = internals.rendezvous_server(("127.0.0.1", 0))
+    try:
+        horovod.same("the address of RendezvousHTTPServer", server.socket.getsockname()[0], "127.0.0.1")
+    finally:
+        server.server_close()
+
+
+def test_horovodrun_makes_a_server_of_the_class_that_is_changed(horovod: Library) -> None:
+    horovod.reads("horovod.runner.http.http_server:RendezvousServer", ["RendezvousHTTPServer("])
+    process = python("""
+        from mtrain.backends._horovod import internals
+        internals.listen_on_loopback_only()
+        from horovod.runner.http.http_server import RendezvousServer
+        server = RendezvousServer(0)
+        server.start()
+        print(server._httpd.socket.getsockname()[0])
+        server.stop()
+    """)
+    assert process.stdout == "127.0.0.1\n", process.stderr
+
+
+def test_ranks_of_several_hosts_have_places(horovod: Library) -> None:
+    horovod.takes("horovod.runner.common.util.hosts:get_host_assignments", ["hosts", "min_num_proc"])
+    horovod.takes("horovod.runner.common.util.hosts:HostInfo.__init__", ["self", "hostname", "slots"])
+    slot = horovod.get("horovod.runner.common.util.hosts:SlotInfo")("h", *range(3), *range(3))
+    horovod.has(slot, ["hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"])
+
+
+def test_an_optimizer_counts_backward_passes_and_reads_its_operation_when_it_sends(horovod: Library) -> None:
+    optimizer = "horovod.torch.optimizer:_DistributedOptimizer"
+    horovod.reads(f"{optimizer}.__init__", ["self._allreduce_delay = {", "self.op = op"])
+    horovod.reads(f"{optimizer}._make_hook", ["self._allreduce_delay[p] -= 1"])
+    horovod.reads(f"{optimizer}._allreduce_grad_async", ["self.op"])
+    horovod.reads(f"{optimizer}._grouped_allreduce_grad_async", ["self.op"])
