@@ -38,7 +38,7 @@ def rows_of(comparison: dict) -> dict[str, dict]:
 
 
 @pytest.mark.slow
-def test_wrong_backends_are_found_and_described(tmp_path):
+def test_faulty_backends_are_detected_and_their_faults_named(tmp_path):
     actual, printed = compare(
         tmp_path / "out",
         "solo,clipping,summing,sluggish,elsewhere",
@@ -69,7 +69,7 @@ def test_wrong_backends_are_found_and_described(tmp_path):
 
 
 @pytest.mark.slow
-def test_right_backends_agree_bit_for_bit_and_repeat_themselves(tmp_path):
+def test_correct_backends_agree_bit_for_bit_and_in_every_run(tmp_path):
     actual, printed = compare(
         tmp_path / "out", "ddp,horovod,deepspeed:stage=3,solo", "--updates", "6", "--profile", "float32", status=0
     )
@@ -86,7 +86,7 @@ def test_right_backends_agree_bit_for_bit_and_repeat_themselves(tmp_path):
     assert "ddp, horovod and deepspeed:stage=3 are the same, bit for bit" in printed
 
 
-def test_ranks_that_never_exchange_gradients_are_caught(tmp_path):
+def test_ranks_that_never_exchange_gradients_are_detected(tmp_path):
     """The whole of `mtrain compare` that runs every time; the others are slow."""
     actual, printed = compare(tmp_path / "out", "ddp,silent", "--updates", "2", "--rounds", "0", status=1)
     assert [row["verdict"] for row in rows_of(actual).values()] == ["reference", "ranks differ"]
@@ -96,7 +96,7 @@ def test_ranks_that_never_exchange_gradients_are_caught(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_backend_that_cannot_do_it_is_told_and_the_others_are_compared(tmp_path):
+def test_a_backend_that_cannot_run_is_reported_and_the_others_are_compared(tmp_path):
     actual, printed = compare(
         tmp_path / "out", "solo,solo:framework=paddle,summing", "--updates", "2", "--ranks", "1", "--rounds", "0",
         "-o", "train.precision=bf16", status=1,
@@ -112,7 +112,7 @@ def test_a_backend_that_cannot_do_it_is_told_and_the_others_are_compared(tmp_pat
     "backend",
     ["late_ddp", *(pytest.param(f"late_{name}", marks=pytest.mark.slow) for name in ("horovod", "deepspeed", "fleet"))],
 )
-def test_a_rank_that_others_wait_for_is_seen_in_the_share_of_communication(backend, tmp_path):
+def test_waiting_for_a_slow_rank_raises_the_share_of_communication(backend, tmp_path):
     command = [
         *(
             sys.executable,
@@ -140,7 +140,7 @@ def test_a_rank_that_others_wait_for_is_seen_in_the_share_of_communication(backe
 
 
 # ----------------------------------------------------------------------------------------------------------- wrong use
-def test_entries_of_backends_hold_options_and_paths():
+def test_an_entry_of_backends_may_set_options_and_values_of_the_spec():
     one, other = parse_variants("ddp, deepspeed:stage=3:offload=true:train.channels_last=false")
     assert (one.label, one.name, one.options) == ("ddp", "ddp", {})
     assert (other.name, other.options, other.overrides) == (
@@ -150,7 +150,7 @@ def test_entries_of_backends_hold_options_and_paths():
 
 
 @pytest.mark.parametrize("text", ["", " , ", "ddp,ddp", "deepspeed:3", "deepspeed:=3", "ddp:timeout_s=[1,2]"])
-def test_entries_that_are_none_are_refused(text):
+def test_malformed_entries_of_backends_are_refused(text):
     with pytest.raises(UsageError, match="--backends"):
         parse_variants(text)
 

@@ -29,7 +29,7 @@ def told(planted: Planted, reference: Planted = Planted(), facts: Facts = FACTS)
     return " / ".join(message), actual.first, list(actual.what)
 
 
-def test_the_same_job_twice_has_no_cause():
+def test_two_runs_of_one_job_have_no_cause_of_difference():
     a, b = run(), run()
     actual = difference(a, b)
     assert actual.first is None
@@ -37,33 +37,33 @@ def test_the_same_job_twice_has_no_cause():
     assert violations(actual, PROFILES["bitwise"]) == []
 
 
-def test_a_clip_that_nobody_asked_for():
+def test_clipping_that_one_backend_adds_is_named_as_the_cause():
     """The norms are about 2.4 (u + 1): the first beyond 5 is update 2's."""
     message, update, what = told(Planted(recipe=replace(RECIPE, clip_norm=5.0)))
     assert "it clips at 5.0, the spec says 10" in message
     assert (update, what[0]) == (2, "moments")
 
 
-def test_a_clip_that_is_left_out():
+def test_clipping_that_one_backend_omits_is_named_as_the_cause():
     message, update, _ = told(Planted(recipe=replace(RECIPE, clip_norm=float("inf"))))
     assert "it does not clip" in message
     assert "the spec says 10" in message
     assert update == 4
 
 
-def test_a_clip_under_adamw():
+def test_clipping_under_adamw_is_named_as_the_cause():
     facts = Facts(recipe=ADAMW, ranks=2)
     message, _, _ = told(Planted(recipe=replace(ADAMW, clip_norm=5.0)), Planted(recipe=ADAMW), facts)
     assert "it clips at 5.0" in message
 
 
-def test_gradients_that_are_summed_over_ranks():
+def test_gradients_summed_instead_of_averaged_over_ranks_are_named_as_the_cause():
     message, update, what = told(Planted(gradient_factor=2.0))
     assert "2 times as large at the same loss, the number of ranks (2): gradients are summed, not averaged" in message
     assert (update, what[0]) == (0, "norm")
 
 
-def test_gradients_that_are_not_divided_by_the_micro_batches():
+def test_gradients_not_divided_by_the_micro_batches_are_named_as_the_cause():
     assert "the micro batches per update (4)" in told(Planted(gradient_factor=4.0))[0]
     assert (
         "one over ranks x micro batches per update (2 x 4): gradients are divided once too often"
@@ -71,19 +71,19 @@ def test_gradients_that_are_not_divided_by_the_micro_batches():
     )
 
 
-def test_a_gradient_that_is_scaled_after_its_norm_was_taken():
+def test_a_gradient_scaled_after_its_norm_was_computed_is_named_as_the_cause():
     message, _, what = told(Planted(applied_factor=2.0))
     assert "the gradient that is applied is not: it is 2 times as large, the number of ranks (2)" in message
     assert what[0] == "moments"
 
 
-def test_another_momentum():
+def test_another_momentum_is_named_as_the_cause():
     message, update, what = told(Planted(recipe=with_options(momentum=0.5)))
     assert "as with a momentum of 0.5 instead of 0.9, or another learning rate" in message
     assert (update, what[0]) == (0, "weights"), "nesterov looks ahead in the first update already"
 
 
-def test_another_momentum_without_nesterov():
+def test_another_momentum_without_nesterov_is_named_as_the_cause():
     plain = with_options(nesterov=0.0)
     facts = Facts(recipe=plain, ranks=2)
     wrong = replace(plain, groups=with_options(nesterov=0.0, momentum=0.5).groups)
@@ -92,38 +92,38 @@ def test_another_momentum_without_nesterov():
     assert (update, what[0]) == (1, "moments")
 
 
-def test_nesterov_left_out_and_added():
+def test_nesterov_momentum_that_one_backend_omits_or_adds_is_named_as_the_cause():
     assert "nesterov is off" in told(Planted(recipe=with_options(nesterov=0.0)))[0]
     plain = with_options(nesterov=0.0)
     message, _, _ = told(Planted(), Planted(recipe=plain), Facts(recipe=plain, ranks=2))
     assert "nesterov is on" in message
 
 
-def test_another_weight_decay():
+def test_another_weight_decay_is_named_as_the_cause():
     message, update, what = told(Planted(recipe=with_options(weight_decay=0.01)))
     assert "group 0 has a weight decay that differs by +0.01" in message
     assert (update, what[0]) == (0, "moments")
 
 
-def test_another_learning_rate():
+def test_another_learning_rate_is_named_as_the_cause():
     message, _, what = told(Planted(rate_factor=2.0))
     assert "its step is 2 times as long, the number of ranks (2): look at the learning rate" in message
     assert what[0] == "weights"
 
 
-def test_another_average():
+def test_another_average_of_weights_is_named_as_the_cause():
     message, _, what = told(Planted(recipe=replace(RECIPE, ema_decay=0.5)))
     assert "it keeps 0.0906 of itself per update, 0.179 was asked for" in message
     assert what == ["ema"]
 
 
-def test_other_buffers():
+def test_other_buffers_are_named_as_the_cause():
     message, _, what = told(Planted(buffer_momentum=0.2))
     assert "running statistics of BatchNorm" in message
     assert what[0] == "buffers"
 
 
-def test_other_samples_start_weights_and_loss():
+def test_other_samples_start_weights_or_losses_are_named_as_the_cause():
     assert "other samples" in told(Planted(other_samples_from=3))[0]
     assert told(Planted(other_samples_from=3))[1] == 3
     assert "starts from other weights" in told(Planted(start=0.5))[0]
@@ -132,7 +132,7 @@ def test_other_samples_start_weights_and_loss():
     assert "the forward pass is rounded differently" in told(Planted(loss_factor=1 + 1e-7))[0]
 
 
-def test_rounding_of_the_gradient():
+def test_rounding_of_the_gradient_is_named_as_the_cause():
     message, _, what = told(Planted(noise=1e-7))
     assert "gradients are added up in another order" in message
     assert what[0] == "norm"
@@ -144,7 +144,7 @@ def test_rounding_under_adam_is_explained():
     assert "whole steps" not in told(Planted(noise=1e-7))[0]
 
 
-def test_ranks_that_drift_apart():
+def test_ranks_with_different_weights_are_named_as_the_cause():
     assert run(Planted(drift_at=4)).drifted == 5
     assert "ranks do not hold the same weights after update 4" in told(Planted(drift_at=4, gradient_factor=1.1))[0]
 
@@ -166,6 +166,6 @@ def test_the_groups_of_this_file_are_those_of_its_recipe():
     (Planted(other_samples_from=3), "loose", False),
     (Planted(start=1e-7), "loose", False),
 ])  # fmt: skip
-def test_profiles_allow_rounding_and_no_fault(planted, profile, agrees):
+def test_profiles_allow_rounding_but_no_fault(planted, profile, agrees):
     actual = difference(run(), run(planted))
     assert (violations(actual, PROFILES[profile]) == []) == agrees, violations(actual, PROFILES[profile])

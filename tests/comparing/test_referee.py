@@ -51,7 +51,7 @@ def told(result: Comparison) -> str:
     return " / ".join(sentence.text for sentence in wording.summary(result))
 
 
-def test_the_reference_is_named_where_it_is_the_one_that_is_off() -> None:
+def test_float64_shows_that_the_reference_is_the_wrong_one() -> None:
     result = settled({"one": off_by(1e-2), "two": EXACTLY})
     assert not result.agree
     assert wording.headline(result) == "one is off: too far from float64 in the first update"
@@ -63,21 +63,21 @@ def test_the_reference_is_named_where_it_is_the_one_that_is_off() -> None:
     assert [row[columns.index("norm off float64")] for row in rows] == ["1.0e-02", "0"]
 
 
-def test_another_backend_is_named_where_it_is_off() -> None:
+def test_float64_shows_that_another_backend_is_the_wrong_one() -> None:
     result = settled({"one": EXACTLY, "two": off_by(1e-4)})
     assert wording.headline(result) == "two is off: too far from float64 in the first update"
     assert result.verdict(result.rows[1]) == "inexact"
     assert result.as_json()["backends"][1]["from_float64"][NORM] == pytest.approx(1e-4, rel=1e-2)
 
 
-def test_backends_within_the_promise_agree_and_their_distances_are_told() -> None:
+def test_backends_within_their_bounds_agree_and_their_distances_are_reported() -> None:
     near = off_by(1e-6)
     result = settled({"one": EXACTLY, "two": near}, nudge=off_by(1e-6))
     assert result.agree
     assert "gradient norm off from float64 (2.203856): two 1.0e-06, one 0.0e+00" in told(result)
 
 
-def test_a_norm_that_is_not_finite_is_off() -> None:
+def test_a_gradient_norm_that_is_not_finite_counts_as_wrong() -> None:
     norms = EXACTLY.norms.copy()
     norms[0] = np.nan
     result = settled({"one": EXACTLY, "two": replace(EXACTLY, norms=norms)})
@@ -92,7 +92,7 @@ def test_a_difference_in_float64_is_not_called_rounding() -> None:
     )
 
 
-def test_bounds_follow_the_nudge() -> None:
+def test_bounds_grow_with_the_difference_that_nudged_weights_cause() -> None:
     actual = difference(EXACTLY, off_by(1e-4))
     referee = Referee(exact={"one": EXACTLY}, label="one", nudge=actual)
     profile = measured(PROFILES["float32"], referee)

@@ -66,7 +66,7 @@ ABSENT = Row(label="four", outcome="absent", reason="four needs a library")
 
 
 @pytest.mark.parametrize("label", ["one", "two"])
-def test_ranks_that_part_are_no_agreement_even_where_rank_0_has_the_same_bits(label):
+def test_ranks_with_different_weights_are_no_agreement_even_if_rank_0_has_the_same_bits(label):
     alike = comparison(ALIKE)
     parted = [replace(row, trace=replace(row.trace, drifted=5)) if row.label == label else row for row in alike.rows]
     result = replace(alike, rows=parted)
@@ -76,7 +76,7 @@ def test_ranks_that_part_are_no_agreement_even_where_rank_0_has_the_same_bits(la
     assert any(f"The ranks of {label} do not" in sentence.text for sentence in wording.summary(result))
 
 
-def test_backends_that_agree_are_said_to():
+def test_the_headline_says_that_backends_agree():
     result = comparison(ALIKE)
     assert result.agree
     assert wording.headline(result) == "All 3 backends agree within the profile float32"
@@ -87,7 +87,7 @@ def test_backends_that_agree_are_said_to():
     assert wording.headline(bitwise) == "All 2 backends train alike, bit for bit"
 
 
-def test_one_that_does_not_is_named_with_the_cause_and_the_update():
+def test_a_backend_that_differs_is_named_with_the_cause_and_the_update():
     result = comparison(WRONG)
     assert not result.agree
     assert wording.headline(result) == "<b>wrong</b> does not train like one"
@@ -100,14 +100,14 @@ def test_one_that_does_not_is_named_with_the_cause_and_the_update():
 
 
 @pytest.mark.parametrize("row", [ABSENT, Row(label="four", outcome="failed", reason="rank 1 fell over")])
-def test_one_that_did_not_run_makes_the_comparison_incomplete(row):
+def test_a_backend_that_did_not_run_makes_the_comparison_incomplete(row):
     result = comparison(ALIKE, rows=(row,))
     assert not result.agree
     assert wording.headline(result) == "The backends that ran agree; four did not run"
     assert any(row.reason in sentence.text and sentence.good is False for sentence in wording.summary(result))
 
 
-def test_a_backend_that_does_not_repeat_itself_is_told():
+def test_a_backend_whose_second_run_has_other_bits_is_reported():
     result = comparison(ALIKE)
     result = replace(result, rows=[replace(result.rows[0], repeats=False), *result.rows[1:]])
     assert not result.agree
@@ -143,7 +143,7 @@ class Checker(HTMLParser):
         assert self.stack.pop() == tag
 
 
-def test_the_page_is_whole_and_needs_nothing_else():
+def test_the_page_is_complete_and_loads_no_other_file():
     text = page(comparison(WRONG, rows=(ABSENT,)))
     checker = Checker()
     checker.feed(text)
@@ -155,7 +155,7 @@ def test_the_page_is_whole_and_needs_nothing_else():
     assert "NaN" not in text
 
 
-def test_a_page_without_any_job_is_a_page():
+def test_the_page_can_be_made_when_no_job_has_run():
     result = Comparison(
         title="none", source="a.yml", facts={}, profile=PROFILES["bitwise"], updates=5, rows=[ABSENT], against={}
     )
@@ -163,7 +163,7 @@ def test_a_page_without_any_job_is_a_page():
     assert not result.agree
 
 
-def test_figures_are_plain_json():
+def test_the_results_can_be_written_as_json():
     values = json.loads(json.dumps(finite(comparison(WRONG, rows=(ABSENT,)).as_json()), allow_nan=False))
     assert values["agree"] is False
     assert values["same_bits"] == [["one", "two"], ["three"], ["<b>wrong</b>"]]
@@ -172,7 +172,7 @@ def test_figures_are_plain_json():
     assert len(wrong["gaps"]["weights"]["curve"]) == 12
 
 
-def test_curves_leave_out_what_cannot_be_drawn():
+def test_curves_leave_out_values_that_are_not_finite():
     values = np.array([0.0, 1e-7, np.nan, 1e-5, np.inf, 1e-3])
     drawn = curves("x", [Line(label="a", colour=0, values=values)], updates=6, log=True)
     (path,) = re.findall(r'class="curve s0" d="([^"]*)"', drawn)
@@ -184,7 +184,7 @@ def test_curves_leave_out_what_cannot_be_drawn():
 
 
 @pytest.mark.parametrize("values", [[5.0], [1.0, 1.0], [-3.0, 2e9], [1e-12, 2e-12]])
-def test_any_range_has_an_axis(values):
+def test_every_range_of_values_gets_an_axis(values):
     drawn = curves("x", [Line(label="a", colour=0, values=np.array(values))], updates=len(values))
     assert drawn.count('class="grid"') >= 2
 
@@ -221,14 +221,14 @@ def test_the_share_of_communication_is_each_updates_own():
 @pytest.mark.parametrize(
     ("shares", "cell"), [((), tables.UNKNOWN), ((0.0, 0.0), "0%"), ((0.124, 0.116), "12%"), ((0.4, 0.02), "2% to 40%")]
 )
-def test_ranks_that_wait_for_longer_than_others_are_told_apart(shares, cell):
+def test_ranks_that_wait_longer_than_others_are_reported_as_a_range(shares, cell):
     result = comparison({"one": Planted()})
     speed = speed_of([history([0.1] * 12, shares=shares)], started=[99.0], batch=8, timed=True)
     columns, rows = tables.speeds(replace(result, rows=[replace(result.rows[0], speed=speed)]))
     assert rows[0][columns.index("exchange wait")] == cell
 
 
-def test_what_a_traced_job_sends_is_not_told():
+def test_bytes_sent_by_a_traced_job_are_not_reported():
     assert speed_of([history([0.1] * 9, sent=1000)], started=[99.0], batch=8, timed=False).sent_bytes is None
 
 
@@ -244,7 +244,7 @@ def test_the_array_that_differs_most_is_named():
     assert "ema" not in actual
 
 
-def test_arrays_that_one_job_lacks_differ_without_bound():
+def test_arrays_that_one_job_lacks_have_an_infinite_difference():
     actual = farthest(State(weights={"x": np.ones(1)}), State(weights={"x": np.ones(1), "z": np.ones(1)}))
     assert (actual["weights"].name, actual["weights"].difference) == ("z", float("inf"))
     assert farthest(State(weights={"x": np.ones(1)}), State(weights={"x": np.ones(2)}))["weights"].difference == float(

@@ -41,7 +41,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_a_call_within_a_call_counts_once(clock):
+def test_nested_calls_are_timed_once(clock):
     ranks, waits = Ranks(clock), Waits()
     waits.watch(ranks, "meet", "gather")
     assert ranks.gather(2) == ["met", "met"]
@@ -50,7 +50,7 @@ def test_a_call_within_a_call_counts_once(clock):
     assert waits.seconds == 13
 
 
-def test_a_call_that_fails_has_ended(clock):
+def test_the_time_of_a_call_that_raises_is_counted(clock):
     ranks, waits = Ranks(clock), Waits()
     waits.watch(ranks, "gather")
     with pytest.raises(OSError, match="gone"):
@@ -60,7 +60,7 @@ def test_a_call_that_fails_has_ended(clock):
     assert waits.seconds == 20
 
 
-def test_what_was_watched_can_be_let_go(clock):
+def test_watched_functions_can_be_restored(clock):
     waits, before = Waits(), Ranks.meet
     waits.watch(Ranks, "meet")
     Ranks(clock).meet()
@@ -70,7 +70,7 @@ def test_what_was_watched_can_be_let_go(clock):
     assert Ranks.meet is before
 
 
-def test_one_rank_never_waits_and_tells_only_if_asked(framework):
+def test_one_rank_never_waits_and_reports_waiting_only_on_request(framework):
     with framework.solo() as session:
         assert "communication_s" not in session.measure()
         session.time_waits()
