@@ -14,6 +14,7 @@ import numpy as np
 
 from mtrain.core import cadence
 from mtrain.core.checkpoint.sharing import load_everywhere
+from mtrain.core.completeness import check_session
 from mtrain.core.interfaces import Backend, Collective, Progress, RankSession, Rates
 from mtrain.core.recipe import make_recipe
 from mtrain.core.schedule import Schedule, total_updates
@@ -42,7 +43,7 @@ def session(*, framework: str | None = None) -> Iterator["Session"]:
 
     Raises:
         ScriptError: the script already has a session.
-        UsageError: the ranks cannot be joined.
+        UsageError: the ranks cannot be joined, or the backend's session is incomplete.
     """
     from mtrain.rank import script
 
@@ -55,6 +56,7 @@ def session(*, framework: str | None = None) -> Iterator["Session"]:
         options = plugins.options("backends", choice.name, choice.options, path="backend.options", policy=policy)
         backend: Backend = plugins.load("backends", choice.name, policy=policy)(options)
         rank = stack.enter_context(backend)
+        check_session(rank, backend=backend, name=choice.name)
         current = Session(job, backend, rank)
         Session.active = True
         try:
