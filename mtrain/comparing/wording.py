@@ -31,7 +31,7 @@ def summary(result: Comparison) -> list[Sentence]:
     sentences += [_not_done(row) for row in result.rows if row.outcome != "done"]
     sentences += [
         Sentence(
-            f"{row.label} does not repeat itself: a second job from the same spec ended with other weights", good=False
+            f"{row.label} is not reproducible: a second job from the same spec ended with other weights", good=False
         )
         for row in result.rows
         if row.repeats is False
@@ -63,7 +63,7 @@ def headline(result: Comparison) -> str:
         return f"The backends that ran agree; {listed(missing)} did not run"
     if len(result.rows) == 1:
         return f"{result.rows[0].label} alone: nothing to compare with"
-    return "A backend does not repeat itself"
+    return "A backend is not reproducible"
 
 
 def listed(words: Sequence[str]) -> str:
@@ -105,7 +105,7 @@ def _against_float64(result: Comparison) -> list[Sentence]:
         distances = result.referee.otherwise(label)
         if distances:
             sizes = listed([f"{WORDS[name]} {size:.1e} apart" for name, size in distances.items()])
-            text = f"{label} differs from {result.referee.label} in float64 too ({sizes}): that is no rounding"
+            text = f"{label} differs from {result.referee.label} in float64 too ({sizes}), so this is not rounding"
             sentences.append(Sentence(text, good=False))
     return sentences
 
@@ -114,11 +114,11 @@ def parting(against: Against) -> str:
     """Describe the first update in which two jobs differ, and the quantities."""
     gap = against.difference
     if gap.first is None:
-        return "The same bits throughout"
+        return "Bit for bit the same in every update"
     names = listed([WORDS[name] for name in gap.what])
     if not gap.first:
-        return f"They part in the first update, in {names}"
-    return f"They part in update {gap.first}, in {names}; until then they are the same, bit for bit"
+        return f"The first difference is in the first update, in {names}"
+    return f"The first difference is in update {gap.first}, in {names}; before it they are the same, bit for bit"
 
 
 def _growth(against: Against, result: Comparison) -> str:
@@ -137,7 +137,7 @@ def _drifted(row: Row) -> Sentence:
 
 
 def _not_done(row: Row) -> Sentence:
-    how = {"failed": "failed", "refused": "cannot do this", "absent": "is not installed"}[row.outcome]
+    how = {"failed": "failed", "refused": "refused the job", "absent": "is not installed"}[row.outcome]
     return Sentence(f"{row.label} {how}: {row.reason}", good=False)
 
 

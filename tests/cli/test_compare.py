@@ -105,7 +105,7 @@ def test_a_backend_that_cannot_run_is_reported_and_the_others_are_compared(tmp_p
     assert rows["solo:framework=paddle"]["verdict"] == "refused"
     assert "bf16" in rows["solo:framework=paddle"]["reason"]
     assert rows["summing"]["verdict"] == "differs"
-    assert "solo:framework=paddle cannot do this" in printed
+    assert "solo:framework=paddle refused the job" in printed
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_gradient_norm_that_is_not_finite_counts_as_wrong() -> None:
 
 def test_a_difference_in_float64_is_not_called_rounding() -> None:
     wrong = off_by(1.0)
-    assert "two differs from one in float64 too (gradient norm 1.0e+00 apart): that is no rounding" in told(
+    assert "two differs from one in float64 too (gradient norm 1.0e+00 apart), so this is not rounding" in told(
         settled({"one": EXACTLY, "two": wrong}, exact={"two": wrong})
     )
 

@@ -94,7 +94,7 @@ def test_a_backend_that_differs_is_named_with_the_cause_and_the_update():
     (messages,) = [sentence.text for sentence in wording.summary(result) if sentence.good is False]
     assert "it clips at 5.0, the spec says 10" in messages
     assert (
-        "They part in update 2, in moments, weights and averaged weights; until then they are the same, bit for bit"
+        "The first difference is in update 2, in moments, weights and averaged weights; before it they are the same, bit for bit"
         in messages
     )
 
@@ -111,7 +111,7 @@ def test_a_backend_whose_second_run_has_other_bits_is_reported():
     result = comparison(ALIKE)
     result = replace(result, rows=[replace(result.rows[0], repeats=False), *result.rows[1:]])
     assert not result.agree
-    assert any("one does not repeat itself" in sentence.text for sentence in wording.summary(result))
+    assert any("one is not reproducible" in sentence.text for sentence in wording.summary(result))
 
 
 def test_tables_have_a_row_per_backend():
