@@ -7,16 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtrain.errors import ScriptError
-from mtrain.script.settings import PLAIN, changed
+from mtrain.script.settings import PLAIN, SECTIONS, changed, plain_values
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
     from mtrain.spec.model import Spec
-
-OWN_SPEC = "script"
-"""The shipped config with the defaults of a plain training loop."""
-SETTABLE = ("train.", "optimizer.", "schedule.")
-"""Beginnings of the paths that a script may set, too."""
 
 
 def with_script(loaded: "Loaded", script: Path, arguments: Sequence[str]) -> "Loaded":
@@ -44,7 +39,7 @@ def with_script(loaded: "Loaded", script: Path, arguments: Sequence[str]) -> "Lo
         sorted(
             path
             for path, origin in loaded.provenance.items()
-            if path.startswith(SETTABLE) and Path(origin.file or "").name != f"{OWN_SPEC}.yml"
+            if path.partition(".")[0] in SECTIONS and Path(origin.file or "").name != f"{PLAIN}.yml"
         )
     )
     spec = _with_plain_defaults(loaded, given)
@@ -57,7 +52,7 @@ def with_script(loaded: "Loaded", script: Path, arguments: Sequence[str]) -> "Lo
 def _with_plain_defaults(loaded: "Loaded", given: Sequence[str]) -> "Spec":
     plain = {
         path: value
-        for path, value in PLAIN.items()
+        for path, value in plain_values().items()
         if not any(name == path or name.startswith((f"{path}.", path + "[")) for name in given)
     }
     spec: Spec = changed(loaded.spec, plain)

@@ -75,17 +75,19 @@ class Step:
 def outcome(
     rank: Any,
     runner: Step,
-    dataset: Any,
+    length: int,
+    read: Callable[[Sequence[int]], Any],
     *,
     micro_batch: int,
-    collate: Callable[[Sequence[Any]], Any],
     floats: Any,
 ) -> Outcome:
-    """Return (predictions, targets) of the whole data set, in the order of its samples. Every rank must call."""
+    """Return (predictions, targets) of ``length`` samples, in their order. Every rank must call.
+
+    ``read`` returns the batch of some samples.
+    """
     parts = []
-    for indices in shares(len(dataset), rank.collective, micro_batch):
-        batch = collate([dataset[index] for index in indices])
-        arrays, runner.batch_structure = trees.flattened(batch, floats=floats)
+    for indices in shares(length, rank.collective, micro_batch):
+        arrays, runner.batch_structure = trees.flattened(read(indices), floats=floats)
         tensors = next(iter(rank.batches([arrays])))
         outputs = rank.infer(runner, tensors)
         parts.append((indices, numpy_tree(runner.structure, outputs)))

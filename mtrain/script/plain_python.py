@@ -31,9 +31,8 @@ def solo_job(framework: str | None) -> Iterator[RankJob]:
         framework = "paddle" if "paddle" in sys.modules and "torch" not in sys.modules else "torch"
     if framework not in ("torch", "paddle"):
         raise ScriptError(f"mtrain.session: framework={framework!r} given; expected 'torch' or 'paddle'")
-    loaded = config.load("script", environ={})
-    changes = {**PLAIN, "backend.name": "solo", "backend.options": {"framework": framework}}
-    spec = changed(loaded.spec, changes)
+    loaded = config.load(PLAIN, environ={})
+    spec = changed(loaded.spec, {"backend.name": "solo", "backend.options": {"framework": framework}})
     name = Path(sys.argv[0]).stem or "script"
     folder = RunFolder(runfolder.create(Path(spec.report.dir), name))
     folder.make()

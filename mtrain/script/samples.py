@@ -93,13 +93,7 @@ class Samples:
 
     def sample(self, epoch: int, index: int) -> Any:
         """Return one sample, read with the random numbers of (seed, epoch, index)."""
-        words = np.random.SeedSequence([self._seed, epoch, index]).generate_state(4)
-        random.seed(int(words[0]))
-        np.random.seed(int(words[1]))
-        self._seed_framework(int(words[2]))
-        if hasattr(self.dataset, "set_random_seed"):
-            self.dataset.set_random_seed(int(words[3]))
-        return self.dataset[index]
+        return seeded_sample(self.dataset, index, (self._seed, epoch, index), self._seed_framework)
 
     def check_repeatable(self) -> None:
         """Refuse a data set that returns different values for the same (seed, epoch, index).
@@ -114,6 +108,17 @@ class Samples:
                     "train on other data; draw random numbers from random, numpy.random or the framework, give the data set "
                     "a method set_random_seed(seed), or accept it with nondeterministic='allow'"
                 )
+
+
+def seeded_sample(dataset: Any, index: int, key: Sequence[int], seed_framework: Seed) -> Any:
+    """Return sample ``index`` of a data set, read with the random numbers that ``key`` determines."""
+    words = [int(word) for word in np.random.SeedSequence(list(key)).generate_state(4)]
+    random.seed(words[0])
+    np.random.seed(words[1])  # augmentation libraries use numpy's global generator
+    seed_framework(words[2])
+    if hasattr(dataset, "set_random_seed"):
+        dataset.set_random_seed(words[3])
+    return dataset[index]
 
 
 def check_dataset(dataset: Any, *, call: str) -> None:

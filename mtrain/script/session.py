@@ -25,7 +25,7 @@ from mtrain.script.loop import Hooks, Loop, Updater
 from mtrain.script.plain_python import solo_job
 from mtrain.script.records import Records
 from mtrain.script.rules import Curve, RateOf, Rule
-from mtrain.script.samples import Order, Samples, check_dataset
+from mtrain.script.samples import Order, Samples, check_dataset, seeded_sample
 from mtrain.script.settings import changed, changes_of, refuse_contradictions
 from mtrain.spec import plugins
 
@@ -351,16 +351,22 @@ class Session:
             raise ScriptError("session.evaluate: expected the model that session.prepare returned")
         check_dataset(dataset, call="session.evaluate")
         began, collective = time.perf_counter(), self.collective
+        native, seed = self._updater.native, self._spec.train.seed
+
+        def read(indices: Sequence[int]) -> Any:
+            samples = [seeded_sample(dataset, index, (seed, index), native.seed_value) for index in indices]
+            return (collate or trees.collate)(samples)
+
         runner = evaluation.Step(self._module, step or evaluation.predicted)
-        with self._updater.native.averaged():
+        with native.averaged():
             self._module.eval()
             try:
                 outcome = evaluation.outcome(
                     self._rank,
                     runner,
-                    dataset,
+                    len(dataset),
+                    read,
                     micro_batch=batch_size or max(1, self._spec.train.batch_size // collective.size),
-                    collate=collate or trees.collate,
                     floats=np.float64 if self._spec.train.precision == "fp64" else None,
                 )
             finally:

@@ -8,25 +8,17 @@ from typing import Any
 from mtrain.errors import ScriptError, SpecError
 from mtrain.spec import config
 
-SECTIONS = ("train", "optimizer", "schedule", "checkpoint", "report", "backend")
-"""Sections of a spec that mean something to a script; its model and its data are the script's own."""
-PLAIN: Mapping[str, Any] = {
-    "train.clip_norm": None,
-    "train.ema": None,
-    "train.channels_last": False,
-    "train.accumulate": 1,
-    "train.epochs": None,
-    "train.updates": None,
-    "optimizer.rule": "sgd",
-    "optimizer.momentum": 0.0,
-    "optimizer.nesterov": False,
-    "optimizer.weight_decay": 0.0,
-    "optimizer.groups": [{"match": ""}],
-    "schedule.name": "constant",
-    "schedule.per": "update",
-    "schedule.warmup": None,
-}
-"""Values of a script's job that neither its user nor the script sets: those of a plain training loop."""
+SECTIONS = ("train", "optimizer", "schedule")
+"""Sections of a spec that a script may set, too."""
+PLAIN = "script"
+"""The shipped config with the values that neither the user nor the script sets: those of a plain training loop."""
+
+
+def plain_values() -> dict[str, Any]:
+    """Return what the config ``PLAIN`` sets, by dotted path of two words."""
+    loaded = config.load(PLAIN, environ={})
+    paths = sorted({tuple(path.split(".")[:2]) for path in loaded.provenance if "." in path})
+    return {f"{section}.{key}": loaded.values[section][key] for section, key in paths if section in SECTIONS}
 
 
 def changed(spec: Any, changes: Mapping[str, Any], *, call: str = "mtrain.session") -> Any:

@@ -51,7 +51,9 @@ def as_array(value: Any) -> Array | None:
     if isinstance(value, np.generic):
         return np.asarray(value)
     if hasattr(value, "detach") and hasattr(value, "numpy"):
-        array: Array = value.detach().cpu().numpy()
+        # numpy has no bfloat16, which some data sets are stored in.
+        tensor = value.detach().cpu()
+        array: Array = (tensor.float() if "bfloat16" in str(tensor.dtype) else tensor).numpy()
         return array
     return None
 
