@@ -39,7 +39,7 @@ def markdown(schemas: Mapping[str, type[Spec]]) -> list[str]:
         "",
         *(f"* [the task {task}](#the-task-{task})" for task in schemas),
     ]
-    lines += _tables(Spec, known=None)
+    lines += _tables(Spec, shown_before=None)
     for task, schema in schemas.items():
         lines += [
             "",
@@ -47,18 +47,18 @@ def markdown(schemas: Mapping[str, type[Spec]]) -> list[str]:
             "",
             f"A spec of this task also has the following values, of the task {task}.",
         ]
-        lines += _tables(schema, known=Spec, of=f" of {task}")
+        lines += _tables(schema, shown_before=Spec, of=f" of {task}")
     return lines
 
 
-def _tables(schema: type[Spec], *, known: type[Spec] | None, of: str = "") -> list[str]:
-    """Return the tables of ``schema`` without the keys that ``known`` has; ``of`` is appended to their headings."""
+def _tables(schema: type[Spec], *, shown_before: type[Spec] | None, of: str = "") -> list[str]:
+    """Return the tables of ``schema`` without the keys that ``shown_before`` has; ``of`` is appended to their headings."""
     defaults = schema().model_dump(mode="json")
     lines: list[str] = []
     section: Path | None = None
     for path, key_field in walk(schema):
-        if known is not None and (
-            field_at(known, path) is not None or (0 in path and field_at(known, path[: path.index(0)]))
+        if shown_before is not None and (
+            field_at(shown_before, path) is not None or (0 in path and field_at(shown_before, path[: path.index(0)]))
         ):
             continue
         if model_of(key_field.annotation) is not None and path[-1] != ITEMS:

@@ -45,7 +45,7 @@ Report = Callable[[Sequence[Finding], str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What to check."""
+    """The checks that are requested."""
 
     config: str | None = None
     """The spec; None: the default one, of which only the hosts, the ranks and the backend matter."""

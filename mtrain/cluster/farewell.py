@@ -55,5 +55,5 @@ class Farewell:
         ``text`` is in it also for a refusal: hosts with another version of mtrain print it.
         """
         refusal = {} if self.refusal is None else {"refusal": self.refusal}
-        known = {"code": self.code, "text": self.text, "reason": self.reason, "discard": self.discard}
-        return {"do": "bye", **known, **refusal}
+        fields = {"code": self.code, "text": self.text, "reason": self.reason, "discard": self.discard}
+        return {"do": "bye", **fields, **refusal}

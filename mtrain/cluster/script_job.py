@@ -35,25 +35,28 @@ def with_script(loaded: "Loaded", script: Path, arguments: Sequence[str]) -> "Lo
     except (SyntaxError, ValueError) as error:
         place = f"{script}:{error.lineno}" if isinstance(error, SyntaxError) else str(script)
         raise ScriptError(f"{place}: is not valid Python: {getattr(error, 'msg', error)}") from error
-    given = tuple(
+    outside_paths = tuple(
         sorted(
             path
             for path, origin in loaded.provenance.items()
             if path.partition(".")[0] in SECTIONS and Path(origin.file or "").name != f"{PLAIN}.yml"
         )
     )
-    spec = _with_plain_defaults(loaded, given)
+    spec = _with_plain_defaults(loaded, outside_paths)
     call = config.ScriptCall(
-        path=script.absolute(), arguments=tuple(arguments), digest=hashlib.sha256(content).hexdigest(), given=given
+        path=script.absolute(),
+        arguments=tuple(arguments),
+        digest=hashlib.sha256(content).hexdigest(),
+        outside_paths=outside_paths,
     )
     return dataclasses.replace(loaded, spec=spec, values=spec.model_dump(mode="json"), name=script.stem, script=call)
 
 
-def _with_plain_defaults(loaded: "Loaded", given: Sequence[str]) -> "Spec":
+def _with_plain_defaults(loaded: "Loaded", outside_paths: Sequence[str]) -> "Spec":
     plain = {
         path: value
         for path, value in plain_values().items()
-        if not any(name == path or name.startswith((f"{path}.", path + "[")) for name in given)
+        if not any(name == path or name.startswith((f"{path}.", path + "[")) for name in outside_paths)
     }
     spec: Spec = changed(loaded.spec, plain)
     return spec

@@ -1,1 +1,1 @@
-"""What brings a job to several hosts: one file per cluster. They are plugins of the group ``mtrain.clusters``."""
+"""Clusters bring a job to several hosts, one file each. They are plugins of the group ``mtrain.clusters``."""

@@ -220,8 +220,8 @@ def _script_words(loaded: Loaded) -> list[str]:
     script = loaded.script
     if script is None:
         return []
-    given = ["--given", ",".join(script.given)] if script.given else []
-    return ["--script-digest", script.digest, *given, "--", str(script.path), *script.arguments]
+    outside_paths = ["--outside-paths", ",".join(script.outside_paths)] if script.outside_paths else []
+    return ["--script-digest", script.digest, *outside_paths, "--", str(script.path), *script.arguments]
 
 
 def _sized_for(spec: Spec, size: int) -> Spec:
@@ -239,7 +239,8 @@ def _script_numbers(loaded: Loaded, *, hosts: Sequence[Host], threads: int) -> d
         "script": " ".join([str(loaded.script.path), *map(shlex.quote, loaded.script.arguments)]),
         "ranks": f"{sum(slots)} ({len(hosts)} host{'s' if len(hosts) > 1 else ''}{each})",
         "precision": loaded.spec.train.precision,
-        "set_outside": ", ".join(loaded.script.given) or "nothing: optimizer, schedule and batch are the script's",
+        "set_outside": ", ".join(loaded.script.outside_paths)
+        or "nothing: optimizer, schedule and batch are the script's",
         "threads": f"{threads} per rank",
     }
 

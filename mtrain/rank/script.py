@@ -19,12 +19,12 @@ from mtrain.system.runfolder import RunFolder
 
 @dataclass(frozen=True, kw_only=True)
 class RankJob:
-    """What a rank was started with; ``mtrain.session`` takes everything from here that the script does not say."""
+    """The settings with which a rank was started; ``mtrain.session`` uses them where the script says nothing."""
 
     spec: Any
     run_folder: RunFolder
     resume: Path | None
-    given: frozenset[str]
+    outside_paths: frozenset[str]
     """Paths of the spec that its user has set. A script that sets one of them to another value is refused."""
     stop: Callable[[], bool]
     """Returns whether this rank was asked to end."""
@@ -66,14 +66,14 @@ def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: 
     log_to_stderr()
     host = os.uname().nodename
     try:
-        found = digest_of(script)
+        own_digest = digest_of(script)
     except OSError as error:
         raise UsageError(
             f"{script}: cannot be read on {host}: {error.strerror}; every host needs the script"
         ) from error
-    if digest is not None and found != digest:
+    if digest is not None and own_digest != digest:
         raise UsageError(
-            f"{script}: the script on {host} (sha256 {found[:12]}) is not the one with which the job was started "
+            f"{script}: the script on {host} (sha256 {own_digest[:12]}) is not the one with which the job was started "
             f"(sha256 {digest[:12]}); copy it to every host"
         )
     _current = job

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--mode", choices=("train", "evaluate", "predict", "allreduce", "script"), default="train")
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--script-digest", help="SHA-256 that the script must have")
-    parser.add_argument("--given", default="", help="paths of the spec that its user has set")
+    parser.add_argument("--outside-paths", default="", help="paths of the spec that its user has set")
     parser.add_argument("script", nargs="*", help="with --mode script: the script and its arguments")
     arguments = parser.parse_args(argv)
     keep_private()
@@ -75,7 +75,7 @@ def run_own_script(
         spec=spec,
         run_folder=run_folder,
         resume=arguments.resume,
-        given=frozenset(filter(None, arguments.given.split(","))),
+        outside_paths=frozenset(filter(None, arguments.outside_paths.split(","))),
         stop=stop,
         leave=leave,
     )

@@ -60,34 +60,34 @@ class Step:
             raise ScriptError(
                 f"session.evaluate: `step` returned {type(outcome).__name__}; expected the pair (predictions, targets)"
             )
-        found: dict[str, Any] = {}
+        tensors_by_path: dict[str, Any] = {}
 
         def leaf(path: str, value: Any) -> Any:
             if not hasattr(value, "detach"):
                 return value
-            found[path] = value
+            tensors_by_path[path] = value
             return trees.Place(path)
 
         self.structure = trees.mapped(outcome, leaf)
-        return found
+        return tensors_by_path
 
 
 def outcome(
     rank: Any,
     runner: Step,
     length: int,
-    read: Callable[[Sequence[int]], Any],
+    batch_of: Callable[[Sequence[int]], Any],
     *,
     micro_batch: int,
     floats: Any,
 ) -> Outcome:
     """Return (predictions, targets) of ``length`` samples, in their order. Every rank must call.
 
-    ``read`` returns the batch of some samples.
+    ``batch_of`` returns the batch of some samples.
     """
     parts = []
     for indices in shares(length, rank.collective, micro_batch):
-        arrays, runner.batch_structure = trees.flattened(read(indices), floats=floats)
+        arrays, runner.batch_structure = trees.flattened(batch_of(indices), floats=floats)
         tensors = next(iter(rank.batches([arrays])))
         outputs = rank.infer(runner, tensors)
         parts.append((indices, numpy_tree(runner.structure, outputs)))

@@ -112,7 +112,7 @@ class Loop(Iterator[Any]):
 
     @property
     def has_updated(self) -> bool:
-        """Whether the weights have changed by an update that ``progress`` does not count yet."""
+        """Tell whether an update has changed the weights that ``progress`` does not count yet."""
         return self._micro is not None and self._micro.updated and self._micro.last
 
     # ------------------------------------------------------------------------------------------------- iteration

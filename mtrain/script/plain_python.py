@@ -44,7 +44,7 @@ def solo_job(framework: str | None) -> Iterator[RankJob]:
         spec=spec,
         run_folder=folder,
         resume=None,
-        given=frozenset(),
+        outside_paths=frozenset(),
         stop=stop,
         leave=_nothing,
         display=display,

@@ -1,5 +1,4 @@
-"""What a script's job writes: reports, checkpoints and the summary. Rank 0 writes; the other ranks call the same
-methods."""
+"""The reports, checkpoints and summary of a script's job. Rank 0 writes them; the other ranks call the same methods."""
 
 import logging
 import math

@@ -174,7 +174,7 @@ class Session:
             optimizer=optimizer, schedule=schedule, clip_norm=clip_norm, accumulate=accumulate, ema=ema,
             precision=precision, sync_batchnorm=sync_batchnorm, freeze=freeze,
         )  # fmt: skip
-        refuse_contradictions(self._spec, self._job.given, changes, call="session.prepare")
+        refuse_contradictions(self._spec, self._job.outside_paths, changes, call="session.prepare")
         if self._spec.train.accumulate == "auto" and accumulate is None:
             changes["train.accumulate"] = 1
         self._spec = changed(self._spec, changes, call="session.prepare")
@@ -252,8 +252,8 @@ class Session:
             changes |= {"train.updates": updates, "train.epochs": None}
         if epochs is not None and updates is not None:
             raise ScriptError("session.batches: epochs and updates are both given; keep one")
-        refuse_contradictions(self._spec, self._job.given, changes, call="session.batches")
-        if global_batch is None and "train.batch_size" not in self._job.given:
+        refuse_contradictions(self._spec, self._job.outside_paths, changes, call="session.batches")
+        if global_batch is None and "train.batch_size" not in self._job.outside_paths:
             raise ScriptError(
                 "session.batches: no global_batch given; say how many samples an update takes over all ranks"
             )
@@ -353,7 +353,7 @@ class Session:
         began, collective = time.perf_counter(), self.collective
         native, seed = self._updater.native, self._spec.train.seed
 
-        def read(indices: Sequence[int]) -> Any:
+        def batch_of(indices: Sequence[int]) -> Any:
             samples = [seeded_sample(dataset, index, (seed, index), native.seed_value) for index in indices]
             return (collate or trees.collate)(samples)
 
@@ -365,7 +365,7 @@ class Session:
                     self._rank,
                     runner,
                     len(dataset),
-                    read,
+                    batch_of,
                     micro_batch=batch_size or max(1, self._spec.train.batch_size // collective.size),
                     floats=np.float64 if self._spec.train.precision == "fp64" else None,
                 )

@@ -40,7 +40,7 @@ def changed(spec: Any, changes: Mapping[str, Any], *, call: str = "mtrain.sessio
         raise ScriptError(str(error)) from error
 
 
-def refuse_contradictions(spec: Any, given: frozenset[str], changes: Mapping[str, Any], *, call: str) -> None:
+def refuse_contradictions(spec: Any, outside_paths: frozenset[str], changes: Mapping[str, Any], *, call: str) -> None:
     """Refuse values of the script that contradict those that the user of ``mtrain run`` has set.
 
     Raises:
@@ -51,27 +51,27 @@ def refuse_contradictions(spec: Any, given: frozenset[str], changes: Mapping[str
         present = former
         for key in path.split("."):
             present = present[key]
-        if any(name == path or name.startswith(f"{path}.") for name in given) and present != value:
+        if any(name == path or name.startswith(f"{path}.") for name in outside_paths) and present != value:
             raise ScriptError(
                 f"{call} sets {path} to {value!r}, but this job was started with {path} {present!r}; leave one of them out"
             )
 
 
-def changes_of(**given: Any) -> dict[str, Any]:
+def changes_of(**arguments: Any) -> dict[str, Any]:
     """Return the values of the spec, by dotted path, that the arguments of ``Session.prepare`` set.
 
     Raises:
         ScriptError: an argument is of another type than expected.
     """
     changes: dict[str, Any] = {}
-    if (rule := given["optimizer"]) is not None:
+    if (rule := arguments["optimizer"]) is not None:
         if not hasattr(rule, "section"):
             raise ScriptError(
                 f"session.prepare: optimizer is a {type(rule).__name__}; expected a rule such as mtrain.AdamW(rate=1e-3), whose "
                 "arithmetic is the same on every backend"
             )
         changes |= {f"optimizer.{key}": value for key, value in rule.section().items()}
-    if (curve := given["schedule"]) is not None:
+    if (curve := arguments["schedule"]) is not None:
         if hasattr(curve, "section"):
             changes |= {f"schedule.{key}": value for key, value in curve.section().items()}
         elif not callable(curve) or inspect.isclass(curve):
@@ -81,9 +81,9 @@ def changes_of(**given: Any) -> dict[str, Any]:
             )
     simple = {"clip_norm": "train.clip_norm", "accumulate": "train.accumulate", "precision": "train.precision",
               "sync_batchnorm": "train.sync_batchnorm"}  # fmt: skip
-    changes |= {path: given[name] for name, path in simple.items() if given[name] is not None}
-    if given["freeze"] is not None:
-        changes["train.freeze"] = list(given["freeze"])
-    if given["ema"] is not None:
-        changes["train.ema"] = {"decay": given["ema"], "ramp": 0.0, "rule": "ramp"} if given["ema"] else None
+    changes |= {path: arguments[name] for name, path in simple.items() if arguments[name] is not None}
+    if arguments["freeze"] is not None:
+        changes["train.freeze"] = list(arguments["freeze"])
+    if arguments["ema"] is not None:
+        changes["train.ema"] = {"decay": arguments["ema"], "ramp": 0.0, "rule": "ramp"} if arguments["ema"] else None
     return changes

@@ -40,7 +40,7 @@ class ScriptCall:
     arguments: tuple[str, ...]
     digest: str
     """SHA-256 of the script, which must be the same on all hosts."""
-    given: tuple[str, ...]
+    outside_paths: tuple[str, ...]
     """Paths of the spec that the user has set; the script may not set them to other values."""
 
 

@@ -91,7 +91,7 @@ class BackendSpec(Section):
 
 
 class LauncherSpec(Section):
-    """What starts the ranks of one host."""
+    """The launcher, which starts the ranks of one host."""
 
     name: str = Field(
         default="auto",

@@ -53,10 +53,12 @@ def _unknown_options(layers: Layers, selector: Selector, name: str, policy: plug
     if not isinstance(options, dict):
         return []
     try:
-        known = {} if name == selector.unset else plugins.load(selector.kind, name, policy=policy).Options.model_fields
+        valid_options = (
+            {} if name == selector.unset else plugins.load(selector.kind, name, policy=policy).Options.model_fields
+        )
     except PluginError:
         return []
-    return [(*selector.options, option) for option in options if option not in known]
+    return [(*selector.options, option) for option in options if option not in valid_options]
 
 
 def _former(layers: Layers, path: Path) -> tuple[Any, Origin | None, Origin]:
@@ -127,9 +129,9 @@ def settle_task(layers: Layers, schema: type[Spec], *, tasks: Tasks, complete: b
         origins = [layers.origin(path) for path in (DATA, MODEL)]
         origin = next((origin for origin in origins if origin.level == level), origins[0])
         notes.append(_left_out(layers, stale, f"the task {former}; it is {schema.task} now ({origin})"))
-    written = [path for path in active if complete and path not in stale and layers.origin(path).level == 1]
-    if written:
-        notes.append(_left_out(layers, written, f"another task, without effect on {schema.task}"))
+    written_paths = [path for path in active if complete and path not in stale and layers.origin(path).level == 1]
+    if written_paths:
+        notes.append(_left_out(layers, written_paths, f"another task, without effect on {schema.task}"))
     return notes
 
 
