@@ -65,8 +65,9 @@ def run(context: click.Context, /, script: str, arguments: tuple[str, ...], **pa
     The first word that is no flag is the script; everything after it belongs to the script.
     """
     from mtrain.cluster import job, script_job, start
+    from mtrain.script.settings import PLAIN
 
-    params["config"] = params.get("config") or "script"
+    params["config"] = params.get("config") or PLAIN
     loaded = script_job.with_script(load_job(params), Path(script), arguments)
     resume = params.get("resume")
     if params.get("dry_run"):

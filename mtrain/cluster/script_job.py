@@ -39,7 +39,7 @@ def with_script(loaded: "Loaded", script: Path, arguments: Sequence[str]) -> "Lo
         sorted(
             path
             for path, origin in loaded.provenance.items()
-            if path.partition(".")[0] in SECTIONS and Path(origin.file or "").name != f"{PLAIN}.yml"
+            if path.partition(".")[0] in SECTIONS and Path(origin.file or "").name != Path(PLAIN).name
         )
     )
     spec = _with_plain_defaults(loaded, outside_paths)

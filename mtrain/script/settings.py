@@ -10,8 +10,8 @@ from mtrain.spec import config
 
 SECTIONS = ("train", "optimizer", "schedule")
 """Sections of a spec that a script may set, too."""
-PLAIN = "script"
-"""The shipped config with the values that neither the user nor the script sets: those of a plain training loop."""
+PLAIN = "_base_/script.yml"
+"""The shipped file with the values that neither the user nor the script sets: those of a plain training loop."""
 
 
 def plain_values() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from mtrain.cli.run import split_at_script
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.script import evaluation, kept, trees
 from mtrain.script.samples import Samples
-from mtrain.script.settings import changed, refuse_contradictions
+from mtrain.script.settings import PLAIN, changed, refuse_contradictions
 from mtrain.spec import config
 from tests.script.runs import SCRIPTS
 
@@ -273,7 +273,7 @@ def test_samples_do_not_depend_on_what_was_read_before():
 
 
 def test_a_script_does_not_silently_win_over_a_flag():
-    spec = changed(config.load("script", environ={}).spec, {"train.clip_norm": 5.0})
+    spec = changed(config.load(PLAIN, environ={}).spec, {"train.clip_norm": 5.0})
     refuse_contradictions(spec, frozenset({"train.clip_norm"}), {"train.clip_norm": 5.0}, call="session.prepare")
     refuse_contradictions(spec, frozenset(), {"train.clip_norm": 1.0}, call="session.prepare")
     with pytest.raises(ScriptError, match=r"sets train.clip_norm to 1.0, but this job was started with .* 5.0"):

@@ -133,7 +133,8 @@ def stranger(tmp_path, monkeypatch):
     points = "[mtrain.models]\nstrange = stranger:Strange\n"
     (site / "stranger-1.0.dist-info" / "entry_points.txt").write_text(points)
     lines = [f"open({str(tmp_path / 'owned')!r}, 'w').close()", "from pydantic import BaseModel"]
-    lines += ["class Strange:", "    class Options(BaseModel): pass", ""]
+    lines += ["from mtrain.core.interfaces import Model", "class Strange(Model):", "    kind = 'detection'"]
+    lines += ["    class Options(BaseModel): pass", ""]
     (site / "stranger.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.delitem(sys.modules, "stranger", raising=False)
