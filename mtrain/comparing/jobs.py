@@ -253,11 +253,18 @@ def _with(loaded: "Loaded", values: Mapping[str, Any]) -> "Loaded":
 
 def _preflight(order: Order, benches: Sequence[_Bench]) -> None:
     """Check the requirements of each backend and make its plan; check the data once, on the first backend that can
-    run."""
+    run.
+
+    A backend that is not installed or refuses the job gets its row at once, and the others are compared.
+
+    Raises:
+        UsageError: after refusals fewer than two backends are left to compare.
+    """
     from mtrain.jobs import preflight
     from mtrain.system import interpreter
 
     data_checked = False
+    refusals: list[UsageError] = []
     for bench in benches:
         spec = bench.loaded.spec
         make_recipe(spec, size=bench.ranks)
@@ -269,11 +276,19 @@ def _preflight(order: Order, benches: Sequence[_Bench]) -> None:
             bench.row = Row(label=bench.variant.label, outcome="absent", reason=str(error).rstrip("; "))
             order.tell(f"{bench.variant.label}: not installed")
             continue
-        starting.planned(bench.loaded, starting.Where(run_dir=order.out / bench.variant.folder, checkpoint=None))
+        try:
+            starting.planned(bench.loaded, starting.Where(run_dir=order.out / bench.variant.folder, checkpoint=None))
+        except UsageError as error:
+            refusals.append(error)
+            bench.row = Row(label=bench.variant.label, outcome="refused", reason=str(error))
+            order.tell(f"{bench.variant.label}: refused: {error}")
+            continue
         if not data_checked:
             for note in preflight.check(spec, size=bench.ranks):
                 order.tell(note)
             data_checked = True
+    if refusals and sum(bench.row is None for bench in benches) < 2:
+        raise refusals[0]
 
 
 # ------------------------------------------------------------------------------------------------------------- the jobs
