@@ -3,13 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from mtrain.core.collective import broadcast
 from mtrain.core.interfaces import Array, Collective
 from mtrain.core.sampler import Padded
-from mtrain.errors import ScriptError
-from mtrain.script import trees
+from mtrain.data import outcomes, trees
+from mtrain.errors import DataError, ScriptError, UsageError
 
 Metric = Callable[[Any, Any], Any]
 """Maps (predictions, targets) of the whole data set, in the order of its samples, to a number or a dict of numbers."""
@@ -112,26 +110,11 @@ def gathered(collective: Collective, parts: Sequence[tuple[list[int], Outcome]])
         for row, index in enumerate(indices):
             rows.setdefault(index, (number, row))
     order = [rows[index] for index in sorted(rows)]
-    predictions = joined([outcome[0] for _, outcome in everything], order)
-    return predictions, joined([outcome[1] for _, outcome in everything], order)
-
-
-def joined(values: Sequence[Any], order: Sequence[tuple[int, int]]) -> Any:
-    """Return one value with the rows ``order``, pairs (number of the value, row), of batched ``values``."""
-    first = values[0]
-    if isinstance(first, Mapping):
-        return {key: joined([value[key] for value in values], order) for key in first}
-    if isinstance(first, tuple):
-        return tuple(joined([value[place] for value in values], order) for place in range(len(first)))
-    if isinstance(first, np.ndarray) and first.ndim == 0:
-        raise ScriptError(
-            "session.evaluate: the model returned a single number for a batch; expected one prediction per sample, with the "
-            "batch as the first axis"
-        )
-    rows = [values[number][row] for number, row in order]
-    if isinstance(first, np.ndarray) and len({np.shape(row) for row in rows}) == 1:
-        return np.stack(rows)
-    return rows
+    try:
+        predictions = outcomes.joined([outcome[0] for _, outcome in everything], order)
+        return predictions, outcomes.joined([outcome[1] for _, outcome in everything], order)
+    except DataError as error:
+        raise ScriptError(f"session.evaluate: {error}") from error
 
 
 def scored(collective: Collective, metric: Metric, predictions: Any, targets: Any) -> dict[str, float]:
@@ -145,11 +128,11 @@ def scored(collective: Collective, metric: Metric, predictions: Any, targets: An
     message, figures = "", {}
     if collective.rank == 0:
         try:
-            figures = _figures(_computed(metric, predictions, targets), name=_name_of(metric))
-        except ScriptError as error:
-            message = str(error)
+            figures = outcomes.figures_of(_computed(metric, predictions, targets), name=outcomes.name_of(metric))
+        except UsageError as error:
+            message = f"session.evaluate: {error}"
         except Exception as error:
-            message = f"session.evaluate: the metric {_name_of(metric)} failed: {type(error).__name__}: {error}"
+            message = f"session.evaluate: the metric {outcomes.name_of(metric)} failed: {type(error).__name__}: {error}"
     message, figures = broadcast(collective, (message, figures))
     if message:
         raise ScriptError(message)
@@ -157,32 +140,9 @@ def scored(collective: Collective, metric: Metric, predictions: Any, targets: An
 
 
 def _computed(metric: Any, predictions: Any, targets: Any) -> Any:
-    if hasattr(metric, "update") and hasattr(metric, "compute"):
-        if hasattr(metric, "reset"):
-            metric.reset()
-        metric.update(predictions, targets)
-        return metric.compute()
+    if outcomes.is_object(metric):
+        return outcomes.computed(metric, predictions, targets)
     return metric(predictions, targets)
-
-
-def _figures(value: Any, *, name: str) -> dict[str, float]:
-    entries = value if isinstance(value, Mapping) else {name: value}
-    figures = {}
-    for key, entry in entries.items():
-        array = trees.as_array(entry)
-        number = entry if array is None else array
-        try:
-            figures[str(key)] = float(number)
-        except (TypeError, ValueError):
-            raise ScriptError(
-                f"session.evaluate: the metric {name} returned {type(entry).__name__} for {key!r}; expected a number, or a "
-                "dict of numbers"
-            ) from None
-    return figures
-
-
-def _name_of(metric: Any) -> str:
-    return getattr(metric, "__name__", type(metric).__name__).strip("<>")
 
 
 def numpy_tree(structure: Any, arrays: Mapping[str, Array]) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.interfaces import Array
+from mtrain.data import trees
 from mtrain.errors import ScriptError
-from mtrain.script import trees
 
 LARGEST_BYTES = 16 * 1024 * 1024
 """Largest array that is kept. Larger state belongs into the model, whose arrays are stored in a format of their own."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from mtrain.core.cadence import Cadence, advanced
 from mtrain.core.interfaces import Collective, Optimizer, Progress, RankSession, Rates
+from mtrain.data import trees
 from mtrain.errors import Interrupted, NonFiniteError, ScriptError
-from mtrain.script import trees
 from mtrain.script.samples import Samples
 
 

@@ -1,6 +1,5 @@
 """Read a script's data set: which samples this rank gets, in which order, with which random numbers."""
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -8,15 +7,12 @@ import numpy as np
 
 from mtrain.core.interfaces import Collective
 from mtrain.core.sampler import Shuffled, rank_share
+from mtrain.data import trees
+from mtrain.data.objects import Seed, first_unrepeatable, seeded_sample, unusable
 from mtrain.errors import ScriptError
-from mtrain.script import trees
 
 Order = Callable[[int], Sequence[int]]
 """Maps an epoch to the order of its samples."""
-Seed = Callable[[int], None]
-"""Seeds the framework's random generators."""
-CHECKED_SAMPLES = 3
-"""Samples that are read twice at the start, to find random numbers that the seeds do not determine."""
 
 
 class Samples:
@@ -101,24 +97,13 @@ class Samples:
         Raises:
             ScriptError: it does, so a resumed job could not continue to the same weights.
         """
-        for index in range(min(CHECKED_SAMPLES, self.length)):
-            if not trees.equal(self.sample(0, index), self.sample(0, index)):
-                raise ScriptError(
-                    f"session.batches: sample {index} differs when it is read twice with the same seeds, so a resumed job would "
-                    "train on other data; draw random numbers from random, numpy.random or the framework, give the data set "
-                    "a method set_random_seed(seed), or accept it with nondeterministic='allow'"
-                )
-
-
-def seeded_sample(dataset: Any, index: int, key: Sequence[int], seed_framework: Seed) -> Any:
-    """Return sample ``index`` of a data set, read with the random numbers that ``key`` determines."""
-    words = [int(word) for word in np.random.SeedSequence(list(key)).generate_state(4)]
-    random.seed(words[0])
-    np.random.seed(words[1])  # augmentation libraries use numpy's global generator
-    seed_framework(words[2])
-    if hasattr(dataset, "set_random_seed"):
-        dataset.set_random_seed(words[3])
-    return dataset[index]
+        index = first_unrepeatable(lambda number: self.sample(0, number), self.length)
+        if index is not None:
+            raise ScriptError(
+                f"session.batches: sample {index} differs when it is read twice with the same seeds, so a resumed job would "
+                "train on other data; draw random numbers from random, numpy.random or the framework, give the data set "
+                "a method set_random_seed(seed), or accept it with nondeterministic='allow'"
+            )
 
 
 def check_dataset(dataset: Any, *, call: str) -> None:
@@ -127,9 +112,5 @@ def check_dataset(dataset: Any, *, call: str) -> None:
     Raises:
         ScriptError: it lacks one of them.
     """
-    for method, meaning in (("__len__", "a length"), ("__getitem__", "items by number")):
-        if not hasattr(dataset, method):
-            raise ScriptError(
-                f"{call}: the data set, a {type(dataset).__name__}, has no {method}; expected an object with {meaning} "
-                "(a stream without a length has to be written to files, or into a list, first)"
-            )
+    if problem := unusable(dataset):
+        raise ScriptError(f"{call}: {problem}")

@@ -18,14 +18,16 @@ from mtrain.core.completeness import check_session
 from mtrain.core.interfaces import Backend, Collective, Progress, RankSession, Rates
 from mtrain.core.recipe import make_recipe
 from mtrain.core.schedule import Schedule, total_updates
+from mtrain.data import trees
+from mtrain.data.objects import seeded_sample
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.script import RankJob, without_own_frames
-from mtrain.script import evaluation, trees
+from mtrain.script import evaluation
 from mtrain.script.loop import Hooks, Loop, Updater
 from mtrain.script.plain_python import solo_job
 from mtrain.script.records import Records
 from mtrain.script.rules import Curve, RateOf, Rule
-from mtrain.script.samples import Order, Samples, check_dataset, seeded_sample
+from mtrain.script.samples import Order, Samples, check_dataset
 from mtrain.script.settings import changed, changes_of, refuse_contradictions
 from mtrain.spec import plugins
 

@@ -8,8 +8,9 @@ import pytest
 import mtrain
 from mtrain.cli.run import run as run_command
 from mtrain.cli.run import split_at_script
+from mtrain.data import trees
 from mtrain.errors import CheckpointError, ScriptError
-from mtrain.script import evaluation, kept, trees
+from mtrain.script import evaluation, kept
 from mtrain.script.samples import Samples
 from mtrain.script.settings import PLAIN, changed, refuse_contradictions
 from mtrain.spec import config

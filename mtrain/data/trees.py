@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.interfaces import Array
-from mtrain.errors import ScriptError
+from mtrain.errors import DataError
 
 Leaf = Callable[[str, Any], Any]
 
@@ -97,18 +97,16 @@ def collate(samples: Sequence[Any]) -> Any:
     Python floats become float64 and integers int64, texts and other objects lists, as in torch's default collation.
 
     Raises:
-        ScriptError: samples differ in structure or shape.
+        DataError: samples differ in structure or shape.
     """
     first = samples[0]
     if isinstance(first, Mapping):
         if any(not isinstance(sample, Mapping) or set(sample) != set(first) for sample in samples):
-            raise ScriptError("samples of one batch have different keys; give session.batches a `collate` of your own")
+            raise DataError("samples of one batch have different keys; give a `collate` of your own")
         return {key: collate([sample[key] for sample in samples]) for key in first}
     if isinstance(first, list | tuple):
         if any(not isinstance(sample, list | tuple) or len(sample) != len(first) for sample in samples):
-            raise ScriptError(
-                "samples of one batch have different lengths; give session.batches a `collate` of your own"
-            )
+            raise DataError("samples of one batch have different lengths; give a `collate` of your own")
         joined = [collate([sample[place] for sample in samples]) for place in range(len(first))]
         return type(first)(*joined) if hasattr(first, "_fields") else tuple(joined)
     if isinstance(first, bool | int | float | np.generic):
@@ -118,9 +116,9 @@ def collate(samples: Sequence[Any]) -> Any:
         return list(samples)
     shapes = {array.shape for array in arrays if array is not None}
     if len(shapes) > 1:
-        raise ScriptError(
+        raise DataError(
             f"samples of one batch have different shapes: {', '.join(map(str, sorted(shapes)[:3]))}; make them equal, or "
-            "give session.batches a `collate` of your own"
+            "give a `collate` of your own"
         )
     return np.stack(arrays)  # type: ignore[arg-type]
 

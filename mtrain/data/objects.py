@@ -1,0 +1,44 @@
+"""Read samples from any object that has a length and items, with random numbers that (seed, epoch, index) determine."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mtrain.data import trees
+
+Seed = Callable[[int], None]
+"""Seeds the framework's random generators."""
+CHECKED_SAMPLES = 3
+"""Samples that are read twice at the start, to find random numbers that the seeds do not determine."""
+
+
+def seeded_sample(dataset: Any, index: int, key: Sequence[int], seed_framework: Seed) -> Any:
+    """Return sample ``index`` of a data set, read with the random numbers that ``key`` determines."""
+    words = [int(word) for word in np.random.SeedSequence(list(key)).generate_state(4)]
+    random.seed(words[0])
+    np.random.seed(words[1])  # augmentation libraries use numpy's global generator
+    seed_framework(words[2])
+    if hasattr(dataset, "set_random_seed"):
+        dataset.set_random_seed(words[3])
+    return dataset[index]
+
+
+def first_unrepeatable(sample: Callable[[int], Any], length: int) -> int | None:
+    """Return the number of the first checked sample that differs when ``sample`` reads it twice; None if none does."""
+    for index in range(min(CHECKED_SAMPLES, length)):
+        if not trees.equal(sample(index), sample(index)):
+            return index
+    return None
+
+
+def unusable(dataset: Any) -> str:
+    """Return why an object cannot be used as a data set; an empty text if it can."""
+    for method, meaning in (("__len__", "a length"), ("__getitem__", "items by number")):
+        if not hasattr(dataset, method):
+            return (
+                f"the data set, a {type(dataset).__name__}, has no {method}; expected an object with {meaning} "
+                "(a stream without a length has to be written to files, or into a list, first)"
+            )
+    return ""

@@ -1,0 +1,84 @@
+"""Join predictions and targets of many batches, and turn the result of a metric into figures."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mtrain.data import trees
+from mtrain.errors import DataError
+
+
+def joined(values: Sequence[Any], order: Sequence[tuple[int, int]]) -> Any:
+    """Return one value with the rows ``order``, pairs (number of the value, row), of batched ``values``.
+
+    Raises:
+        DataError: a value has no row for each sample.
+    """
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {key: joined([value[key] for value in values], order) for key in first}
+    if isinstance(first, tuple):
+        return tuple(joined([value[place] for value in values], order) for place in range(len(first)))
+    if isinstance(first, np.ndarray) and first.ndim == 0:
+        raise DataError(
+            "the model returned a single number for a batch; expected one prediction per sample, with the batch as the "
+            "first axis"
+        )
+    rows = [values[number][row] for number, row in order]
+    if isinstance(first, np.ndarray) and len({np.shape(row) for row in rows}) == 1:
+        return np.stack(rows)
+    return rows
+
+
+def is_object(metric: Any) -> bool:
+    """Return whether a metric is an object that is fed with ``update`` and read with ``compute``."""
+    return hasattr(metric, "update") and hasattr(metric, "compute")
+
+
+def computed(metric: Any, predictions: Any, targets: Any) -> Any:
+    """Return the result of a metric object on the predictions and targets of a whole data set.
+
+    The object is called on one rank alone, so a metric of torchmetrics must not wait for the others.
+    """
+    _stop_synchronising(metric)
+    if hasattr(metric, "reset"):
+        metric.reset()
+    metric.update(predictions, targets)
+    return metric.compute()
+
+
+def _stop_synchronising(metric: Any) -> None:
+    """Keep a metric, or a collection of metrics, from communicating when it is computed."""
+    if hasattr(metric, "sync_on_compute"):
+        metric.sync_on_compute = False
+    elif isinstance(metric, Mapping) or hasattr(metric, "values"):
+        for part in metric.values():
+            _stop_synchronising(part)
+
+
+def figures_of(value: Any, *, name: str) -> dict[str, float]:
+    """Return the result of the metric ``name``, a number or a dict of numbers, as figures by name.
+
+    Raises:
+        DataError: it is something else.
+    """
+    entries = value if isinstance(value, Mapping) else {name: value}
+    figures = {}
+    for key, entry in entries.items():
+        array = trees.as_array(entry)
+        number = entry if array is None else array
+        try:
+            figures[str(key)] = float(number)
+        except (TypeError, ValueError):
+            shape = "" if array is None else f" of shape {array.shape}"
+            raise DataError(
+                f"the metric {name} returned {type(entry).__name__}{shape} for {key!r}; expected a number, or a dict of "
+                "numbers"
+            ) from None
+    return figures
+
+
+def name_of(metric: Any) -> str:
+    """Return the name of a metric: that of the function or the class."""
+    return getattr(metric, "__name__", type(metric).__name__).strip("<>")
