@@ -478,6 +478,9 @@ class Dataset(Protocol):
     made_on_first_use: ClassVar[bool] = False
     """Whether the plugin makes the data itself. ``data.root`` may then be missing before the first job, and may differ
     between hosts until then."""
+    classes_of_train: ClassVar[bool] = False
+    """Whether the training split alone says which classes there are. The evaluation split is then read with the class
+    names of the training split as its ``names``."""
 
     def read(
         self,

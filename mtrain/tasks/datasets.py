@@ -80,7 +80,8 @@ class OpenData:
     def _read(self, split: Literal["train", "val", "all"], value: str | None) -> Any:
         spec = self._spec
         root = None if spec.root is None else Path(spec.root).expanduser()
-        content = self._reader.read(root, value, spec.images, spec.names, split=split)
+        names = list(self.class_names) if split == "val" and self._reader.classes_of_train else spec.names
+        content = self._reader.read(root, value, spec.images, names, split=split)
         key = "train" if split == "all" else split
         if not len(content):
             raise DataError(f"data.{key}: the {key} split of {root} holds no picture")

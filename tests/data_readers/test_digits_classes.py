@@ -19,7 +19,7 @@ from mtrain.tasks.classification.drawing import comparison
 from mtrain.tasks.classification.evaluator import ClassEvaluator
 from mtrain.tasks.classification.labels import LabelledPictures
 from mtrain.tasks.classification.prediction import ClassPictures, unlabelled
-from mtrain.tasks.classification.section import ClassificationDataSpec
+from mtrain.tasks.classification.section import ClassificationAugmentSpec, ClassificationDataSpec
 from mtrain.tasks.classification.source import ClassificationSource, fitted
 from mtrain.tasks.classification.task import ClassificationTask
 from mtrain.tasks.datasets import OpenData
@@ -38,7 +38,8 @@ def read(split, *, root=None, names=None, **options):
 
 def spec_of(**augment):
     schema = schema_of("classification", policy=plugins.read_policy())
-    data = ClassificationDataSpec(format="digits_classes", image_size=8, augment=VariationSpec(**{**OFF, **augment}))
+    section = ClassificationAugmentSpec(**{**OFF, **augment})
+    data = ClassificationDataSpec(format="digits_classes", image_size=8, resize="letterbox", augment=section)
     return schema(data=data)
 
 

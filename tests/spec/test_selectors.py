@@ -60,9 +60,9 @@ def test_each_task_has_its_own_sections_and_the_core_those_of_all():
     core = {dotted(path) for path, _ in walk(Spec)}
     assert schemas.keys() == {"classification", "detection"}
     assert all(core <= keys for keys in schemas.values())
-    assert {"data.augment.mosaic", "evaluate.max_detections", "data.split"} <= schemas["detection"]
+    assert {"data.augment.mosaic", "evaluate.max_detections", "data.cache"} <= schemas["detection"]
     assert "data.augment.flip_lr" in schemas["classification"]
-    assert not {"data.augment.mosaic", "evaluate.max_detections", "data.split"} & schemas["classification"]
+    assert not {"data.augment.mosaic", "evaluate.max_detections", "data.cache"} & schemas["classification"]
 
 
 @pytest.mark.parametrize("kind", ["models", "datasets"])
@@ -133,8 +133,8 @@ def test_an_override_of_the_task_leaves_out_what_file_and_environment_gave_for_t
 def test_a_misspelt_key_of_a_base_stays_an_error_when_the_task_changes():
     Path("base.yml").write_text(DETECTOR.replace("cache", "cashe"))
     Path("a.yml").write_text(CLASSIFIER)
-    assert problems("a.yml") == ("base.yml:2 data.cashe: unknown key; known: augment, format, image_size, images, max_pixels, "
-        "names, options, prefetch, resize, root, train, val, workers",)  # fmt: skip
+    assert problems("a.yml") == ("base.yml:2 data.cashe: unknown key; known: augment, crop_share, format, image_size, images, max_pixels, "
+        "names, options, prefetch, resize, root, split, split_seed, train, val, workers",)  # fmt: skip
 
 
 def test_what_is_switched_off_asks_for_nothing_of_another_task():

@@ -44,16 +44,26 @@ def decode(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS) -> NDAr
         data = read_bytes(path, limit=MAX_BYTES)
     except OSError as error:
         raise PictureError(path, f"{error.strerror or error}; expected a picture") from error
+    return decode_bytes(data, path, reduce=reduce, max_pixels=max_pixels)
+
+
+def decode_bytes(data: bytes, name: Path | str, *, reduce: int = 1, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+    """Decode the content of a picture file like ``decode``; ``name`` is used in messages only.
+
+    Raises:
+        DataError: as ``decode``.
+
+    """
     try:
-        need_bounded(path, stored_size(data), max_pixels=max_pixels)
+        need_bounded(name, stored_size(data), max_pixels=max_pixels)
         if data[:2] == JPEG:  # two headers in one file may disagree: the decoder's own counts too
-            need_bounded(path, simplejpeg.decode_jpeg_header(data)[1::-1], max_pixels=max_pixels)
+            need_bounded(name, simplejpeg.decode_jpeg_header(data)[1::-1], max_pixels=max_pixels)
         return _decode(data, reduce)
     except DataError:
         raise
     except Exception as error:  # a damaged file can raise any exception inside the decoding library
         reason = f"not a readable picture ({reason_of(error)}); replace the file or remove it from the data set"
-        raise PictureError(path, reason) from error
+        raise PictureError(name, reason) from error
 
 
 def _decode(data: bytes, reduce: int) -> NDArray[np.uint8]:

@@ -87,7 +87,7 @@ def jpeg_ends(data: bytes) -> bool:
 class PictureError(DataError):
     """A picture cannot be used. ``reason`` is the message without the name of the file."""
 
-    def __init__(self, path: Path, reason: str) -> None:
+    def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
         self.reason = reason
 
@@ -105,11 +105,24 @@ def probe(path: Path) -> tuple[int, int]:
     """
     try:
         data = read_bytes(path, limit=MAX_BYTES)
+    except OSError as error:
+        raise PictureError(path, reason_of(error)) from error
+    return probe_bytes(data, path)
+
+
+def probe_bytes(data: bytes, name: Path | str) -> tuple[int, int]:
+    """Return what ``probe`` does for the content of a picture file; ``name`` is used in messages only.
+
+    Raises:
+        DataError: as ``probe``.
+
+    """
+    try:
         if not data:
             raise ValueError("empty file")
         return _probe(data)
     except Exception as error:  # a damaged file can raise any exception inside the decoding library
-        raise PictureError(path, reason_of(error)) from error
+        raise PictureError(name, reason_of(error)) from error
 
 
 def reason_of(error: Exception) -> str:
@@ -120,7 +133,7 @@ def reason_of(error: Exception) -> str:
     return reason[:300] or type(error).__name__
 
 
-def need_bounded(path: Path, size: tuple[int, int], *, max_pixels: int) -> None:
+def need_bounded(path: Path | str, size: tuple[int, int], *, max_pixels: int) -> None:
     """Refuse a picture of more than ``max_pixels`` by its (width, height), before anything is decoded.
 
     Raises:

@@ -1,31 +1,46 @@
 """Check which of many pictures can be decoded, before a job relies on them."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
-from mtrain.data.images.decode import decode
-from mtrain.data.images.header import MAX_PIXELS, PictureError, probe
+from mtrain.data.images.decode import decode_bytes
+from mtrain.data.images.header import MAX_BYTES, MAX_PIXELS, PictureError, probe_bytes, reason_of
+from mtrain.files import read_bytes
 
 _REDUCE = 8
 """Scale at which JPEGs are decoded (an eighth): all data is read, most of the transform is skipped."""
 _MAX_THREADS = 4
 """Decoding threads. Each holds one decoded picture; decoders release the interpreter lock."""
+K = TypeVar("K")
 
 
 def unreadable(files: Sequence[Path], *, max_pixels: int = MAX_PIXELS) -> dict[Path, str]:
     """Map each file that cannot be decoded to its reason, in the order of ``files``; readable files are left out."""
+    return undecodable(files, lambda file: read_bytes(file, limit=MAX_BYTES), max_pixels=max_pixels)
+
+
+def undecodable(keys: Iterable[K], read: Callable[[K], bytes], *, max_pixels: int = MAX_PIXELS) -> dict[K, str]:
+    """Map each key whose picture cannot be decoded to the reason; ``read`` returns the picture's encoded content.
+
+    ``read`` is called in several threads at once.
+    """
     threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    keys = list(keys)
     with ThreadPoolExecutor(threads) as pool:
-        reasons = pool.map(lambda file: _reason(file, max_pixels=max_pixels), files)
-        return {file: reason for file, reason in zip(files, reasons, strict=True) if reason is not None}
+        reasons = pool.map(lambda key: _reason(read, key, max_pixels=max_pixels), keys)
+        return {key: reason for key, reason in zip(keys, reasons, strict=True) if reason is not None}
 
 
-def _reason(file: Path, *, max_pixels: int) -> str | None:
+def _reason(read: Callable[[K], bytes], key: K, *, max_pixels: int) -> str | None:
     try:
-        width, height = probe(file)
-        rows, columns = decode(file, reduce=_REDUCE, max_pixels=max_pixels).shape[:2]
+        data = read(key)
+        width, height = probe_bytes(data, "")
+        rows, columns = decode_bytes(data, "", reduce=_REDUCE, max_pixels=max_pixels).shape[:2]
+    except OSError as error:
+        return reason_of(error)
     except PictureError as error:
         return error.reason
     if (rows, columns) != (-(-height // _REDUCE), -(-width // _REDUCE)):

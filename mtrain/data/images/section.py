@@ -1,11 +1,11 @@
 """Parts of a spec that tasks on pictures have in common. Imports no picture library."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from mtrain.spec.model import DataSpec
-from mtrain.spec.section import Fraction, Off, Positive, Section
+from mtrain.spec.section import Count, Fraction, Off, Positive, Section
 
 
 def ascending(span: list[float]) -> list[float]:
@@ -40,6 +40,26 @@ class PictureDataSpec(DataSpec):
     def input_side(self) -> int:
         """See ``DataSpec.input_side``."""
         return self.image_size
+
+
+class DividedDataSpec(PictureDataSpec):
+    """A data set of pictures that may come as one set, from which the evaluation split is taken."""
+
+    split: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        default=None,
+        description="share of the pictures of `train` (null: of all there are) that becomes the evaluation split; it "
+        "depends on names and split_seed alone",
+    )
+    split_seed: Count = Field(default=0, description="another one chooses other pictures for `split`")
+
+    @model_validator(mode="after")
+    def _evaluation_split_is_given_once(self) -> Self:
+        if self.split is not None and self.val is not None:
+            raise ValueError(
+                f"split ({self.split}) takes the evaluation split from the training pictures, but val "
+                f"({self.val}) is given too; set one of them to null"
+            )
+        return self
 
 
 class VariationSpec(Section):

@@ -8,15 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Task
-from mtrain.data.images.decode import decode
 from mtrain.data.images.drawing import grid, save_picture
+from mtrain.data.images.readable import unreadable
 from mtrain.data.reading import listed, unique_stems
 from mtrain.errors import DataError
 from mtrain.report.reporter import write_json
 from mtrain.tasks.classification.evaluator import ClassEvaluator
 from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.classification.pictures import EncodedPictures, PictureFiles
 from mtrain.tasks.classification.section import data_of
-from mtrain.tasks.classification.source import ClassificationSource, fitted
+from mtrain.tasks.classification.source import ClassificationSource
 from mtrain.tasks.description import describe_task
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ class ClassPictures:
 
     def sources(self) -> "Mapping[str, PooledSource]":
         """Return the pictures as the source ``val``."""
-        return {"val": ClassificationSource(self._pictures, side=data_of(self._spec).image_size)}
+        data = data_of(self._spec)
+        fit: Any = {"side": data.image_size, "resize": data.resize, "crop_share": data.crop_share}
+        return {"val": ClassificationSource(self._pictures, **fit)}
 
     def length(self, split: str) -> int:
         """Return the number of pictures."""
@@ -82,7 +85,7 @@ class ClassPictures:
                 )
                 save_picture(
                     grid(
-                        [decode(Path(files[index]), max_pixels=data_of(self._spec).max_pixels)],
+                        [self._pictures.pictures[index]],
                         columns=1,
                         captions=[caption],
                     ),
@@ -94,22 +97,19 @@ class ClassPictures:
 def unlabelled(
     files: Sequence[Path], data: "ClassificationDataSpec", *, class_names: Sequence[str]
 ) -> LabelledPictures:
-    """Pictures as the network takes them, in the order of their names; their labels mean nothing.
+    """Pictures in the order of their names, which are decoded when they are needed; their labels mean nothing.
 
     Raises:
         DataError: some cannot be read; all of them are named.
     """
-    files, pictures, problems = sorted(files), [], []
-    for file in files:
-        try:
-            pictures.append(fitted(decode(file, max_pixels=data.max_pixels), side=data.image_size, resize=data.resize))
-        except DataError as error:
-            problems.append(str(error))
+    files = sorted(files)
+    problems = [f"{file}: {reason}" for file, reason in unreadable(files, max_pixels=data.max_pixels).items()]
     if problems:
         raise DataError(f"{len(problems)} of {len(files)} pictures cannot be read:\n{listed(problems)}")
+    origins = [str(file) for file in files]
     return LabelledPictures(
-        pictures=np.stack(pictures),
+        pictures=EncodedPictures(PictureFiles(files), origins, max_pixels=data.max_pixels),
         labels=np.zeros(len(files), dtype=np.int64),
         class_names=tuple(class_names),
-        origins=[str(file) for file in files],
+        origins=origins,
     )

@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Array
+from mtrain.data.images.crop import centre_cropped, random_window, window_of
 from mtrain.data.images.geometry import letterbox, random_map
 from mtrain.data.images.hsv_flip import finish
 from mtrain.data.images.section import VariationSpec
 from mtrain.data.loader.shared_memory import ArraySpec
-from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.classification.labels import LabelledPictures, Pictures
+from mtrain.tasks.classification.section import ClassificationAugmentSpec
 
 _HALF = np.array([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [0.0, 0.0, 1.0]])
 """Shift by half a pixel: OpenCV's coordinates are whole at pixel centres, those of ``random_map`` at pixel corners. In
@@ -31,23 +33,40 @@ class ClassItem:
     """(S, S, 3) RGB; None if it lies in shared memory."""
 
 
+Resize = Literal["crop", "letterbox", "stretch"]
+
+
 class ClassificationSource:
-    """One split as samples, augmented if ``augment`` is set. Implements ``mtrain.data.loader.pool.PooledSource``."""
+    """One split as samples, augmented if ``augment`` is set. Implements ``mtrain.data.loader.pool.PooledSource``.
+
+    An array of pictures is brought to the input's size once; pictures that are decoded when they are needed, each time.
+    """
 
     def __init__(
         self,
         split: LabelledPictures,
         *,
         side: int,
-        resize: Literal["letterbox", "stretch"] = "letterbox",
+        resize: Resize = "letterbox",
+        crop_share: float = 1.0,
         augment: VariationSpec | None = None,
         seed: int = 0,
     ) -> None:
         self._split = split
-        self._pictures = np.stack([fitted(picture, side=side, resize=resize) for picture in split.pictures])
+        self._side, self._resize, self._crop_share = side, resize, crop_share
         self._augment = augment
+        self._random_crop = augment.random_crop if isinstance(augment, ClassificationAugmentSpec) else None
         self._seed = seed
+        self._pictures: Pictures = split.pictures
+        self._are_fitted = isinstance(split.pictures, np.ndarray) and not self._crops
+        if self._are_fitted:
+            self._pictures = np.stack([self._fitted(picture) for picture in split.pictures])  # type: ignore[attr-defined]
         self.array = ArraySpec("images", (side, side, 3))
+
+    @property
+    def _crops(self) -> bool:
+        """Whether a random window of each picture becomes the input."""
+        return self._resize == "crop" and self._random_crop is not None
 
     def __len__(self) -> int:
         return len(self._split)
@@ -67,12 +86,28 @@ class ClassificationSource:
         return ClassItem(item.index, item.label, image)
 
     def fill(self, epoch: int, index: int, out: Array, *, update: int = 0) -> ClassItem:
-        """Prepare a sample like ``sample``, with the picture written to ``out`` (S, S, 3) uint8."""
-        out[...] = self._pictures[index]
-        if self._augment is not None:
-            rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
-            _vary(out, self._augment, rng)
+        """Prepare a sample like ``sample``, with the picture written to ``out`` (S, S, 3) uint8.
+
+        Raises:
+            DataError: the picture cannot be read.
+        """
+        picture = self._pictures[index]
+        if self._augment is None:
+            out[...] = picture if self._are_fitted else self._fitted(picture)
+            return ClassItem(index, int(self._split.labels[index]))
+        rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
+        if self._crops and self._random_crop is not None:
+            spec = self._random_crop
+            size_wh = (picture.shape[1], picture.shape[0])
+            window = random_window(rng, size_wh, scale=spec.scale, aspect_ratio=spec.aspect_ratio)
+            out[...] = window_of(picture, window, side=self._side)
+        else:
+            out[...] = picture if self._are_fitted else self._fitted(picture)
+        _vary(out, self._augment, rng)
         return ClassItem(index, int(self._split.labels[index]))
+
+    def _fitted(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return fitted(picture, side=self._side, resize=self._resize, crop_share=self._crop_share)
 
     def collate(self, samples: Sequence[ClassItem]) -> dict[str, Array]:
         """Combine samples to a micro batch: ``images`` uint8 (B, S, S, 3) RGB (unless the loader has it), ``labels``
@@ -85,9 +120,13 @@ class ClassificationSource:
         return {"images": np.stack(images), **batch} if images else batch
 
 
-def fitted(picture: NDArray[np.uint8], *, side: int, resize: Literal["letterbox", "stretch"]) -> NDArray[np.uint8]:
-    """Resize a picture (H, W, 3) to (side, side, 3): unchanged if it has that size, else letterboxed on grey or
-    stretched."""
+def fitted(picture: NDArray[np.uint8], *, side: int, resize: Resize, crop_share: float = 1.0) -> NDArray[np.uint8]:
+    """Bring a picture (H, W, 3) to (side, side, 3): its centre cut out, letterboxed on grey, or stretched.
+
+    Letterboxing and stretching leave a picture of that size as it is.
+    """
+    if resize == "crop":
+        return centre_cropped(picture, side=side, share=crop_share)
     if picture.shape[:2] == (side, side):
         return picture
     if resize == "letterbox":
@@ -100,6 +139,9 @@ def _vary(out: Array, spec: VariationSpec, rng: np.random.Generator) -> None:
     """Map ``out`` about its centre, extending its edges outwards; then change colours and flip. In place."""
     side = len(out)
     matrix, _ = random_map(rng, spec, canvas=side, side=side)
-    moved = np.linalg.inv(_HALF) @ matrix @ _HALF
-    out[...] = cv2.warpPerspective(out, moved, (side, side), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    if not np.array_equal(matrix, np.eye(3)):
+        moved = np.linalg.inv(_HALF) @ matrix @ _HALF
+        out[...] = cv2.warpPerspective(
+            out, moved, (side, side), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+        )
     finish(rng, spec, _NO_BOXES, out)

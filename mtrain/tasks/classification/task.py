@@ -1,7 +1,7 @@
 """Classification as a kind of task: connect a job to data sets with one class per picture. The work is done in other
 modules."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,6 +34,25 @@ class ClassificationTask(TaskBase):
         self._scored = spec.evaluate.enabled or not training
 
     @classmethod
+    def divided(cls, data: Any, read_all: "Callable[[], LabelledPictures]") -> Any:
+        """Divide all pictures where ``data.split`` says so."""
+        from mtrain.tasks.classification.labels import divided
+
+        section: ClassificationDataSpec = data
+        if section.split is None:
+            return None
+        parts = divided(read_all(), section.split, seed=section.split_seed)
+        return tuple(cls.prepared(section, part) for part in parts)
+
+    @classmethod
+    def prepared(cls, data: Any, content: "LabelledPictures") -> "LabelledPictures":
+        """Let the split refuse pictures of more than ``data.max_pixels``."""
+        from mtrain.tasks.classification.pictures import limited
+
+        section: ClassificationDataSpec = data
+        return limited(content, max_pixels=section.max_pixels)
+
+    @classmethod
     def unreadable(cls, spec: "Spec", files: Sequence[Path]) -> dict[Path, str]:
         """Return the pictures that cannot be decoded, or have more pixels than ``data.max_pixels``."""
         from mtrain.data.images.readable import unreadable
@@ -56,18 +75,19 @@ class ClassificationTask(TaskBase):
         from mtrain.tasks.classification.source import ClassificationSource
 
         data, seed = self._section, self._spec.train.seed
+        fit: Any = {"side": data.image_size, "resize": data.resize, "crop_share": data.crop_share}
         sources = {}
         if self._training:
-            sources["train"] = ClassificationSource(
-                self._data.train, side=data.image_size, resize=data.resize, augment=data.augment, seed=seed
-            )
+            sources["train"] = ClassificationSource(self._data.train, **fit, augment=data.augment, seed=seed)
         if self._scored:
-            sources["val"] = ClassificationSource(self._data.val, side=data.image_size, resize=data.resize)
+            sources["val"] = ClassificationSource(self._data.val, **fit)
         return sources
 
     def verify(self) -> str:
-        """Count the pictures; reading a split has already checked each of them."""
-        return f"{sum(map(len, self._splits().values()))} pictures, all read"
+        """Check every picture: see ``pictures.verify``."""
+        from mtrain.tasks.classification.pictures import verify
+
+        return f"{verify(*self._splits().values())} pictures, all read"
 
     def length(self, split: str) -> int:
         """Return the number of samples of ``train`` or ``val``; 0 if a split is not used."""
@@ -94,6 +114,7 @@ class ClassificationTask(TaskBase):
 
     def describe(self) -> list[Table | Remark]:
         """Tabulate the pictures per split and class."""
+        from mtrain.tasks.classification.pictures import sizes
         from mtrain.tasks.tables import class_table
 
         splits, side = self._splits(), self._section.image_size
@@ -101,8 +122,7 @@ class ClassificationTask(TaskBase):
         parts: list[Table | Remark] = [totals]
         parts.append(class_table({name: split.histogram() for name, split in splits.items()}, unit="pictures"))
         for name, split in splits.items():
-            height, width = split.pictures.shape[1:3]
-            text = f"{name} pictures: {width} x {height} px, given to the network as {side} x {side}"
+            text = f"{name} pictures: {sizes(split)}, given to the network as {side} x {side}"
             parts.append(Remark(text=text))
             problems = split.report()
             parts += [Remark(text=f"{name}: {line}", good=not problems) for line in problems or ["every class occurs"]]

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from mtrain.data.images.section import DistortSpec, Factors, PictureDataSpec, Side, VariationSpec, ascending
+from mtrain.data.images.section import DistortSpec, DividedDataSpec, Factors, Side, VariationSpec, ascending
 from mtrain.spec.model import EvaluateSpec, Spec
-from mtrain.spec.section import Count, Fraction, Off, Positive, Section, narrowed
+from mtrain.spec.section import Fraction, Off, Positive, Section, narrowed
 
 
 def _fits_strides(side: int) -> int:
@@ -84,30 +84,15 @@ _STRETCH_ONLY: dict[str, Any] = dict.fromkeys(("distort", "expand", "crop")) | {
 """Keys of `augment` that need `resize: stretch`, with the value that switches each one off."""
 
 
-class DetectionDataSpec(PictureDataSpec):
+class DetectionDataSpec(DividedDataSpec):
     """Pictures with boxes around objects."""
 
-    split: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
-        default=None,
-        description="share of the pictures of `train` (null: of all there are) that becomes the evaluation split; it "
-        "depends on names and split_seed alone",
-    )
-    split_seed: Count = Field(default=0, description="another one chooses other pictures for `split`")
     skip_missing: bool = Field(
         default=False, description="leave out pictures that are annotated but not there, and say how many"
     )
     cache: Literal["none", "ram", "disk"] = Field(default="none", description="where decoded pictures are kept")
     cache_dir: str | None = Field(default=None, description="folder of the disk cache; null: the user's cache folder")
     augment: AugmentSpec = Field(default=AugmentSpec(), description="of the training split")
-
-    @model_validator(mode="after")
-    def _evaluation_split_is_given_once(self) -> Self:
-        if self.split is not None and self.val is not None:
-            raise ValueError(
-                f"split ({self.split}) takes the evaluation split from the training pictures, but val "
-                f"({self.val}) is given too; set one of them to null"
-            )
-        return self
 
     @model_validator(mode="after")
     def _augmentation_suits_the_resize(self) -> Self:

@@ -1,0 +1,99 @@
+"""Read columns of CSV files that people and programs have written: any usual separator, with or without a header."""
+
+import csv
+import difflib
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtrain.data.reading import MAX_LIST_BYTES
+from mtrain.errors import DataError
+from mtrain.files import read_text
+
+SEPARATORS = (",", ";", "\t", "|")
+"""Separators that are tried, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The wanted fields of one line, without surrounding blanks."""
+
+    line: int
+    """Number of the line in the file, from 1."""
+    fields: tuple[str, ...]
+
+
+def read_columns(
+    file: Path, wanted: Sequence[str], *, separator: str | None, without_header: bool, remedy: str
+) -> list[Row]:
+    """Return the columns ``wanted`` of a CSV file, in that order; empty lines are left out.
+
+    Args:
+        file: A UTF-8 text file; a byte order mark is skipped.
+        wanted: Names of the columns in the header, the first line.
+        separator: Character between fields; None: the one that makes the wanted columns appear.
+        without_header: A file whose first line does not hold the names, but has as many fields as are wanted, has no
+            header, and its columns are taken in order.
+        remedy: Advice in the message if a column is missing.
+
+    Raises:
+        DataError: the file cannot be read, is no CSV file, or lacks a column; the message names the columns it has.
+    """
+    try:
+        text = read_text(file, limit=MAX_LIST_BYTES)
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}; expected a CSV file") from error
+    except ValueError as error:
+        raise DataError(f"{file}: {error}; expected a CSV file, saved as UTF-8") from error
+    if not text.strip():
+        raise DataError(f"{file}: empty; expected a CSV file with the columns {', '.join(wanted)}")
+    separators = SEPARATORS if separator is None else (separator,)
+    headers = {mark: _first(text, mark) for mark in separators}
+    for mark, header in headers.items():
+        if all(name in header for name in wanted):
+            places = [header.index(name) for name in wanted]
+            return [_row(file, line, fields, places) for line, fields in _lines(file, text, mark, skip=1)]
+    for mark, header in headers.items():
+        if without_header and len(header) == len(wanted) and not set(header) & set(wanted):
+            places = list(range(len(wanted)))
+            return [_row(file, line, fields, places) for line, fields in _lines(file, text, mark, skip=0)]
+    raise DataError(_missing(file, wanted, max(headers.values(), key=len), remedy))
+
+
+def _first(text: str, mark: str) -> list[str]:
+    try:
+        for fields in csv.reader(io.StringIO(text[: 1 << 20], newline=""), delimiter=mark):
+            if any(field.strip() for field in fields):
+                return [field.strip() for field in fields]
+    except csv.Error:
+        pass  # _lines names the line if this separator is the right one
+    return []
+
+
+def _lines(file: Path, text: str, mark: str, *, skip: int) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+    try:
+        for fields in reader:
+            if any(field.strip() for field in fields):
+                if skip:
+                    skip -= 1
+                    continue
+                yield reader.line_num, [field.strip() for field in fields]
+    except csv.Error as error:
+        raise DataError(f"{file}:{reader.line_num}: no valid CSV ({error}); correct the line") from error
+
+
+def _row(file: Path, line: int, fields: Sequence[str], places: Sequence[int]) -> Row:
+    if len(fields) <= max(places):
+        raise DataError(
+            f"{file}:{line}: {len(fields)} fields, expected at least {max(places) + 1}, as the first line has; correct it"
+        )
+    return Row(line, tuple(fields[place] for place in places))
+
+
+def _missing(file: Path, wanted: Sequence[str], header: Sequence[str], remedy: str) -> str:
+    missing = [name for name in wanted if name not in header]
+    near = [match for name in missing for match in difflib.get_close_matches(name, header, n=1, cutoff=0.6)]
+    meant = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
+    return f"{file}: no column {', '.join(map(repr, missing))}; its first line has {', '.join(header)[:300]}{meant}; {remedy}"

@@ -1,0 +1,106 @@
+"""Read a CSV file with one row per picture: its path and its label."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mtrain.core.interfaces import Dataset
+from mtrain.data.reading import Split, listed, need_root
+from mtrain.data.shards import files_of
+from mtrain.data.tables import Row, read_columns
+from mtrain.errors import DataError
+from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.classification.pictures import EncodedPictures, PictureFiles
+from mtrain.tasks.classification.readers.numbering import numbered
+
+
+class CsvLabels(Dataset):
+    """The ``csv_labels`` data set plugin.
+
+    ``train.csv`` and ``val.csv``, or one file that ``data.split`` divides; ``data.train`` and ``data.val`` name other
+    files. Paths start at the folder of the CSV file, or at ``data.images``. The separator may be a comma, a semicolon, a
+    tab or a bar. Classes are ``data.names``, or all labels of the training split in order.
+    """
+
+    kind: ClassVar[str] = "classification"
+    classes_of_train: ClassVar[bool] = True
+
+    class Options(BaseModel):
+        """Names of the columns."""
+
+        model_config = ConfigDict(extra="forbid", frozen=True)
+        path_column: str = Field(default="path", description="column with the picture files")
+        label_column: str = Field(default="label", description="column with the class names, or numbers from 0")
+        separator: str | None = Field(
+            default=None,
+            min_length=1,
+            max_length=1,
+            description="character between fields; null: found from the header",
+        )
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or self.Options()
+
+    def read(
+        self,
+        root: Path | None,
+        split_value: str | None,
+        images: str | None,
+        names: Sequence[str] | None,
+        *,
+        split: Split,
+    ) -> LabelledPictures:
+        """Read one split. Pictures are not opened.
+
+        Raises:
+            DataError: the file or a column is missing, a picture occurs twice, or labels are not among ``names``.
+        """
+        root = need_root(root, "csv_labels")
+        files = files_of(
+            root, split_value, split=split, suffixes=(".csv", ".tsv"), kind="csv_labels", also=("labels", "data")
+        )
+        rows = [(file, row) for file in files for row in self._rows(file)]
+        folders = {file: file.parent if images is None else root / images for file in files}
+        paths = [str(folders[file] / row.fields[0].replace("\\", "/")) for file, row in rows]
+        _need_each_once(rows, paths)
+
+        def origin(place: int) -> str:
+            file, row = rows[place]
+            return f"{file}:{row.line}"
+
+        class_names, labels = numbered([row.fields[1] for _, row in rows], names, origin=origin)
+        return LabelledPictures(
+            pictures=EncodedPictures(PictureFiles(paths), paths),
+            labels=labels,
+            class_names=class_names,
+            origins=paths,
+            keys=[row.fields[0] for _, row in rows],
+        )
+
+    def _rows(self, file: Path) -> list[Row]:
+        options = self.options
+        rows = read_columns(
+            file,
+            (options.path_column, options.label_column),
+            separator=options.separator,
+            without_header=False,
+            remedy="name the columns with data.options.path_column and data.options.label_column",
+        )
+        without_path = [f"{file}:{row.line}: no path" for row in rows if not row.fields[0]]
+        if without_path:
+            raise DataError(f"{len(without_path)} rows have no path; correct or remove them:\n{listed(without_path)}")
+        return rows
+
+
+def _need_each_once(rows: Sequence[tuple[Path, Row]], paths: Sequence[str]) -> None:
+    first: dict[str, int] = {}
+    problems: list[str] = []
+    for place, path in enumerate(paths):
+        earlier = first.setdefault(path, place)
+        if earlier != place:
+            (file, row), (earlier_file, earlier_row) = rows[place], rows[earlier]
+            problems.append(f"{file}:{row.line}: {row.fields[0]} is also in {earlier_file.name}:{earlier_row.line}")
+    if problems:
+        raise DataError(f"{len(problems)} rows repeat a picture; each occurs once:\n{listed(problems)}")

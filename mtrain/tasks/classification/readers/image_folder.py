@@ -1,0 +1,152 @@
+"""Read pictures that lie in one folder per class: ``<class>/x.jpg``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from mtrain.core.interfaces import Dataset
+from mtrain.data.images.header import SUFFIXES
+from mtrain.data.reading import FOLDERS_OF, Split, listed, named, need_root, walk
+from mtrain.errors import DataError
+from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.classification.pictures import EncodedPictures, PictureFiles
+
+
+class ImageFolder(Dataset):
+    """The ``image_folder`` data set plugin.
+
+    ``train/<class>/x.jpg`` and ``val/<class>/x.jpg`` (or ``valid``, ``validation``), or ``<class>/x.jpg`` alone, which
+    ``data.split`` divides; ``data.train`` and ``data.val`` name other folders. Pictures may lie in subfolders of their
+    class. Classes are the folders of the training split in alphabetical order, or ``data.names``.
+    """
+
+    kind: ClassVar[str] = "classification"
+    classes_of_train: ClassVar[bool] = True
+
+    class Options(BaseModel):
+        """It has none."""
+
+        model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or self.Options()
+
+    def read(
+        self,
+        root: Path | None,
+        split_value: str | None,
+        images: str | None,
+        names: Sequence[str] | None,
+        *,
+        split: Split,
+    ) -> LabelledPictures:
+        """Read one split. Only the names of files are read.
+
+        Raises:
+            DataError: there are no folders of classes, one of them has no picture, or they disagree with ``names``.
+        """
+        if images is not None:
+            raise DataError(
+                "data.images: given, but image_folder finds pictures in the folders of classes; leave it out"
+            )
+        root = need_root(root, "image_folder")
+        folder = _split_folder(root, split_value, split)
+        classes = _class_folders(folder, split)
+        class_names = tuple(sorted(classes)) if names is None else _agreeing(names, classes, folder, split)
+        numbers = {name: number for number, name in enumerate(class_names)}
+        paths, labels, others = _pictures(folder, classes, numbers, split)
+        strays = [file.name for file in sorted(folder.iterdir()) if file.suffix.lower() in SUFFIXES and file.is_file()]
+        notes = [f"{named(others, 'files whose suffix is not that of a picture were left out')}"] if others else []
+        notes += [f"{named(strays, 'pictures outside the folders of classes were left out')}"] if strays else []
+        origins = [str(path) for path in paths]
+        return LabelledPictures(
+            pictures=EncodedPictures(PictureFiles(origins), origins),
+            labels=np.array(labels, dtype=np.int64),
+            class_names=class_names,
+            origins=origins,
+            keys=[
+                path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix() for path in paths
+            ],
+            notes=notes,
+        )
+
+
+def _split_folder(root: Path, value: str | None, split: Split) -> Path:
+    """Return the folder whose subfolders are the classes of a split."""
+    key = f"data.{'train' if split == 'all' else split}"
+    if value is not None:
+        folder = root / value
+        if not folder.is_dir():
+            raise DataError(
+                f"{key}: {folder} is no folder; give the folder, from data.root, that has a folder per class"
+            )
+        return folder
+    usual = {name: [root / word for word in FOLDERS_OF[name] if (root / word).is_dir()] for name in ("train", "val")}
+    if split == "all":
+        if usual["val"]:
+            raise DataError(
+                f"data.split: {root} has an evaluation split of its own ({usual['val'][0].name}/); leave out data.split, or "
+                "name the folder to divide with data.train"
+            )
+        return usual["train"][0] if usual["train"] else root
+    found = usual.get(split) or [root / word for word in FOLDERS_OF[split] if (root / word).is_dir()]
+    if not found:
+        raise DataError(
+            f"{key}: no folder {' or '.join(FOLDERS_OF[split])} in {root}; expected {split}/<class>/x.jpg, or data.split=0.2 "
+            f"to divide <class>/x.jpg; set data.root or {key}"
+        )
+    return found[0]
+
+
+def _class_folders(folder: Path, split: Split) -> dict[str, Path]:
+    folders = {
+        entry.name: entry
+        for entry in folder.iterdir()
+        if not entry.name.startswith((".", "__MACOSX")) and entry.is_dir()
+    }
+    if not folders:
+        raise DataError(
+            f"data.{'train' if split == 'all' else split}: {folder} has no folders; expected one folder of pictures per "
+            "class, named like the class"
+        )
+    return folders
+
+
+def _agreeing(names: Sequence[str], classes: dict[str, Path], folder: Path, split: Split) -> tuple[str, ...]:
+    unknown = sorted(set(classes) - set(names))
+    missing = [name for name in names if name not in classes] if split != "val" else []
+    if not unknown and not missing and len(set(names)) == len(names):
+        return tuple(names)
+    parts = [f"{folder}: its {len(classes)} folders are not the {len(names)} classes of data.names or of data.train"]
+    parts += [f"  no such class: the folder {name!r}" for name in unknown[:20]]
+    parts += [f"  no folder: the class {name!r}" for name in missing[:20]]
+    parts.append("  rename or remove the folders, or correct data.names, which names each class once")
+    raise DataError("\n".join(parts))
+
+
+def _pictures(
+    folder: Path, classes: dict[str, Path], numbers: dict[str, int], split: Split
+) -> tuple[list[Path], list[int], list[str]]:
+    """Return the pictures, their labels, and the names of files that are no pictures by their suffix."""
+    paths: list[Path] = []
+    labels: list[int] = []
+    others: list[str] = []
+    empty: list[str] = []
+    for name, number in sorted(numbers.items(), key=lambda item: item[1]):
+        files = walk(classes[name]) if name in classes else []
+        pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
+        others += [f"{name}/{file.name}" for file in files if file.suffix.lower() not in SUFFIXES]
+        if not pictures and name in classes:
+            held = f", only {files[0].name}" if files else ""
+            empty.append(f"{classes[name]}: no picture{held}")
+        paths += pictures
+        labels += [number] * len(pictures)
+    if empty and split != "val":
+        raise DataError(
+            f"{folder}: {len(empty)} folders of classes hold no picture ({' '.join(sorted(SUFFIXES))}); fill or remove "
+            f"them:\n{listed(empty)}"
+        )
+    return paths, labels, others

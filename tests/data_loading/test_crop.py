@@ -1,0 +1,114 @@
+"""Centre crops and random windows are those that torchvision documents, to the byte."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mtrain.data.images.crop import ATTEMPTS, centre_cropped, random_window, window_of
+from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.classification.section import ClassificationAugmentSpec
+from mtrain.tasks.classification.source import ClassificationSource
+
+SIZES = [(64, 48), (48, 64), (300, 37), (37, 300), (32, 32), (29, 31), (1, 90), (500, 501)]
+
+
+def random_picture(size, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+
+
+def as_documented(picture, side, share):
+    """``Resize(round(side / share))`` and ``CenterCrop(side)`` in Pillow's own words."""
+    image, short = Image.fromarray(picture), round(side / share)
+    width, height = image.size
+    size = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
+    image = image.resize(size, Image.Resampling.BILINEAR) if size != image.size else image
+    left, top = round((size[0] - side) / 2.0), round((size[1] - side) / 2.0)
+    return np.asarray(image.crop((left, top, left + side, top + side)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("side", "share"), [(32, 0.875), (32, 1.0), (33, 0.9), (8, 0.5)])
+def test_a_centre_crop_has_the_bytes_of_pillow(size, side, share):
+    picture = random_picture(size)
+    np.testing.assert_array_equal(centre_cropped(picture, side=side, share=share), as_documented(picture, side, share))
+
+
+def test_the_usual_224_pixels_come_from_256():
+    picture = random_picture((640, 480))
+    np.testing.assert_array_equal(
+        centre_cropped(picture, side=224, share=0.875), as_documented(picture, 224, 224 / 256)
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_windows_lie_in_the_picture_and_keep_share_and_shape(size):
+    rng, scale, ratio = np.random.default_rng(1), [0.3, 0.8], [0.5, 2.0]
+    area = size[0] * size[1]
+    for _ in range(200):
+        left, top, width, height = random_window(rng, size, scale=scale, aspect_ratio=ratio)
+        assert left >= 0
+        assert top >= 0
+        assert 0 < width <= size[0] - left
+        assert 0 < height <= size[1] - top
+        if min(size) > 20 and max(size) / min(size) < 2:
+            assert 0.25 < width * height / area < 0.85
+            assert 0.47 < width / height < 2.13
+
+
+def test_windows_of_every_place_and_size_occur():
+    rng = np.random.default_rng(2)
+    windows = np.array(
+        [random_window(rng, (100, 100), scale=[0.08, 1], aspect_ratio=[0.75, 4 / 3]) for _ in range(3000)]
+    )
+    areas = windows[:, 2] * windows[:, 3] / 1e4
+    assert areas.min() < 0.1
+    assert areas.max() > 0.95
+    ratios = np.log(windows[:, 2] / windows[:, 3])
+    assert ratios.mean() == pytest.approx(0, abs=0.02)
+    assert windows[:, 0].max() > 60
+    assert windows[:, 1].max() > 60
+
+
+def test_where_no_window_fits_the_largest_central_one_is_taken():
+    class Never:
+        calls = 0
+
+        def uniform(self, low, high):
+            self.calls += 1
+            return high
+
+    rng = Never()
+    assert random_window(rng, (300, 30), scale=[1, 1], aspect_ratio=[0.75, 4 / 3]) == (130, 0, 40, 30)
+    assert rng.calls == 2 * ATTEMPTS
+    assert random_window(Never(), (30, 300), scale=[1, 1], aspect_ratio=[0.75, 0.75]) == (0, 130, 30, 40)
+
+
+def test_a_training_sample_is_a_window_resized_by_pillow_and_perhaps_mirrored():
+    picture = random_picture((50, 40), seed=3)
+    split = LabelledPictures(picture[None], np.array([0]), ("a", "b"), ["x"])
+    source = ClassificationSource(
+        split, side=16, resize="crop", crop_share=0.875, augment=ClassificationAugmentSpec(), seed=9
+    )
+    mirrored = set()
+    for epoch in range(12):
+        rng = np.random.Generator(np.random.PCG64([9, epoch, 0]))
+        window = random_window(rng, (50, 40), scale=[0.08, 1.0], aspect_ratio=[3 / 4, 4 / 3])
+        left, top, width, height = window
+        image = Image.fromarray(picture).crop((left, top, left + width, top + height))
+        plain = np.asarray(image.resize((16, 16), Image.Resampling.BILINEAR))
+        np.testing.assert_array_equal(window_of(picture, window, side=16), plain)
+        actual = source.sample(epoch, 0).image
+        is_plain, is_mirrored = np.array_equal(actual, plain), np.array_equal(actual, plain[:, ::-1])
+        assert is_plain or is_mirrored
+        mirrored.add(is_mirrored)
+    assert mirrored == {True, False}
+
+
+def test_without_a_random_window_training_has_the_centre_of_evaluation():
+    picture = random_picture((50, 40), seed=3)
+    split = LabelledPictures(picture[None], np.array([0]), ("a", "b"), ["x"])
+    still = ClassificationAugmentSpec(random_crop=None, flip_lr=0.0)
+    shape = {"side": 16, "resize": "crop", "crop_share": 0.875}
+    train, val = ClassificationSource(split, **shape, augment=still), ClassificationSource(split, **shape)
+    np.testing.assert_array_equal(train.sample(4, 0).image, val.sample(0, 0).image)
+    np.testing.assert_array_equal(val.sample(0, 0).image, as_documented(picture, 16, 0.875))
