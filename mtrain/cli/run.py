@@ -14,6 +14,7 @@ from mtrain.cli.options import (
     spread_lists,
     spread_overrides,
 )
+from mtrain.cli.train import train_job
 
 
 class ScriptCommand(JobCommand):
@@ -64,18 +65,9 @@ def run(context: click.Context, /, script: str, arguments: tuple[str, ...], **pa
 
     The first word that is no flag is the script; everything after it belongs to the script.
     """
-    from mtrain.cluster import job, script_job, start
+    from mtrain.cluster import script_job
     from mtrain.script.settings import PLAIN
 
     params["config"] = params.get("config") or PLAIN
     loaded = script_job.with_script(load_job(params), Path(script), arguments)
-    resume = params.get("resume")
-    if params.get("dry_run"):
-        where = start.locate(loaded, resume=resume)
-        click.echo(start.planned(loaded, where, mode="script").text(), nl=False)
-        return
-    start.refuse_copies(loaded, nnodes=params.get("nnodes"))
-    outcome = job.train(loaded, resume=resume)
-    for line in outcome.lines:
-        click.echo(line)
-    context.exit(outcome.code)
+    train_job(context, loaded, resume=params.get("resume"), params=params)

@@ -1,10 +1,14 @@
 """``mtrain train``: check, plan, start and watch a training job."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mtrain.cli.options import JobCommand, job_options, load_job
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded
 
 
 @click.command("train", cls=JobCommand)
@@ -12,11 +16,17 @@ from mtrain.cli.options import JobCommand, job_options, load_job
 @click.pass_context
 def train(context: click.Context, /, **params: Any) -> None:
     """Train what a spec describes, from the beginning or from a checkpoint."""
-    from mtrain.cluster import job, start
+    from mtrain.cluster import start
 
     resume = start.latest_run(params.get("config"), params.get("resume"))
     params["config"] = start.resumed_config(params.get("config"), resume)
-    loaded = load_job(params)
+    train_job(context, load_job(params), resume=resume, params=params)
+
+
+def train_job(context: click.Context, loaded: "Loaded", *, resume: str | None, params: Mapping[str, Any]) -> None:
+    """Train as a command of the terminal does: show the plan with ``--dry-run``, else train and exit with the result."""
+    from mtrain.cluster import job, start
+
     if params.get("dry_run"):
         click.echo(start.planned(loaded, start.locate(loaded, resume=resume)).text(), nl=False)
         return

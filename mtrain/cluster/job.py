@@ -50,18 +50,18 @@ def train(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -
         return _train_on_hosts(loaded, resume, quiet=quiet)
     where = start.locate(loaded, resume=resume)
     start.own_node(loaded)
-    mode = start.training_mode(loaded)
-    plan = start.planned(loaded, where, mode=mode)
+    plan = start.planned(loaded, where)
+    remarks: Sequence[str] = ()
     if loaded.script is None:
         remarks = preflight.check(loaded.spec, size=plan.size, resumed=where.checkpoint)
     else:
-        remarks = preflight.check_script(loaded.spec, resumed=where.checkpoint)
+        preflight.check_script(loaded.spec, resumed=where.checkpoint)
     notes = [f"spec: {loaded.source}", *remarks]
     where = start.created(loaded, where)
     notes.append(f"run folder: {where.run_dir}")
     if where.checkpoint is not None:
         notes.append(f"goes on from {where.checkpoint}")
-    return _trained(loaded, start.run_job(loaded, where, mode=mode, notes=notes, quiet=quiet))
+    return _trained(loaded, start.run_job(loaded, where, notes=notes, quiet=quiet))
 
 
 def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -> Outcome:
@@ -98,7 +98,8 @@ def _train_on_hosts(loaded: "Loaded", resume: str | None, *, quiet: bool) -> Out
     """Train on several hosts: lead the job, or serve the host that leads it."""
     brief = many_hosts.Brief(
         loaded=loaded,
-        mode=start.training_mode(loaded),
+        # The other hosts choose their preflight by it.
+        mode="train" if loaded.script is None else "script",
         name=start.run_name(loaded),
         machine=start.here(loaded),
         resume=resume,

@@ -1,17 +1,16 @@
 """A user's own training script as a job: what is checked before it starts, and which spec it has."""
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtrain.errors import ScriptError
-from mtrain.script.settings import PLAIN, SECTIONS, changed, plain_values
+from mtrain.rank.script import digest_of
+from mtrain.script.settings import SECTIONS, changed, is_set, plain_values
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
-    from mtrain.spec.model import Spec
 
 
 def with_script(loaded: "Loaded", script: Path, arguments: Sequence[str]) -> "Loaded":
@@ -35,28 +34,19 @@ def with_script(loaded: "Loaded", script: Path, arguments: Sequence[str]) -> "Lo
     except (SyntaxError, ValueError) as error:
         place = f"{script}:{error.lineno}" if isinstance(error, SyntaxError) else str(script)
         raise ScriptError(f"{place}: is not valid Python: {getattr(error, 'msg', error)}") from error
+    plain, plain_files = plain_values()
     outside_paths = tuple(
         sorted(
             path
             for path, origin in loaded.provenance.items()
-            if path.partition(".")[0] in SECTIONS and Path(origin.file or "").name != Path(PLAIN).name
+            if path.partition(".")[0] in SECTIONS and origin.file not in plain_files
         )
     )
-    spec = _with_plain_defaults(loaded, outside_paths)
+    spec = changed(loaded.spec, {path: value for path, value in plain.items() if not is_set(path, outside_paths)})
     call = config.ScriptCall(
         path=script.absolute(),
         arguments=tuple(arguments),
-        digest=hashlib.sha256(content).hexdigest(),
+        digest=digest_of(script),
         outside_paths=outside_paths,
     )
     return dataclasses.replace(loaded, spec=spec, values=spec.model_dump(mode="json"), name=script.stem, script=call)
-
-
-def _with_plain_defaults(loaded: "Loaded", outside_paths: Sequence[str]) -> "Spec":
-    plain = {
-        path: value
-        for path, value in plain_values().items()
-        if not any(name == path or name.startswith((f"{path}.", path + "[")) for name in outside_paths)
-    }
-    spec: Spec = changed(loaded.spec, plain)
-    return spec

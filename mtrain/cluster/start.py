@@ -102,11 +102,6 @@ def typed_line() -> list[str]:
     return [*start, *(word for word in words if word.replace("_", "-") != "--dry-run")]
 
 
-def training_mode(loaded: "Loaded") -> str:
-    """Return the mode of the ranks that train: "train", or "script" where the user's own script does."""
-    return "train" if loaded.script is None else "script"
-
-
 def planned(loaded: "Loaded", where: Where, *, mode: str = "train", machine: Machine | None = None) -> Plan:
     """Return the plan of a job; ``machine``: None, this one."""
     machine = machine or here(loaded)

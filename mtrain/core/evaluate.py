@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mtrain.core.interfaces import Array, Collective, Evaluator, HostBatch, Module, Optimizer, RankSession
 from mtrain.errors import Interrupted
 
+Item = TypeVar("Item")
 Predictions = Callable[[Mapping[str, Array], HostBatch], Sequence[Any]]
 """Type of ``Model.predictions``, which turns model output into one value per sample."""
 
@@ -42,9 +43,7 @@ def evaluate(
     return evaluator.result(session.collective.all_gather(evaluator.partial()))
 
 
-def interruptible(
-    loader: Iterable[HostBatch], *, collective: Collective, stop: Callable[[], bool]
-) -> Iterator[HostBatch]:
+def interruptible(loader: Iterable[Item], *, collective: Collective, stop: Callable[[], bool]) -> Iterator[Item]:
     """Yield the micro batches of ``loader``. Before each one the ranks agree whether to end; every rank must iterate.
 
     Raises:

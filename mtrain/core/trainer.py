@@ -14,9 +14,8 @@ import numpy as np
 
 from mtrain.core.cadence import Cadence, advanced, scored
 from mtrain.core.interfaces import Batch, Loader, Module, Optimizer, Progress, RankSession, Rates
-from mtrain.errors import Interrupted, NonFiniteError
-
-Record = dict[str, Any]
+from mtrain.core.update_record import FinishedUpdate, UpdateRecord, check_finite
+from mtrain.errors import Interrupted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +61,8 @@ def _nothing(*values: object) -> None:
 class Hooks:
     """The callables that the trainer uses. ``evaluate`` and ``save`` are collective: all ranks run them together."""
 
-    on_update: Callable[[Record], None] = _nothing
-    """Receives the record of an update, described at ``Trainer.run_update``."""
+    on_update: Callable[[UpdateRecord], None] = _nothing
+    """Receives the record of an update, see ``FinishedUpdate.record``."""
     evaluate: Callable[[Progress], Mapping[str, float]] = _no_scores
     """Returns figures that are equal on every rank; ``"score"`` is the one to maximise. Raises ``Interrupted``, on
     every rank, if the ranks agreed during the evaluation to end the job."""
@@ -137,11 +136,8 @@ class Trainer:
     def run_update(self, batches: Iterator[Batch], progress: Progress) -> tuple[Progress, bool, bool]:
         """Run one update. Return the progress after it and the decisions that all ranks share: (end now, save now).
 
-        Every ``report_every`` updates ``on_update`` receives a record with: update, epoch, position, updates_per_epoch,
-        total_updates, losses (mean over the global batch), rate (of the last group), rates, momentum (None: each group
-        has its own), norm (before clipping), skipped (number of updates of the job whose gradient was not finite; such
-        an update is always reported), samples_per_s, wait_share (share of the time spent waiting for data), seconds,
-        memory_bytes (of this rank), and the further measurements of the session.
+        Every ``report_every`` updates, and for every update that was skipped, ``on_update`` receives its
+        record.
         """
         job, clock = self.job, self.hooks.clock
         measures = _UpdateMeasures(start_s=clock())
@@ -159,7 +155,7 @@ class Trainer:
             samples=job.global_batch,
             finite=math.isfinite(norm),
         )
-        self._check_finite(after, progress)
+        check_finite(progress, after, max_nonfinite=self.cadences.max_nonfinite)
         return after, *self._agree(measures, progress, rates, norm)
 
     def _next(self, batches: Iterator[Batch], measures: _UpdateMeasures) -> Batch:
@@ -167,14 +163,6 @@ class Trainer:
         batch = next(batches)
         measures.data_wait_s += self.hooks.clock() - before
         return batch
-
-    def _check_finite(self, after: Progress, progress: Progress) -> None:
-        if after.skipped_in_a_row >= self.cadences.max_nonfinite:
-            raise NonFiniteError(
-                f"the gradient was not finite in {after.skipped_in_a_row} updates in a row, the last is update "
-                f"{progress.update} of epoch {progress.epoch}; lower optimizer.rate, lengthen schedule.warmup, check "
-                "the data, or use precision bf16 instead of fp16"
-            )
 
     def _agree(self, measures: _UpdateMeasures, progress: Progress, rates: Rates, norm: float) -> tuple[bool, bool]:
         """Exchange one small vector between ranks: the requests to end or to save, and the figures of the record.
@@ -200,27 +188,18 @@ class Trainer:
 
         ``means`` holds the mean over ranks of each loss and, at the end, of the seconds spent waiting for data.
         """
-        seconds = max(self.hooks.clock() - measures.start_s, 1e-9)
-        measured = self.job.session.measure()
-        where = {"update": progress.update, "epoch": progress.epoch, "position": progress.position}
-        self.hooks.on_update(
-            {
-                **where,
-                "updates_per_epoch": self.job.loader.updates_per_epoch,
-                "total_updates": self.job.total_updates,
-                "losses": dict(zip(measures.losses, means[:-1], strict=True)),
-                "rate": rates.rates[-1],
-                "rates": list(rates.rates),
-                "momentum": rates.momentum,
-                "norm": norm,
-                "skipped": progress.skipped + (not math.isfinite(norm)),
-                "samples_per_s": self.job.global_batch / seconds,
-                "wait_share": min(means[-1] / seconds, 1.0),
-                "seconds": seconds,
-                **measured,
-                "memory_bytes": int(measured["memory_bytes"]),
-            }
+        update = FinishedUpdate(
+            before=progress,
+            updates_per_epoch=self.job.loader.updates_per_epoch,
+            total_updates=self.job.total_updates,
+            global_batch=self.job.global_batch,
+            losses=dict(zip(measures.losses, means[:-1], strict=True)),
+            rates=rates,
+            norm=norm,
+            seconds=self.hooks.clock() - measures.start_s,
+            waited_s=means[-1],
         )
+        self.hooks.on_update(update.record(self.job.session))
 
     def _after_update(self, progress: Progress, *, evaluate: bool, save: bool, stop: bool = False) -> Progress:
         """Evaluate and save as requested. With ``stop``, save and raise ``Interrupted``."""

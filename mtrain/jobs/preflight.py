@@ -88,10 +88,10 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     return [*notes, *task.report(), *([] if scored else [unscored])]
 
 
-def check_script(spec: Spec, *, resumed: Path | None = None) -> list[str]:
+def check_script(spec: Spec, *, resumed: Path | None = None) -> None:
     """Check what can be checked of a job whose model and data are known to the user's script alone.
 
-    ``resumed``: the checkpoint from which training goes on. Returns sentences for the user.
+    ``resumed``: the checkpoint from which training goes on.
 
     Raises:
         UsageError: something does not fit; the message says what to do.
@@ -100,7 +100,6 @@ def check_script(spec: Spec, *, resumed: Path | None = None) -> list[str]:
         raise CheckpointError(f"{resumed}: no checkpoint on {os.uname().nodename}, where rank 0 is; copy it there")
     interpreter.check(spec)
     _check_port(spec)
-    return []
 
 
 def _check_room(spec: Spec, resumed: Path | None, outline: SpecOutline) -> None:

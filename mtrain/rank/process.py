@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -27,19 +27,38 @@ class StopRequest:
     """A request to this rank to end: set by SIGTERM and SIGINT, read by the trainer between updates."""
 
     def __init__(self) -> None:
-        self._received = False
+        self.signal: signal.Signals | None = None
+        """The signal that was received; None: none."""
 
     def __call__(self) -> bool:
         """Return whether a request was received."""
-        return self._received
+        return self.signal is not None
 
     def listen(self) -> None:
-        """Take over SIGTERM and SIGINT."""
+        """Take over SIGTERM and SIGINT for good, as the process of a rank does."""
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._on_signal)
 
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take over SIGTERM and SIGINT within the context. A second signal acts as it did before."""
+        former = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
+
+        def once(number: int, frame: FrameType | None) -> None:
+            self._on_signal(number, frame)
+            for name, handler in former.items():
+                signal.signal(name, handler)
+
+        try:
+            for name in former:
+                signal.signal(name, once)
+            yield
+        finally:
+            for name, handler in former.items():
+                signal.signal(name, handler)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._received = True
+        self.signal = signal.Signals(number)
 
 
 class Leaving:

@@ -1,10 +1,14 @@
 """The reports, checkpoints and logs of a rank: rank 0 writes, the others hold silent objects with the same methods."""
 
 import logging
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mtrain.core.checkpoint import store as checkpoint
-from mtrain.core.interfaces import Progress
+from mtrain.core.digest import digest
+from mtrain.core.interfaces import Progress, RankSession, State
 from mtrain.rank.assembly import Assembly
 from mtrain.report.reporter import Report, Reporter, SilentReporter
 from mtrain.system.runfolder import RunFolder
@@ -33,6 +37,44 @@ def reporter(job: Assembly, run_folder: RunFolder, progress: Progress) -> Report
         return SilentReporter()
     spec = job.spec.report
     return Reporter(run_folder.path, tensorboard=spec.tensorboard, plots=spec.plots, start_update=progress.update)
+
+
+def report_update(report: Report, record: Mapping[str, Any]) -> None:
+    """Report the record of one update, with a warning if the update was skipped."""
+    report.update(record)
+    if not math.isfinite(record["norm"]):
+        report.event(
+            "warning",
+            message=f"update {record['update']}: the gradient was not finite; the update was skipped, weights are as "
+            f"before ({record['skipped']} so far)",
+        )
+
+
+def progress_summary(
+    reason: str, progress: Progress, *, run: Path, session: RankSession, backend: str, total_updates: int | None
+) -> dict[str, Any]:
+    """Return the part of a summary that says which job has ended, why, and how far it came."""
+    return {
+        "reason": reason,
+        "name": run.name,
+        "backend": backend,
+        "ranks": session.collective.size,
+        "updates": progress.update,
+        "total_updates": total_updates,
+        "epochs": progress.epoch,
+        "samples": progress.samples,
+        "skipped_updates": progress.skipped,
+    }
+
+
+def result_summary(state: State, checkpoints: checkpoint.CheckpointStore) -> dict[str, Any]:
+    """Return the part of a summary that says what a finished job has learned, and where it is."""
+    return {
+        "weights_sha256": digest(state.weights),
+        "ema_sha256": digest(state.ema),
+        "best_checkpoint": text_of(checkpoints.best() or checkpoints.newest()),
+        "newest_checkpoint": text_of(checkpoints.newest()),
+    }
 
 
 def log_to_stderr() -> None:

@@ -1,7 +1,6 @@
 """Training on one rank: the functions that the trainer calls, and what they record."""
 
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +12,6 @@ from mtrain.core import cadence
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.checkpoint.sharing import load_everywhere
 from mtrain.core.collective import barrier
-from mtrain.core.digest import digest
 from mtrain.core.evaluate import evaluate, interruptible
 from mtrain.core.interfaces import Evaluator, Progress, TaskData
 from mtrain.core.schedule import Schedule, total_updates
@@ -22,7 +20,14 @@ from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 from mtrain.errors import Interrupted, SpecError
 from mtrain.rank import process
 from mtrain.rank.assembly import Assembly, assembled, open_task, unused_gpus
-from mtrain.rank.records import log_to_stderr, report_weights, text_of, writers
+from mtrain.rank.records import (
+    log_to_stderr,
+    progress_summary,
+    report_update,
+    report_weights,
+    result_summary,
+    writers,
+)
 from mtrain.system.devices import device_words
 from mtrain.system.runfolder import RunFolder, adopt
 
@@ -170,13 +175,7 @@ class TrainingRun:
     def updated(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped."""
         self._shares.take(record)
-        self.report.update({**record, **self._traced()})
-        if not math.isfinite(record["norm"]):
-            self.report.event(
-                "warning",
-                message=f"update {record['update']}: the gradient was not finite; the update was skipped, weights are as "
-                f"before ({record['skipped']} so far)",
-            )
+        report_update(self.report, {**record, **self._traced()})
 
     def _traced(self) -> dict[str, Any]:
         """Return the fields that ``report.trace`` adds to the record of an update; every rank must call."""
@@ -243,18 +242,17 @@ class TrainingRun:
             barrier(self.job.session.collective)
         result, job = self._result, self.job
         summary: dict[str, Any] = {
-            "reason": reason,
+            **progress_summary(
+                reason,
+                result.progress,
+                run=self.run_folder.path,
+                backend=job.spec.backend.name,
+                session=job.session,
+                total_updates=self.updates,
+            ),
+            "device": self.device,
             "stopped_by": "patience" if reason == "done" and result.progress.update < self.updates else None,
             "patience": job.spec.train.patience,
-            "name": self.run_folder.path.name,
-            "backend": job.spec.backend.name,
-            "ranks": job.session.collective.size,
-            "device": self.device,
-            "updates": result.progress.update,
-            "total_updates": self.updates,
-            "epochs": result.progress.epoch,
-            "samples": result.progress.samples,
-            "skipped_updates": result.progress.skipped,
             "save_wait_seconds": round(self.checkpoints.waited_s, 3),
             "seconds": round(seconds, 2),
             "best": result.best,
@@ -263,14 +261,9 @@ class TrainingRun:
             "remarks": result.remarks,
         }
         if reason == "done":
-            state = job.session.state(job.model, job.optimizer)
-            summary |= {
-                "weights_sha256": digest(state.weights),
-                "ema_sha256": digest(state.ema),
-                "best_checkpoint": text_of(self.checkpoints.best() or self.checkpoints.newest()),
-                "newest_checkpoint": text_of(self.checkpoints.newest()),
-                "measured": job.session.collective.all_gather({**job.session.measure(), **self._shares.summary()}),
-            }
+            summary |= result_summary(job.session.state(job.model, job.optimizer), self.checkpoints)
+            measured = {**job.session.measure(), **self._shares.summary()}
+            summary["measured"] = job.session.collective.all_gather(measured)
             self._draw()
         self.report.event("end", **summary)
         self.report.close(summary)

@@ -1,10 +1,10 @@
 """Evaluate the model of a script on a data set that all ranks share."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mtrain.core.collective import broadcast
-from mtrain.core.interfaces import Array, Collective
+from mtrain.core.interfaces import Array, Collective, RankSession
 from mtrain.core.sampler import Padded
 from mtrain.data import outcomes, trees
 from mtrain.errors import DataError, ScriptError, UsageError
@@ -71,20 +71,20 @@ class Step:
 
 
 def outcome(
-    rank: Any,
+    rank: RankSession,
     runner: Step,
-    length: int,
+    order: Iterable[list[int]],
     batch_of: Callable[[Sequence[int]], Any],
     *,
-    micro_batch: int,
     floats: Any,
 ) -> Outcome:
-    """Return (predictions, targets) of ``length`` samples, in their order. Every rank must call.
+    """Return (predictions, targets) of a data set, in the order of its samples. Every rank must call.
 
-    ``batch_of`` returns the batch of some samples.
+    ``order``: the sample numbers of this rank's micro batches, see ``shares``. ``batch_of`` returns the batch of some
+    samples.
     """
     parts = []
-    for indices in shares(length, rank.collective, micro_batch):
+    for indices in order:
         arrays, runner.batch_structure = trees.flattened(batch_of(indices), floats=floats)
         tensors = next(iter(rank.batches([arrays])))
         outputs = rank.infer(runner, tensors)
@@ -120,7 +120,7 @@ def gathered(collective: Collective, parts: Sequence[tuple[list[int], Outcome]])
 def scored(collective: Collective, metric: Metric, predictions: Any, targets: Any) -> dict[str, float]:
     """Return the figures that ``metric`` computes on rank 0, equal on every rank.
 
-    An object with ``update`` and ``compute``, such as a metric of torchmetrics, is fed on rank 0 alone.
+    An object with ``update`` and ``compute`` is fed on rank 0 alone.
 
     Raises:
         ScriptError: the metric returns something else than numbers.

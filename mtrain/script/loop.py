@@ -12,8 +12,9 @@ import numpy as np
 
 from mtrain.core.cadence import Cadence, advanced
 from mtrain.core.interfaces import Collective, Optimizer, Progress, RankSession, Rates
+from mtrain.core.update_record import FinishedUpdate, check_finite
 from mtrain.data import trees
-from mtrain.errors import Interrupted, NonFiniteError, ScriptError
+from mtrain.errors import Interrupted, ScriptError
 from mtrain.script.samples import Samples
 
 
@@ -75,6 +76,8 @@ class Updater:
         self.loop: Loop | None = None
         self.norm = math.nan
         """Norm of the last update's gradient, before clipping."""
+        self.rates: Rates | None = None
+        """Rates of the last update."""
 
     def update(self, loss: Any) -> None:
         """Use the loss of the current micro batch; the last one of an update changes the weights.
@@ -146,7 +149,7 @@ class Loop(Iterator[Any]):
         micro, place = self._micro, self._place
         if micro is not None and self.has_updated:
             self._micro = None
-            self._finish_update(left=self.progress.update + 1 < self._hooks.total_updates)
+            self._finish_update(leaves=self.progress.update + 1 < self._hooks.total_updates)
         self._end()
         if micro is not None and not (micro.updated and micro.last):
             micro.context.close()
@@ -216,7 +219,8 @@ class Loop(Iterator[Any]):
         micro.context.close()
         self._losses.add("loss", loss)
         if micro.last:
-            self._updater.norm = optimizer.step(self._hooks.schedule(self.progress.update))
+            self._updater.rates = self._hooks.schedule(self.progress.update)
+            self._updater.norm = optimizer.step(self._updater.rates)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Add values to the record of the current update."""
@@ -242,7 +246,7 @@ class Loop(Iterator[Any]):
             self._micro = None
             self._finish_update()
 
-    def _finish_update(self, *, left: bool = False) -> None:
+    def _finish_update(self, *, leaves: bool = False) -> None:
         hooks, before, norm = self._hooks, self.progress, self._updater.norm
         self.progress = advanced(
             before,
@@ -250,16 +254,26 @@ class Loop(Iterator[Any]):
             samples=hooks.samples.global_batch,
             finite=math.isfinite(norm),
         )
-        if self.progress.skipped_in_a_row >= hooks.max_nonfinite:
-            raise NonFiniteError(
-                f"the gradient was not finite in {self.progress.skipped_in_a_row} updates in a row, the last is update "
-                f"{before.update}; lower the rate, or check the data and the loss"
-            )
-        stop, save = self._agree(before, norm, left=left)
+        check_finite(before, self.progress, max_nonfinite=hooks.max_nonfinite)
+        stop, save = self._agree(before, norm, leaves=leaves)
         if stop or save or self.score is not None or hooks.saves.due(self.progress):
             self.save()
         if stop:
             raise Interrupted(f"ended from outside at update {self.progress.update}, state saved; go on with --resume")
+
+    def interrupt(self) -> None:
+        """Save for the end of the job in the body of the loop; every rank must call.
+
+        An update that has changed the weights is finished. One that is incomplete is dropped, and made again on resume.
+        """
+        if self._micro is not None:
+            self._micro.context.close()
+        if self.has_updated:
+            self._micro = None
+            self._finish_update()
+        if self.saved_update != self.progress.update:
+            self.save()
+        self._end()
 
     def save(self) -> None:
         """Write a checkpoint; every rank must call."""
@@ -268,7 +282,7 @@ class Loop(Iterator[Any]):
         self._saved_at = time.perf_counter()
         self.save_now, self.score = False, None
 
-    def _agree(self, before: Progress, norm: float, *, left: bool) -> tuple[bool, bool]:
+    def _agree(self, before: Progress, norm: float, *, leaves: bool) -> tuple[bool, bool]:
         """Exchange requests and values between ranks, and report. Return (end now, save now), equal on every rank."""
         hooks, collective = self._hooks, self._hooks.rank.collective
         reported = before.update % hooks.report_every == 0 or not math.isfinite(norm)
@@ -280,58 +294,41 @@ class Loop(Iterator[Any]):
             update=self.progress.update,
             stop=hooks.stop(),
             save=self.save_now or (overdue and collective.rank == 0),
-            left=left,
+            leaves=leaves,
         )
         if reported:
-            seconds = max(time.perf_counter() - self._started, 1e-9)
             values = collective.all_reduce(np.array([*means.values(), self._waited]), "mean")
             *losses, waited = (float(value) for value in values)
-            self._report(before, norm, dict(zip(means, losses, strict=True)), seconds=seconds, waited=waited)
+            assert self._updater.rates is not None
+            update = FinishedUpdate(
+                before=before,
+                updates_per_epoch=hooks.samples.updates_per_epoch,
+                total_updates=hooks.total_updates,
+                global_batch=hooks.samples.global_batch,
+                losses=dict(zip(means, losses, strict=True)),
+                rates=self._updater.rates,
+                norm=norm,
+                seconds=time.perf_counter() - self._started,
+                waited_s=waited,
+            )
+            hooks.record({**update.record(hooks.rank), "unit": "samples"})
         self._losses, self._waited, self._started = _Losses(), 0.0, time.perf_counter()
         return stop, save
 
-    def _report(
-        self, before: Progress, norm: float, losses: Mapping[str, float], *, seconds: float, waited: float
-    ) -> None:
-        hooks = self._hooks
-        rates = hooks.schedule(before.update)
-        measured = hooks.rank.measure()
-        hooks.record(
-            {
-                "update": before.update,
-                "epoch": before.epoch,
-                "position": before.position,
-                "updates_per_epoch": hooks.samples.updates_per_epoch,
-                "total_updates": hooks.total_updates,
-                "losses": losses,
-                "rate": rates.rates[-1],
-                "rates": list(rates.rates),
-                "momentum": rates.momentum,
-                "norm": norm,
-                "skipped": self.progress.skipped,
-                "unit": "samples",
-                "samples_per_s": hooks.samples.global_batch / seconds,
-                "wait_share": min(waited / seconds, 1.0),
-                "seconds": seconds,
-                **measured,
-                "memory_bytes": int(measured["memory_bytes"]),
-            }
-        )
-
 
 def agree(
-    collective: Collective, *, names: tuple[str, ...], update: int, stop: bool, save: bool, left: bool
+    collective: Collective, *, names: tuple[str, ...], update: int, stop: bool, save: bool, leaves: bool
 ) -> tuple[bool, bool]:
     """Agree on (end now, save now) after an update, and check that all ranks are at the same place.
 
-    ``left``: this rank leaves the loop after this update. Every rank must call, after every update.
+    ``leaves``: this rank leaves the loop after this update. Every rank must call, after every update.
 
     Raises:
         ScriptError: some ranks have left the loop and others have not, or they report different values. It is raised on
             every rank.
     """
     mark = zlib.crc32("\n".join(names).encode())
-    place = [mark, update, int(left)]
+    place = [mark, update, int(leaves)]
     signed = [float(value) for number in place for value in (number, -number)]
     agreed = collective.all_reduce(np.array([float(stop), float(save), *signed]), "max")
     same = [agreed[2 + 2 * i] == -agreed[3 + 2 * i] for i in range(len(place))]

@@ -1,6 +1,7 @@
 """A script's job when plain Python runs the script: one rank, in a run folder of its own."""
 
 import contextlib
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -37,8 +38,8 @@ def solo_job(framework: str | None) -> Iterator[RankJob]:
     folder = RunFolder(runfolder.create(Path(spec.report.dir), name))
     folder.make()
     stop = StopRequest()
-    if threading.current_thread() is threading.main_thread():
-        stop.listen()
+    # Python sets signal handlers in its main thread only.
+    in_main_thread = threading.current_thread() is threading.main_thread()
     display = make_display(spec.report.display, title=f"{folder.path.name}: {name} on solo")
     job = RankJob(
         spec=spec,
@@ -50,11 +51,11 @@ def solo_job(framework: str | None) -> Iterator[RankJob]:
         display=display,
     )
     try:
-        with contextlib.closing(display):
+        with contextlib.closing(display), stop.listening() if in_main_thread else contextlib.nullcontext():
             yield job
     except Interrupted as error:
         print(f"{error}: mtrain run --backend solo --resume {folder.path} {sys.argv[0]}", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise SystemExit(128 + (stop.signal or signal.SIGINT)) from None
 
 
 class ShownReporter(Reporter):

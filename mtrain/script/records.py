@@ -12,11 +12,10 @@ from typing import Any
 
 from mtrain.core.checkpoint import store
 from mtrain.core.collective import barrier
-from mtrain.core.digest import digest
 from mtrain.core.interfaces import Backend, Progress, RankSession
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank.assembly import unused_gpus
-from mtrain.rank.records import text_of
+from mtrain.rank.records import progress_summary, report_update, result_summary, text_of
 from mtrain.rank.script import RankJob, digest_of
 from mtrain.report.reporter import Report, Reporter, SilentReporter
 from mtrain.script import kept
@@ -114,13 +113,7 @@ class Records:
 
     def updated(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped."""
-        self.report.update(record)
-        if not math.isfinite(record["norm"]):
-            self.report.event(
-                "warning",
-                message=f"update {record['update']}: the gradient was not finite; the update was skipped, weights are as "
-                f"before ({record['skipped']} so far)",
-            )
+        report_update(self.report, record)
 
     def scored(
         self, figures: Mapping[str, float], *, update: int, epoch: int, score: str | None, seconds: float
@@ -168,28 +161,22 @@ class Records:
             # When one rank ends, launchers soon end the others, which may still be writing.
             barrier(self._rank.collective)
         summary: dict[str, Any] = {
-            "reason": reason,
-            "name": self._job.run_folder.path.name,
-            "backend": spec.backend.name,
-            "ranks": self._rank.collective.size,
+            **progress_summary(
+                reason,
+                progress,
+                run=self._job.run_folder.path,
+                backend=spec.backend.name,
+                session=self._rank,
+                total_updates=total_updates,
+            ),
             "device": self._device,
-            "updates": progress.update,
-            "total_updates": total_updates,
-            "epochs": progress.epoch,
-            "samples": progress.samples,
-            "skipped_updates": progress.skipped,
             "seconds": round(time.perf_counter() - self._started, 2),
             "best": self._best,
             "last": self._last,
             "headline": [name for name in self._last if name not in ("update", "epoch")][:3],
         }
         if state is not None:
-            summary |= {
-                "weights_sha256": digest(state.weights),
-                "ema_sha256": digest(state.ema),
-                "newest_checkpoint": text_of(self.checkpoints.newest()),
-                "best_checkpoint": text_of(self.checkpoints.best() or self.checkpoints.newest()),
-            }
+            summary |= result_summary(state, self.checkpoints)
         self.report.event("end", **summary)
         self.report.close(summary)
 

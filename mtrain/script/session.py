@@ -1,9 +1,8 @@
 """``mtrain.session``: joins the ranks of a job from a user's own training script."""
 
-import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ import numpy as np
 from mtrain.core import cadence
 from mtrain.core.checkpoint.sharing import load_everywhere
 from mtrain.core.completeness import check_session
+from mtrain.core.evaluate import interruptible
 from mtrain.core.interfaces import Backend, Collective, Progress, RankSession, Rates
 from mtrain.core.recipe import make_recipe
 from mtrain.core.schedule import Schedule, total_updates
@@ -28,10 +28,8 @@ from mtrain.script.plain_python import solo_job
 from mtrain.script.records import Records
 from mtrain.script.rules import Curve, RateOf, Rule
 from mtrain.script.samples import Order, Samples, check_dataset
-from mtrain.script.settings import changed, changes_of, refuse_contradictions
+from mtrain.script.settings import changed, changes_of
 from mtrain.spec import plugins
-
-log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -176,10 +174,9 @@ class Session:
             optimizer=optimizer, schedule=schedule, clip_norm=clip_norm, accumulate=accumulate, ema=ema,
             precision=precision, sync_batchnorm=sync_batchnorm, freeze=freeze,
         )  # fmt: skip
-        refuse_contradictions(self._spec, self._job.outside_paths, changes, call="session.prepare")
         if self._spec.train.accumulate == "auto" and accumulate is None:
             changes["train.accumulate"] = 1
-        self._spec = changed(self._spec, changes, call="session.prepare")
+        self._change(changes, call="session.prepare")
         self._rate_of = schedule if callable(schedule) and not hasattr(schedule, "section") else None
         # The recipe needs a batch that divides among the ranks; the script names its own later, in `batches`.
         sized = changed(self._spec, {"train.batch_size": self.size * self._spec.train.accumulate})
@@ -199,6 +196,9 @@ class Session:
         if self._saved is not None:
             self._rank.restore(self._model, native, self._saved.state)
         return self._model, self._updater
+
+    def _change(self, changes: Mapping[str, Any], *, call: str) -> None:
+        self._spec = changed(self._spec, changes, outside_paths=self._job.outside_paths, call=call)
 
     def keep(self, name: str, kept_object: Any) -> None:
         """Save ``kept_object`` in checkpoints too, and restore it now if the job is resumed.
@@ -254,12 +254,12 @@ class Session:
             changes |= {"train.updates": updates, "train.epochs": None}
         if epochs is not None and updates is not None:
             raise ScriptError("session.batches: epochs and updates are both given; keep one")
-        refuse_contradictions(self._spec, self._job.outside_paths, changes, call="session.batches")
         if global_batch is None and "train.batch_size" not in self._job.outside_paths:
             raise ScriptError(
                 "session.batches: no global_batch given; say how many samples an update takes over all ranks"
             )
-        self._spec = spec = changed(self._spec, changes, call="session.batches")
+        self._change(changes, call="session.batches")
+        spec = self._spec
         if spec.train.epochs is None and spec.train.updates is None:
             raise ScriptError("session.batches: no length given; say epochs=10 or updates=1000")
         samples = self._samples(dataset, order, collate)
@@ -285,7 +285,7 @@ class Session:
             saves=cadence.saves(spec.checkpoint),
             max_nonfinite=spec.train.max_nonfinite,
             report_every=spec.report.every_updates,
-            floats=np.float64 if spec.train.precision == "fp64" else None,
+            floats=self._floats(),
             stop=self._asked_to_end,
             save=self._save,
             record=self._records.updated,
@@ -352,28 +352,19 @@ class Session:
         if self._updater is None or model is not self._model:
             raise ScriptError("session.evaluate: expected the model that session.prepare returned")
         check_dataset(dataset, call="session.evaluate")
-        began, collective = time.perf_counter(), self.collective
-        native, seed = self._updater.native, self._spec.train.seed
-
-        def batch_of(indices: Sequence[int]) -> Any:
-            samples = [seeded_sample(dataset, index, (seed, index), native.seed_value) for index in indices]
-            return (collate or trees.collate)(samples)
-
+        began = time.perf_counter()
         runner = evaluation.Step(self._module, step or evaluation.predicted)
-        with native.averaged():
-            self._module.eval()
-            try:
-                outcome = evaluation.outcome(
-                    self._rank,
-                    runner,
-                    len(dataset),
-                    batch_of,
-                    micro_batch=batch_size or max(1, self._spec.train.batch_size // collective.size),
-                    floats=np.float64 if self._spec.train.precision == "fp64" else None,
-                )
-            finally:
-                self._module.train()
-        figures = evaluation.scored(collective, metric, *outcome)
+        order = evaluation.shares(len(dataset), self.collective, batch_size or self._micro_batch())
+        try:
+            outcome = self._outcome(runner, dataset, order, collate or trees.collate)
+        except Interrupted as error:
+            if self._loop is None:
+                raise
+            self._loop.interrupt()
+            raise Interrupted(
+                f"{error} after update {self.progress.update}, state saved; go on with --resume"
+            ) from None
+        figures = evaluation.scored(self.collective, metric, *outcome)
         loop, progress = self._loop, self.progress
         best_score = self._records.scored(
             figures,
@@ -386,6 +377,33 @@ class Session:
         if loop is not None and best_score is not None:
             loop.score = best_score
         return figures
+
+    def _micro_batch(self) -> int:
+        """Return the samples of a micro batch; before ``batches`` that of the spec's batch size."""
+        train = self._spec.train
+        return max(1, int(train.batch_size) // (self.size * int(train.accumulate)))
+
+    def _outcome(
+        self, runner: evaluation.Step, dataset: Any, order: Iterator[list[int]], collate: Callable[[Any], Any]
+    ) -> evaluation.Outcome:
+        """Return (predictions, targets) of ``dataset``, computed with the averaged weights in evaluation mode."""
+        assert self._updater is not None
+        native, seed = self._updater.native, self._spec.train.seed
+
+        def batch_of(indices: Sequence[int]) -> Any:
+            return collate([seeded_sample(dataset, index, (seed, index), native.seed_value) for index in indices])
+
+        order = interruptible(order, collective=self.collective, stop=self._asked_to_end)
+        with native.averaged():
+            self._module.eval()
+            try:
+                return evaluation.outcome(self._rank, runner, order, batch_of, floats=self._floats())
+            finally:
+                self._module.train()
+
+    def _floats(self) -> Any:
+        """Return the dtype of floating-point numbers in batches; None: as the data set has them."""
+        return np.float64 if self._spec.train.precision == "fp64" else None
 
     def log(self, **values: Any) -> None:
         """Report values of the current update: numbers or tensors, as means over micro batches and ranks.

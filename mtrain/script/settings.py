@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mtrain.errors import ScriptError, SpecError
@@ -14,47 +14,51 @@ PLAIN = "_base_/script.yml"
 """The shipped file with the values that neither the user nor the script sets: those of a plain training loop."""
 
 
-def plain_values() -> dict[str, Any]:
-    """Return what the config ``PLAIN`` sets, by dotted path of two words."""
+def plain_values() -> tuple[dict[str, Any], set[str | None]]:
+    """Return what the config ``PLAIN`` sets, by dotted path of two words, and the file as origins name it."""
     loaded = config.load(PLAIN, environ={})
     paths = sorted({tuple(path.split(".")[:2]) for path in loaded.provenance if "." in path})
-    return {f"{section}.{key}": loaded.values[section][key] for section, key in paths if section in SECTIONS}
+    values = {f"{section}.{key}": loaded.values[section][key] for section, key in paths if section in SECTIONS}
+    return values, {origin.file for origin in loaded.provenance.values()}
 
 
-def changed(spec: Any, changes: Mapping[str, Any], *, call: str = "mtrain.session") -> Any:
+def is_set(path: str, outside_paths: Iterable[str]) -> bool:
+    """Return whether one of ``outside_paths`` is the value at ``path``, or a part of it."""
+    return any(name == path or name.startswith(f"{path}.") for name in outside_paths)
+
+
+def changed(
+    spec: Any, changes: Mapping[str, Any], *, outside_paths: Iterable[str] = (), call: str = "mtrain.session"
+) -> Any:
     """Return ``spec`` with values replaced by dotted path; ``call`` is named in messages.
 
     Raises:
-        ScriptError: a value is outside its range.
+        ScriptError: a value is outside its range, or contradicts one at ``outside_paths``, which the user of
+            ``mtrain run`` has set; neither silently wins over the other.
     """
     values = spec.model_dump(mode="json")
     for path, value in changes.items():
         *sections, key = path.split(".")
-        place = values
-        for section in sections:
-            place = place[section]
-        place[key] = value
+        _at(values, sections)[key] = value
     try:
-        return config.from_json(json.dumps(values), name=f"{call}:")
+        result = config.from_json(json.dumps(values), name=f"{call}:")
     except SpecError as error:
         raise ScriptError(str(error)) from error
-
-
-def refuse_contradictions(spec: Any, outside_paths: frozenset[str], changes: Mapping[str, Any], *, call: str) -> None:
-    """Refuse values of the script that contradict those that the user of ``mtrain run`` has set.
-
-    Raises:
-        ScriptError: there is one; neither silently wins over the other.
-    """
-    former = spec.model_dump(mode="json")
-    for path, value in changes.items():
-        present = former
-        for key in path.split("."):
-            present = present[key]
-        if any(name == path or name.startswith(f"{path}.") for name in outside_paths) and present != value:
+    # Validated values are compared, because one value may be written in several ways.
+    before, after = spec.model_dump(mode="json"), result.model_dump(mode="json")
+    for path in changes:
+        old, new = _at(before, path.split(".")), _at(after, path.split("."))
+        if old != new and is_set(path, outside_paths):
             raise ScriptError(
-                f"{call} sets {path} to {value!r}, but this job was started with {path} {present!r}; leave one of them out"
+                f"{call} sets {path} to {new!r}, but this job was started with {path} {old!r}; leave one of them out"
             )
+    return result
+
+
+def _at(values: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        values = values[key]
+    return values
 
 
 def changes_of(**arguments: Any) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from mtrain.core.checkpoint import store
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-QUIET = ("-o", "report.plots=false", "report.tensorboard=false")
+# One thread per rank: on some processors the bits of a sum depend on the number of threads.
+QUIET = ("-o", "report.plots=false", "report.tensorboard=false", "cluster.threads=1")
 
 
 def run(here: Path, *words: str, timeout_s: float = 300) -> "subprocess.CompletedProcess[str]":
