@@ -321,8 +321,10 @@ def compare_backends(
     overrides: Mapping[str, Any] | None = None,
     out: SpecFile = None,
     quiet: bool = False,
+    script: SpecFile = None,
+    arguments: Sequence[str] = (),
 ) -> "Comparison":
-    """Train one spec on several backends and compare what they learn, update by update.
+    """Train one spec, or run one script, on several backends and compare what they learn, update by update.
 
     Args:
         spec: see the module.
@@ -334,6 +336,8 @@ def compare_backends(
         overrides: further values of the spec.
         out: folder of the jobs, of ``compare.json`` and ``compare.html``; None: ``runs/compare``.
         quiet: print nothing of what is going on.
+        script: a script that calls ``mtrain.session()``, which is run in place of training a spec.
+        arguments: arguments of the script.
 
     Returns:
         The comparison; ``.agree`` says whether all agree.
@@ -344,6 +348,7 @@ def compare_backends(
     import sys
 
     from mtrain.comparing import jobs
+    from mtrain.comparing.order import Order, parse_variants
     from mtrain.comparing.profiles import PROFILES
     from mtrain.system import runfolder
 
@@ -352,16 +357,20 @@ def compare_backends(
         raise UsageError(f"profile={profile!r}: expected one of {', '.join(PROFILES)}")
     if updates < 1 or ranks < 1 or rounds < 0:
         raise UsageError(f"updates={updates}, ranks={ranks}, rounds={rounds}: expected at least 1, 1 and 0")
-    order = jobs.Order(
+    if arguments and script is None:
+        raise UsageError(f"arguments={list(arguments)!r}: given without a script; name it with script=")
+    order = Order(
         config=_text(spec),
         overrides=[f"{path}={_yaml(value)}" for path, value in _flat(overrides or {})],
-        variants=jobs.parse_variants(backends if isinstance(backends, str) else ",".join(backends)),
+        variants=parse_variants(backends if isinstance(backends, str) else ",".join(backends)),
         updates=updates,
         ranks=ranks,
         profile=PROFILES[profile],
         rounds=rounds,
         out=Path(out) if out is not None else runfolder.next_name(Path("runs"), "compare"),
         tell=(lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr)),
+        script=None if script is None else Path(script),
+        arguments=tuple(arguments),
     )
     result = jobs.compare(order)
     jobs.write(result, order.out)

@@ -1,4 +1,4 @@
-"""``mtrain compare``: train one spec on several backends, and report whether they agree and how fast they are."""
+"""``mtrain compare``: train one spec, or run one script, on several backends; do they agree, and how fast are they."""
 
 import sys
 from pathlib import Path
@@ -12,10 +12,31 @@ if TYPE_CHECKING:
     from mtrain.comparing.results import Comparison
 
 PROFILES = ("bitwise", "float32", "loose")
+SCRIPT_ARGUMENTS = "mtrain.script_arguments"
+"""Key of the words after ``--`` in the context of the command."""
 
 
-@click.command("compare", cls=JobCommand)
+class CompareCommand(JobCommand):
+    """A command whose words after ``--`` belong to a script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words after ``--`` as they were typed."""
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[SCRIPT_ARGUMENTS] = tuple(args[end + 1 :])
+        return super().parse_args(ctx, args[:end])
+
+
+@click.command(
+    "compare", cls=CompareCommand, options_metavar="[OPTIONS]", epilog="Words after -- are the arguments of the script."
+)
 @spec_options
+@click.option(
+    "-s",
+    "--script",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Run your own script, as `mtrain run` does, instead of training a spec.",
+)
 @click.option(
     "-b",
     "--backends",
@@ -47,16 +68,21 @@ PROFILES = ("bitwise", "float32", "loose")
 )
 @click.pass_context
 def compare(context: click.Context, /, **params: Any) -> None:
-    """Train one spec on several backends and say which agree, and how fast each is.
+    """Train one spec, or run one script, on several backends; say which agree, and how fast each is.
 
     Exit code: 0 all agree, 1 they do not or one did not run, 2 wrong use.
     """
     from mtrain.comparing import jobs
+    from mtrain.comparing.order import Order, parse_variants
     from mtrain.comparing.profiles import PROFILES as KNOWN
     from mtrain.system import runfolder
 
-    variants = jobs.parse_variants(params["backends"])
-    order = jobs.Order(
+    variants, arguments = parse_variants(params["backends"]), context.meta[SCRIPT_ARGUMENTS]
+    if arguments and params["script"] is None:
+        raise click.UsageError(
+            f"-- {' '.join(arguments)}: arguments for a script, but no script; name it with --script FILE"
+        )
+    order = Order(
         config=params["config"],
         overrides=params["overrides"],
         variants=variants,
@@ -66,6 +92,8 @@ def compare(context: click.Context, /, **params: Any) -> None:
         rounds=params["rounds"],
         out=params["out"] or runfolder.next_name(Path("runs"), "compare"),
         tell=lambda text: click.echo(text, err=True),
+        script=params["script"],
+        arguments=arguments,
     )
     result = jobs.compare(order)
     figures, shown = jobs.write(result, order.out)

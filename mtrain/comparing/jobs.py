@@ -1,33 +1,35 @@
-"""Run the jobs of ``mtrain compare``: one spec, a variant of it per backend, one job after the other."""
+"""Run the jobs of ``mtrain compare``: one spec or script, a variant of it per backend, one job after the
+other."""
 
 import io
 import json
-import re
+import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.cluster import start as starting
 from mtrain.comparing import referee_jobs
-from mtrain.comparing.arrays import farthest, state_of
+from mtrain.comparing.arrays import farthest
+from mtrain.comparing.benches import Bench, bench_of, preflight, with_values
 from mtrain.comparing.causes import Facts, causes
 from mtrain.comparing.differences import difference
+from mtrain.comparing.order import Order
 from mtrain.comparing.profiles import Profile, violations
 from mtrain.comparing.referee import Referee, measured
 from mtrain.comparing.results import Against, Comparison, Row
 from mtrain.comparing.speed import speed_of
-from mtrain.comparing.traces import trace_of
+from mtrain.comparing.traces import SCRIPT_LOSS, trace_of
 from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import State
 from mtrain.core.recipe import make_recipe
-from mtrain.errors import LaunchError, MtrainError, SpecError, UsageError
+from mtrain.errors import LaunchError, MtrainError, UsageError
 from mtrain.report.history import History, read_history
-from mtrain.spec import config, plugins
-from mtrain.spec.yaml_reader import parse_value
+from mtrain.spec import config
 from mtrain.system import runfolder
 from mtrain.system.runfolder import RunFolder
 
@@ -40,95 +42,12 @@ ALONE = "none"
 """Rendezvous of a backend that trains in one process."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
-    """One entry of ``--backends``."""
-
-    label: str
-    name: str
-    options: Mapping[str, Any]
-    overrides: Sequence[str] = ()
-    """``PATH=VALUE`` settings of the spec, for this backend alone."""
-
-    @property
-    def folder(self) -> str:
-        """Return the label in a form that suits the name of a run folder."""
-        return re.sub(r"[^\w.=-]+", "-", self.label)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """The settings of a comparison."""
-
-    config: str | None
-    overrides: Sequence[str]
-    variants: Sequence[Variant]
-    updates: int
-    ranks: int
-    profile: Profile
-    rounds: int
-    """Number of timed jobs of each backend."""
-    out: Path
-    tell: Callable[[str], None]
-    """Receives one line at a time about the progress."""
-
-
-@dataclass(kw_only=True)
-class _Bench:
-    """A variant with its spec and the results of its jobs so far."""
-
-    variant: Variant
-    loaded: "Loaded"
-    ranks: int
-    notes: list[str]
-    row: Row | None = None
-    traced: History | None = None
-    started: float = 0.0
-    timed: list[tuple[History, float]] = field(default_factory=list)
-    repeats: bool | None = None
-
-
 class Ended(MtrainError):
     """A job was asked to end from outside, and the comparison ends with it."""
 
     def __init__(self, code: int) -> None:
         super().__init__("ended from outside; nothing was compared")
         self.exit_code = code
-
-
-def parse_variants(text: str) -> list[Variant]:
-    """Parse the value of ``--backends``, such as
-    ``ddp,deepspeed:stage=3,solo:framework=paddle:train.channels_last=false``.
-
-    Raises:
-        UsageError: an entry is malformed, or occurs twice.
-    """
-    variants: list[Variant] = []
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        name, *settings = entry.split(":")
-        options, overrides = {}, []
-        for setting in settings:
-            key, sign, value = setting.partition("=")
-            if not sign or not key:
-                raise UsageError(
-                    f"--backends {entry}: {setting!r} given, expected KEY=VALUE, for example deepspeed:stage=3"
-                )
-            if "." in key:
-                overrides.append(setting)
-                continue
-            try:
-                options[key] = parse_value(value)
-            except ValueError as error:
-                raise UsageError(
-                    f"--backends {entry}: {key}: {error}; a value there has no comma and no colon"
-                ) from error
-        variants.append(Variant(label=entry, name=name, options=options, overrides=overrides))
-    labels = [variant.label for variant in variants]
-    duplicates = sorted({label for label in labels if labels.count(label) > 1})
-    if duplicates or not variants:
-        problem = f"{', '.join(duplicates)} is given twice" if duplicates else "names no backend"
-        raise UsageError(f"--backends {text}: {problem}; expected for example ddp,horovod,deepspeed:stage=3")
-    return variants
 
 
 def compare(order: Order) -> Comparison:
@@ -138,13 +57,13 @@ def compare(order: Order) -> Comparison:
         UsageError: the spec, a backend's options or the folder are wrong; nothing was started.
         Ended: a job was asked to end.
     """
-    benches = [_bench(order, variant) for variant in order.variants]
-    _preflight(order, benches)
+    benches = [bench_of(order, variant) for variant in order.variants]
+    preflight(order, benches)
     try:
         order.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out {order.out}: cannot be made ({error.strerror}); name another folder") from error
-    reference: tuple[_Bench, State] | None = None
+    reference: tuple[Bench, State] | None = None
     against: dict[str, Against] = {}
     for bench in (bench for bench in benches if bench.row is None):
         state = _trace(order, bench)
@@ -155,18 +74,18 @@ def compare(order: Order) -> Comparison:
     referee = _settle(order, reference, benches, against) if reference else None
     profile = order.profile if referee is None else measured(order.profile, referee)
     if referee is not None:
-        against = {label: replace(one, beyond=violations(one.difference, profile)) for label, one in against.items()}
+        against = {label: replace(one, beyond=_beyond(one, profile)) for label, one in against.items()}
     for turn in range(order.rounds):
         alive = [bench for bench in benches if bench.row is not None and bench.row.outcome == "done"]
         for bench in alive if turn % 2 == 0 else reversed(alive):
             _time(order, bench, turn)
     first = reference[0] if reference else benches[0]
     return Comparison(
-        title=f"{first.loaded.spec.model.name} on {len(benches)} backends",
-        source=str(first.loaded.source),
-        facts=_facts(order, first),
+        title=f"{_subject(first)} on {len(benches)} backends",
+        source=_source(first.loaded),
+        facts=_facts(first),
         profile=profile,
-        updates=order.updates,
+        updates=_updates(order, benches),
         rows=[_finished(bench) for bench in benches],
         against=against,
         referee=referee,
@@ -184,151 +103,54 @@ def write(result: Comparison, folder: Path) -> tuple[Path, Path]:
     return figures, shown
 
 
-# ------------------------------------------------------------------------------------------------------------ the specs
-def _common(order: Order) -> dict[str, Any]:
-    """Return the settings of every job of a comparison: its length, its own logs, no evaluation, one checkpoint at the
-    end."""
-    return {
-        "train.updates": order.updates,
-        "train.epochs": None,
-        "cluster.nproc_per_node": order.ranks,
-        "cluster.ips": [],
-        "cluster.max_restarts": 0,
-        "cluster.log_dir": None,
-        "evaluate.every_epochs": None,
-        "evaluate.every_updates": None,
-        "evaluate.at_end": False,
-        "checkpoint.every_epochs": None,
-        "checkpoint.every_updates": None,
-        "checkpoint.every_minutes": None,
-        "report.dir": str(order.out),
-        "report.every_updates": 1,
-        "report.tensorboard": False,
-        "report.plots": False,
-        "report.trace": "state",
-    }
-
-
-def _bench(order: Order, variant: Variant) -> _Bench:
-    common = _common(order)
-    for setting in variant.overrides:
-        path, value = setting.split("=", 1)
-        if path in common or path == "backend.name":
-            raise UsageError(f"--backends {variant.label}: {path}={value} given, but a comparison sets {path} itself")
-    flags = {path: config.Given(value, f"compare: {path}={value}") for path, value in common.items()}
-    loaded = config.load(order.config, overrides=[*order.overrides, *variant.overrides], flags=flags)
-    policy = loaded.policy
-    plugin = plugins.load("backends", variant.name, policy=policy)
-    spec_backend = loaded.spec.backend
-    shared_options = {
-        key: value
-        for key, value in spec_backend.options.items()
-        if spec_backend.name == variant.name or key in plugin.Options.model_fields
-    }
-    options = {**shared_options, **variant.options}
-    checked_options = plugins.options(
-        "backends", variant.name, options, path=f"--backends {variant.label}", policy=policy
-    )
-    values = deepcopy(dict(loaded.values))
-    values["backend"] |= {"name": variant.name, "options": options}
-    notes, ranks = [], order.ranks
-    dropped = sorted(spec_backend.options.keys() - options.keys())
-    if dropped:
-        notes.append(f"backend.options of the spec that it does not have: {', '.join(dropped)}")
-    if plugins.made("backends", variant.name, checked_options, policy=policy).rendezvous == ALONE and order.ranks > 1:
-        recipe = make_recipe(loaded.spec, size=order.ranks)
-        ranks, values["cluster"]["nproc_per_node"] = 1, 1
-        values["train"]["accumulate"] = recipe.accumulate * order.ranks
-        notes.append(
-            f"one rank, with {recipe.accumulate * order.ranks} micro batches per update: the same ones as on "
-            f"{order.ranks} ranks"
-        )
-    return _Bench(variant=variant, loaded=_with(loaded, values), ranks=ranks, notes=notes)
-
-
-def _with(loaded: "Loaded", values: Mapping[str, Any]) -> "Loaded":
-    spec = config.from_json(json.dumps(values), name="compare")
-    return replace(loaded, spec=spec, values=spec.model_dump(mode="json"))
-
-
-def _preflight(order: Order, benches: Sequence[_Bench]) -> None:
-    """Check the requirements of each backend and make its plan; check the data once, on the first backend that can
-    run.
-
-    A backend that is not installed or refuses the job gets its row at once, and the others are compared.
-
-    Raises:
-        UsageError: after refusals fewer than two backends are left to compare.
-    """
-    from mtrain.jobs import preflight
-    from mtrain.system import interpreter
-
-    data_checked = False
-    refusals: list[UsageError] = []
-    for bench in benches:
-        spec = bench.loaded.spec
-        make_recipe(spec, size=bench.ranks)
-        try:
-            interpreter.check(spec)
-        except SpecError:
-            raise
-        except UsageError as error:
-            bench.row = Row(label=bench.variant.label, outcome="absent", reason=str(error).rstrip("; "))
-            order.tell(f"{bench.variant.label}: not installed")
-            continue
-        try:
-            starting.planned(bench.loaded, starting.Where(run_dir=order.out / bench.variant.folder, checkpoint=None))
-        except UsageError as error:
-            refusals.append(error)
-            bench.row = Row(label=bench.variant.label, outcome="refused", reason=str(error))
-            order.tell(f"{bench.variant.label}: refused: {error}")
-            continue
-        if not data_checked:
-            for note in preflight.check(spec, size=bench.ranks):
-                order.tell(note)
-            data_checked = True
-    if refusals and sum(bench.row is None for bench in benches) < 2:
-        raise refusals[0]
-
-
 # ------------------------------------------------------------------------------------------------------------- the jobs
-def _trace(order: Order, bench: _Bench) -> State | None:
+def _trace(order: Order, bench: Bench) -> State | None:
     """Run the traced job; return its final state, or None if it failed."""
     label = bench.variant.label
     bench.started = time.time()
     ended = _run(bench.loaded, order.out, bench.variant.folder)
     folder = ended.folder
     plan = (folder.path / "plan.txt").read_text(encoding="utf-8")
-    if ended.code:
+    reason = ended.reason if ended.code else _without_training(bench, folder)
+    if reason:
         outcome = "refused" if ended.code == UsageError.exit_code else "failed"
         bench.row = Row(
             label=label,
             outcome=outcome,  # type: ignore[arg-type]
-            reason=ended.reason,
+            reason=reason,
             ranks=bench.ranks,
             plan=plan,
         )
-        order.tell(f"{label}: {outcome}: {ended.reason}")
+        order.tell(f"{label}: {outcome}: {reason}")
         return None
-    order.tell(f"{label}: {order.updates} updates traced in {time.time() - bench.started:.0f} s")
     bench.traced = read_history(folder.metrics)
+    trace = trace_of(bench.traced, loss=_loss_of(bench.loaded))
+    order.tell(f"{label}: {trace.updates} updates traced in {time.time() - bench.started:.0f} s")
     newest = store.newest(folder.checkpoints)
     assert newest is not None, "a finished job has a checkpoint"
-    state = state_of(newest)
+    saved = store.load(newest)
+    if bench.loaded.script is not None:
+        bench.spec = config.from_json(json.dumps(saved.spec), name="compare")
     shutil.rmtree(folder.checkpoints)
-    bench.row = Row(
-        label=label,
-        outcome="done",
-        ranks=bench.ranks,
-        notes=bench.notes,
-        trace=trace_of(bench.traced),
-        plan=plan,
-    )
-    return state
+    bench.row = Row(label=label, outcome="done", ranks=bench.ranks, notes=bench.notes, trace=trace, plan=plan)
+    return saved.state
+
+
+def _without_training(bench: Bench, folder: RunFolder) -> str:
+    """Return why a job that ended well cannot be compared: a script need not train. Empty: it has trained."""
+    if bench.loaded.script is None:
+        return ""
+    history = read_history(folder.metrics) if folder.metrics.exists() else History()
+    if history.updates:
+        return ""
+    name = bench.loaded.script.path.name
+    if "trace" not in history.start:
+        return f"{name} ended without a loop over session.batches(...) of mtrain.session(); there is nothing to compare"
+    return f"{name} ended its loop over session.batches(...) before the first update; there is nothing to compare"
 
 
 def _settle(
-    order: Order, reference: tuple[_Bench, State], benches: Sequence[_Bench], against: Mapping[str, Against]
+    order: Order, reference: tuple[Bench, State], benches: Sequence[Bench], against: Mapping[str, Against]
 ) -> Referee | None:
     """Compare with float64 where backends differ. None: all have the same bits, or float64 is not available."""
     first, state = reference
@@ -336,31 +158,35 @@ def _settle(
         return None
     entries = {
         bench.variant.label: referee_jobs.Entry(
-            label=bench.variant.label, folder=bench.variant.folder, loaded=bench.loaded, trace=bench.row.trace
+            label=bench.variant.label,
+            folder=bench.variant.folder,
+            loaded=bench.loaded,
+            precision=bench.spec.train.precision,
+            trace=bench.row.trace,
         )
         for bench in benches
         if bench.row is not None and bench.row.trace is not None
     }
     settling = referee_jobs.Settling(
-        run=lambda loaded, name: _run(loaded, order.out, name), with_values=_with, tell=order.tell, out=order.out
+        run=lambda loaded, name: _run(loaded, order.out, name), tell=order.tell, out=order.out
     )
     disputed = [entries[label] for label, one in against.items() if one.beyond]
     nudge = order.profile.measured
     return referee_jobs.settle(settling, entries[first.variant.label], state, disputed, nudge=nudge)
 
 
-def _time(order: Order, bench: _Bench, turn: int) -> None:
+def _time(order: Order, bench: Bench, turn: int) -> None:
     """Run a job as ``mtrain train`` does, to time it; it must end with the bits of the traced one."""
     values = deepcopy(dict(bench.loaded.values))
     values["report"]["trace"] = "traffic"
     started = time.time()
-    ended = _run(_with(bench.loaded, values), order.out, f"{bench.variant.folder}-timed-{turn + 1}")
+    ended = _run(with_values(bench.loaded, values), order.out, f"{bench.variant.folder}-timed-{turn + 1}")
     if ended.code:
         order.tell(f"{bench.variant.label}: failed when it was timed: {ended.reason}")
         bench.repeats = False
         return
-    order.tell(f"{bench.variant.label}: {order.updates} updates timed in {time.time() - started:.0f} s")
     history = read_history(ended.folder.metrics)
+    order.tell(f"{bench.variant.label}: {len(history.updates)} updates timed in {time.time() - started:.0f} s")
     bench.timed.append((history, started))
     shutil.rmtree(ended.folder.checkpoints)
     same = _result(history) == _result(bench.traced)
@@ -381,7 +207,7 @@ def _run(loaded: "Loaded", out: Path, name: str) -> referee_jobs.EndedJob:
     folder = runfolder.create(out, name, latest=False)
     where, unseen = starting.Where(run_dir=folder, checkpoint=None), io.StringIO()
     try:
-        result = starting.run_job(loaded, where, quiet=True, stream=unseen)
+        result = starting.run_job(loaded, where, mode=starting.training_mode(loaded), quiet=True, stream=unseen)
     except LaunchError as error:
         return referee_jobs.EndedJob(code=error.exit_code, reason=str(error), folder=RunFolder(folder))
     if result.code in ENDED:
@@ -390,47 +216,76 @@ def _run(loaded: "Loaded", out: Path, name: str) -> referee_jobs.EndedJob:
 
 
 # ---------------------------------------------------------------------------------------------------------- the results
-def _against(order: Order, reference: tuple[_Bench, State], other: tuple[_Bench, State]) -> Against:
+def _against(order: Order, reference: tuple[Bench, State], other: tuple[Bench, State]) -> Against:
     (first, ours), (bench, theirs) = reference, other
     assert first.row is not None
     assert bench.row is not None
     a, b = first.row.trace, bench.row.trace
     assert a is not None
     assert b is not None
-    gap = difference(a, b)
-    facts = Facts(recipe=make_recipe(bench.loaded.spec, size=bench.ranks), ranks=bench.ranks)
-    return Against(
+    shared = min(a.updates, b.updates)
+    short_a, short_b = a.first(shared), b.first(shared)
+    gap = difference(short_a, short_b)
+    facts = Facts(recipe=make_recipe(bench.spec, size=bench.ranks), ranks=bench.ranks)
+    against = Against(
         difference=gap,
         farthest=farthest(ours, theirs),
-        beyond=violations(gap, order.profile),
-        causes=causes(a, b, gap, facts),
+        beyond=(),
+        causes=causes(short_a, short_b, gap, facts),
+        updates=(a.updates, b.updates),
     )
+    return replace(against, beyond=_beyond(against, order.profile))
 
 
-def _finished(bench: _Bench) -> Row:
+def _beyond(against: Against, profile: Profile) -> list[str]:
+    ours, theirs = against.updates
+    lengths = [] if ours == theirs else [f"it ends after {theirs} updates, the reference after {ours}"]
+    return [*lengths, *violations(against.difference, profile)]
+
+
+def _updates(order: Order, benches: Sequence[Bench]) -> int:
+    """Return the number of updates of the longest job; a script may make fewer than were asked for."""
+    traces = [bench.row.trace for bench in benches if bench.row is not None and bench.row.trace is not None]
+    return max((trace.updates for trace in traces), default=order.updates)
+
+
+def _loss_of(loaded: "Loaded") -> str | None:
+    return None if loaded.script is None else SCRIPT_LOSS
+
+
+def _subject(bench: Bench) -> str:
+    script = bench.loaded.script
+    return bench.spec.model.name if script is None else script.path.name
+
+
+def _source(loaded: "Loaded") -> str:
+    script = loaded.script
+    return str(loaded.source) if script is None else shlex.join([str(script.path), *script.arguments])
+
+
+def _finished(bench: Bench) -> Row:
     row = bench.row
     assert row is not None
     if row.outcome != "done" or bench.traced is None:
         return row
     histories = [history for history, _ in bench.timed] or [bench.traced]
     started = [start for _, start in bench.timed] or [bench.started]
-    batch = bench.loaded.spec.train.batch_size
+    batch = bench.spec.train.batch_size
     speed = speed_of(histories, started=started, batch=batch, timed=bool(bench.timed))
     return replace(row, speed=speed, repeats=bench.repeats)
 
 
-def _facts(order: Order, bench: _Bench) -> dict[str, str]:
-    spec = bench.loaded.spec
+def _facts(bench: Bench) -> dict[str, str]:
+    if bench.loaded.script is not None and bench.traced is None:
+        return {"machine": _machine()}  # no job has said what the script trains
+    spec = bench.spec
     recipe = make_recipe(spec, size=bench.ranks)
-    environment = runfolder.describe_environment({})
-    packages = ("mtrain", "torch", "paddlepaddle", "horovod", "deepspeed", "numpy")
-    versions = {name: environment["versions"][name] for name in packages if name in environment["versions"]}
     clip = "none" if spec.train.clip_norm is None else f"{spec.train.clip_norm:g}"
     ema = "none" if spec.train.ema is None else f"{spec.train.ema.decay:g}, {spec.train.ema.rule}"
+    updates = 0 if bench.row is None or bench.row.trace is None else bench.row.trace.updates
     return {
-        "model": spec.model.name,
-        "data": f"{spec.data.format}, {spec.data.input_side} px" if spec.data.input_side else spec.data.format,
-        "updates": f"{order.updates} updates of {spec.train.batch_size} samples: "
+        **_data_facts(bench),
+        "updates": f"{updates} updates of {spec.train.batch_size} samples: "
         f"{bench.ranks} rank{'s' if bench.ranks > 1 else ''} x {recipe.micro_batch} (micro batch) x "
         f"{recipe.accumulate} (accumulate)",
         "optimizer": f"{recipe.rule}, rate {spec.optimizer.rate:g}, {spec.schedule.name}",
@@ -439,6 +294,26 @@ def _facts(order: Order, bench: _Bench) -> dict[str, str]:
         "precision": recipe.precision,
         "BatchNorm over ranks": "yes" if recipe.sync_batchnorm else "no",
         "seed": str(spec.train.seed),
-        "machine": f"{environment['platform']}, {environment['cores']} cores",
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "machine": _machine(),
+        "versions": _versions(),
     }
+
+
+def _data_facts(bench: Bench) -> dict[str, str]:
+    spec = bench.spec
+    if bench.loaded.script is None:
+        side = spec.data.input_side
+        return {"model": spec.model.name, "data": f"{spec.data.format}, {side} px" if side else spec.data.format}
+    start = {} if bench.traced is None else bench.traced.start
+    return {"model": str(start.get("model")), "data": f"{start.get('train_samples')} samples"}
+
+
+def _machine() -> str:
+    environment = runfolder.describe_environment({})
+    return f"{environment['platform']}, {environment['cores']} cores"
+
+
+def _versions() -> str:
+    versions = runfolder.describe_environment({})["versions"]
+    packages = ("mtrain", "torch", "paddlepaddle", "horovod", "deepspeed", "numpy")
+    return ", ".join(f"{name} {versions[name]}" for name in packages if name in versions)

@@ -2,19 +2,20 @@
 weights."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 from safetensors.numpy import save_file
 
+from mtrain.comparing.benches import on_trial, with_values
 from mtrain.comparing.differences import Difference, difference
 from mtrain.comparing.referee import Referee
-from mtrain.comparing.traces import Trace, trace_of
+from mtrain.comparing.traces import SCRIPT_LOSS, Trace, trace_of
 from mtrain.core.interfaces import Array, State
+from mtrain.core.nudge import nudged
 from mtrain.errors import MtrainError
 from mtrain.rank import assembly
 from mtrain.report.history import read_history
@@ -47,6 +48,8 @@ class Entry:
     label: str
     folder: str
     loaded: "Loaded"
+    precision: str
+    """Precision of the job; a script may have chosen it."""
     trace: Trace
 
 
@@ -55,7 +58,6 @@ class Settling:
     """Functions and folder for running further jobs."""
 
     run: Run
-    with_values: Callable[["Loaded", Mapping[str, Any]], "Loaded"]
     tell: Callable[[str], None]
     out: Path
 
@@ -67,7 +69,7 @@ def settle(
 
     ``state``: final state of the reference. ``others``: backends that also run in float64.
     """
-    if reference.loaded.spec.train.precision != "fp32":
+    if reference.precision != "fp32":
         return None
     exact = {}
     for entry in (reference, *others):
@@ -81,18 +83,20 @@ def settle(
 
 
 def _in_float64(settling: Settling, entry: Entry) -> Trace | None:
+    if entry.loaded.script is not None:
+        return _trace(settling, entry, on_trial(entry.loaded, exact=True, updates=1), "float64")
     values = deepcopy(dict(entry.loaded.values))
     values["train"] |= {"precision": "fp64", "updates": 1}
-    return _trace(settling, entry, values, "float64")
+    return _trace(settling, entry, with_values(entry.loaded, values), "float64")
 
 
-def _trace(settling: Settling, entry: Entry, values: Mapping[str, Any], what: str) -> Trace | None:
+def _trace(settling: Settling, entry: Entry, loaded: "Loaded", what: str) -> Trace | None:
     """Run a further job of a backend; report its failure and return None if it fails."""
     try:
-        ended = settling.run(settling.with_values(entry.loaded, values), f"{entry.folder}-{what}")
+        ended = settling.run(loaded, f"{entry.folder}-{what}")
         if ended.code:
             raise MtrainError(ended.reason)
-        trace = trace_of(read_history(ended.folder.metrics))
+        trace = trace_of(read_history(ended.folder.metrics), loss=None if loaded.script is None else SCRIPT_LOSS)
     except MtrainError as error:
         settling.tell(f"{entry.label}: no {what} job: {error}")
         return None
@@ -102,15 +106,25 @@ def _trace(settling: Settling, entry: Entry, values: Mapping[str, Any], what: st
 
 
 def _nudge(settling: Settling, entry: Entry, state: State) -> Difference | None:
+    if entry.loaded.script is None:
+        trace = _nudged_spec(settling, entry, state)
+    else:
+        trace = _trace(settling, entry, on_trial(entry.loaded, nudged=True), "nudged")
+    if trace is None:
+        return None
+    shared = min(trace.updates, entry.trace.updates)
+    return difference(entry.trace.first(shared), trace.first(shared))
+
+
+def _nudged_spec(settling: Settling, entry: Entry, state: State) -> Trace | None:
     start = settling.out / NUDGED
     try:
         save_file(nudged(_start_weights(entry.loaded, state), _trained(state)), start)
         values = deepcopy(dict(entry.loaded.values))
         values["model"]["weights"] = str(start.resolve())
-        trace = _trace(settling, entry, values, "nudged")
+        return _trace(settling, entry, with_values(entry.loaded, values), "nudged")
     finally:
         start.unlink(missing_ok=True)
-    return None if trace is None else difference(entry.trace, trace)
 
 
 def _start_weights(loaded: "Loaded", state: State) -> dict[str, Array]:
@@ -126,16 +140,3 @@ def _start_weights(loaded: "Loaded", state: State) -> dict[str, Array]:
 
 def _trained(state: State) -> set[str]:
     return {key.split("/", 1)[1] for key in state.moments}
-
-
-def nudged(weights: Mapping[str, Array], names: set[str]) -> dict[str, Array]:
-    """Return ``weights`` as float32, those in ``names`` one unit in the last place up or down; zeros stay zero."""
-    result = {}
-    for name, array in weights.items():
-        values = np.ascontiguousarray(array, np.float32 if array.dtype.kind == "f" else None)
-        if name in names and values.dtype.kind == "f":
-            up = np.random.default_rng([0, *name.encode()]).integers(0, 2, values.shape, dtype=np.int8)
-            shifted = np.nextafter(values, np.where(up, np.inf, -np.inf).astype(np.float32))
-            values = np.where(values == 0, values, shifted)
-        result[name] = values.reshape(array.shape)
-    return result

@@ -52,11 +52,14 @@ class Against:
     beyond: Sequence[str]
     """Differences that the profile does not allow, as text."""
     causes: Sequence[str]
+    updates: tuple[int, int] = (0, 0)
+    """Number of updates of the reference and of this backend; scripts may end at different ones. The updates that both
+    made are compared."""
 
     @property
     def bits(self) -> bool:
-        """Return whether all bits are the same."""
-        return self.difference.first is None
+        """Return whether all bits of all updates are the same."""
+        return self.difference.first is None and self.updates[0] == self.updates[1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Read the trace of one job: numbers and digests of every update."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from mtrain.errors import TrainingError
 from mtrain.report.history import History, Record
 
 WEIGHTS, MOMENTS, BUFFERS, EMA = "weights", "moments", "buffers", "ema"
+SCRIPT_LOSS = "loss"
+"""Name under which a script's job reports the loss that it trains."""
 STATE = (MOMENTS, WEIGHTS, BUFFERS, EMA)
 """Kinds of parts of a job's state, in the order in which an update computes them."""
 
@@ -43,6 +45,22 @@ class Trace:
         """Return the number of updates, U."""
         return len(self.norms)
 
+    def first(self, updates: int) -> "Trace":
+        """Return the trace of the first ``updates`` updates."""
+        if updates == self.updates:
+            return self
+        return replace(
+            self,
+            losses={name: values[:updates] for name, values in self.losses.items()},
+            norms=self.norms[:updates],
+            rates=self.rates[:updates],
+            momenta=self.momenta[:updates],
+            samples=self.samples[:updates],
+            digests={part: values[: updates + 1] for part, values in self.digests.items()},
+            sketches={part: values[: updates + 1] for part, values in self.sketches.items()},
+            drifted=self.drifted if self.drifted is not None and self.drifted <= updates else None,
+        )
+
     def named(self, kind: str) -> list[str]:
         """Return the names of all parts of a kind, sorted."""
         return sorted(name for name in self.digests if kind_of(name) == kind)
@@ -59,8 +77,11 @@ def kind_of(part: str) -> str:
     return head if head in STATE else MOMENTS
 
 
-def trace_of(history: History) -> Trace:
+def trace_of(history: History, *, loss: str | None = None) -> Trace:
     """Return the trace of a finished job that was run with ``report.trace: state``.
+
+    ``loss``: name of the trained loss among the values that a script reports, which are otherwise left out because they
+    may be anything, such as times. None: all values are losses, and ``total`` is trained.
 
     Raises:
         TrainingError: the job's records contain no trace.
@@ -69,10 +90,10 @@ def trace_of(history: History) -> Trace:
     if "trace" not in history.start or not records:
         raise TrainingError("the job left no trace: expected records of a job with report.trace: state")
     entries = [history.start["trace"], *(record["trace"] for record in records)]
-    names = records[0]["losses"]
+    reported = {name: name for name in records[0]["losses"]} if loss is None else {"total": loss}
     parts = sorted(entries[0]["digests"])
     return Trace(
-        losses={name: _numbers(record["losses"].get(name) for record in records) for name in names},
+        losses={name: _numbers(record["losses"].get(key) for record in records) for name, key in reported.items()},
         norms=_numbers(record["norm"] for record in records),
         rates=np.array([record["rates"] for record in records], dtype=float),
         momenta=[record.get("momentum") for record in records],

@@ -114,7 +114,7 @@ def parting(against: Against) -> str:
     """Describe the first update in which two jobs differ, and the quantities."""
     gap = against.difference
     if gap.first is None:
-        return "Bit for bit the same in every update"
+        return f"Bit for bit the same in every update{'' if against.bits else ' that both made'}"
     names = listed([WORDS[name] for name in gap.what])
     if not gap.first:
         return f"The first difference is in the first update, in {names}"

@@ -73,7 +73,7 @@ def parts(state: State, groups: Sequence[Sequence[str]]) -> dict[str, dict[str, 
 
 
 class Tracer:
-    """Records the trace of a job on one rank. Every rank must call its methods, except ``watch``."""
+    """Records the trace of a job on one rank. Every rank must call its methods, except ``watch`` and ``saw``."""
 
     def __init__(
         self, collective: Collective, groups: Sequence[Sequence[str]], state: Callable[[], State], *, accumulate: int
@@ -89,6 +89,10 @@ class Tracer:
     def watch(self, loader: Loader) -> Loader:
         """Return a loader with the same micro batches that also records their digests for ``after_update``."""
         return _Watched(loader, self._batch_digests)
+
+    def saw(self, batch: HostBatch) -> None:
+        """Record the digest of this rank's next micro batch, for a loop without a ``Loader``."""
+        self._batch_digests.append(digest(batch))
 
     def look(self) -> dict[str, Any]:
         """Return ``digests`` and ``sketches`` of each part of the job's state, and ``ranks_agree``.

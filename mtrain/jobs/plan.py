@@ -221,7 +221,8 @@ def _script_words(loaded: Loaded) -> list[str]:
     if script is None:
         return []
     outside_paths = ["--outside-paths", ",".join(script.outside_paths)] if script.outside_paths else []
-    return ["--script-digest", script.digest, *outside_paths, "--", str(script.path), *script.arguments]
+    trial = [] if script.trial is None else ["--trial", script.trial.text()]
+    return ["--script-digest", script.digest, *outside_paths, *trial, "--", str(script.path), *script.arguments]
 
 
 def _sized_for(spec: Spec, size: int) -> Spec:

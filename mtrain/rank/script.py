@@ -14,6 +14,7 @@ import mtrain
 from mtrain.errors import UsageError
 from mtrain.rank.records import log_to_stderr
 from mtrain.report.console import Display
+from mtrain.spec.trial import Trial
 from mtrain.system.runfolder import RunFolder
 
 
@@ -32,6 +33,8 @@ class RankJob:
     """Records an error for the starter, see ``process.Leaving``."""
     display: Display | None = None
     """Shows the records of this rank; None: the process that started the ranks does."""
+    trial: Trial | None = None
+    """What ``mtrain compare`` changes about the script's training; None: it runs as it is."""
 
 
 _current: RankJob | None = None

@@ -16,6 +16,7 @@ from mtrain.rank.evaluate import evaluate_only
 from mtrain.rank.records import log_to_stderr
 from mtrain.rank.train import train
 from mtrain.spec import config
+from mtrain.spec.trial import Trial
 from mtrain.system.runfolder import RunFolder, keep_private
 
 
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--script-digest", help="SHA-256 that the script must have")
     parser.add_argument("--outside-paths", default="", help="paths of the spec that its user has set")
+    parser.add_argument("--trial", type=Trial.of, help="what `mtrain compare` changes about the script's training")
     parser.add_argument("script", nargs="*", help="with --mode script: the script and its arguments")
     arguments = parser.parse_args(argv)
     keep_private()
@@ -76,6 +78,7 @@ def run_own_script(
         run_folder=run_folder,
         resume=arguments.resume,
         outside_paths=frozenset(filter(None, arguments.outside_paths.split(","))),
+        trial=arguments.trial,
         stop=stop,
         leave=leave,
     )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.cadence import Cadence, advanced
-from mtrain.core.interfaces import Collective, Optimizer, Progress, RankSession, Rates
+from mtrain.core.interfaces import Collective, HostBatch, Optimizer, Progress, RankSession, Rates
 from mtrain.core.update_record import FinishedUpdate, check_finite
 from mtrain.data import trees
 from mtrain.errors import Interrupted, ScriptError
@@ -36,6 +36,8 @@ class Hooks:
     stop: Callable[[], bool]
     save: Callable[[Progress, float | None], None]
     record: Callable[[Mapping[str, Any]], None]
+    saw: Callable[[HostBatch], None]
+    """Takes note of the arrays of the next micro batch."""
 
 
 @dataclass
@@ -188,6 +190,7 @@ class Loop(Iterator[Any]):
                         "tensors or numbers from the data set, or give a `collate`"
                     )
                 self._structures.append(structure)
+                hooks.saw(arrays)
                 yield arrays
             epoch, position = epoch + 1, 0
 

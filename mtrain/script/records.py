@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,20 @@ class Records:
         return next(iter(self._rank.batches([{"value": array}])))["value"]
 
     # --------------------------------------------------------------------------------------------------- the records
-    def announce(self, spec: Any, *, model: str, samples: int, updates_per_epoch: int, total_updates: int) -> None:
-        """Write the first record, which says what is about to be trained; every rank must call."""
+    def announce(
+        self,
+        spec: Any,
+        *,
+        model: str,
+        samples: int,
+        updates_per_epoch: int,
+        total_updates: int,
+        fields: Mapping[str, Any],
+    ) -> None:
+        """Write the first record, which says what is about to be trained; every rank must call.
+
+        ``fields``: further ones of the record.
+        """
         collective, saved = self._rank.collective, self._saved
         self._device = device_words(collective.all_gather(self._rank.device))
         if saved is not None:
@@ -105,6 +117,7 @@ class Records:
             model=model,
             train_samples=samples,
             resumed_from=text_of(self._job.resume),
+            **fields,
         )
         if saved is not None and saved.meta["extra"].get("script") != script_mark():
             self.report.event("warning", message="the script has changed since the checkpoint was written")
@@ -149,8 +162,20 @@ class Records:
             "checkpoint", update=progress.update, folder=str(self._job.run_folder.checkpoints), score=score
         )
 
-    def end(self, reason: str, progress: Progress, *, spec: Any, total_updates: int | None, state: Any) -> None:
-        """Write the last record and the summary. ``state``: the job's state at its end; None: it did not get there."""
+    def end(
+        self,
+        reason: str,
+        progress: Progress,
+        *,
+        spec: Any,
+        total_updates: int | None,
+        state: Any,
+        measured: Sequence[Mapping[str, float]] | None,
+    ) -> None:
+        """Write the last record and the summary.
+
+        ``state``: the job's state at its end; None: it did not get there. ``measured``: measurements by rank.
+        """
         try:
             self.checkpoints.wait()
         except Exception:
@@ -176,7 +201,7 @@ class Records:
             "headline": [name for name in self._last if name not in ("update", "epoch")][:3],
         }
         if state is not None:
-            summary |= result_summary(state, self.checkpoints)
+            summary |= {"measured": measured, **result_summary(state, self.checkpoints)}
         self.report.event("end", **summary)
         self.report.close(summary)
 

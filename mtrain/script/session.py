@@ -29,6 +29,7 @@ from mtrain.script.records import Records
 from mtrain.script.rules import Curve, RateOf, Rule
 from mtrain.script.samples import Order, Samples, check_dataset
 from mtrain.script.settings import changed, changes_of
+from mtrain.script.tracing import Tracing, nudge, on_trial, shortened
 from mtrain.spec import plugins
 
 
@@ -57,6 +58,8 @@ def session(*, framework: str | None = None) -> Iterator["Session"]:
         backend: Backend = plugins.load("backends", choice.name, policy=policy)(options)
         rank = stack.enter_context(backend)
         check_session(rank, backend=backend, name=choice.name)
+        if job.spec.report.trace == "traffic":
+            rank.time_waits()
         current = Session(job, backend, rank)
         Session.active = True
         try:
@@ -93,6 +96,7 @@ class Session:
         self._rate_of: RateOf | None = None
         self._loop: Loop | None = None
         self._total: int | None = None
+        self._tracing: Tracing | None = None
         self._records = Records(job, backend, rank, self._saved)
 
     # ------------------------------------------------------------------------------------------- facts about the job
@@ -178,6 +182,7 @@ class Session:
             changes["train.accumulate"] = 1
         self._change(changes, call="session.prepare")
         self._rate_of = schedule if callable(schedule) and not hasattr(schedule, "section") else None
+        self._spec = on_trial(self._spec, self._job.trial)
         # The recipe needs a batch that divides among the ranks; the script names its own later, in `batches`.
         sized = changed(self._spec, {"train.batch_size": self.size * self._spec.train.accumulate})
         recipe = replace(make_recipe(sized, size=self.size), own_model=True)
@@ -195,6 +200,8 @@ class Session:
         self._updater = Updater(native)
         if self._saved is not None:
             self._rank.restore(self._model, native, self._saved.state)
+        elif self._job.trial is not None and self._job.trial.nudged:
+            nudge(self._rank, self._model, native)
         return self._model, self._updater
 
     def _change(self, changes: Mapping[str, Any], *, call: str) -> None:
@@ -265,7 +272,7 @@ class Session:
         samples = self._samples(dataset, order, collate)
         if nondeterministic != "allow":
             samples.check_repeatable()
-        self._total = total_updates(spec, samples.updates_per_epoch)
+        self._total = shortened(total_updates(spec, samples.updates_per_epoch), self._job.trial)
         accumulate = spec.train.accumulate
         if spec.train.batch_size % (self.size * accumulate):
             raise ScriptError(
@@ -276,6 +283,7 @@ class Session:
             cadence.check_continues(
                 self._progress, updates_per_epoch=samples.updates_per_epoch, global_batch=spec.train.batch_size
             )
+        self._tracing = tracing = Tracing(spec, self._rank, self._model, self._updater.native)
         hooks = Hooks(
             rank=self._rank,
             samples=samples,
@@ -288,7 +296,8 @@ class Session:
             floats=self._floats(),
             stop=self._asked_to_end,
             save=self._save,
-            record=self._records.updated,
+            saw=tracing.saw,
+            record=lambda record: self._records.updated({**record, **tracing.updated(record)}),
         )
         self._records.announce(
             spec,
@@ -296,6 +305,7 @@ class Session:
             samples=samples.length,
             updates_per_epoch=samples.updates_per_epoch,
             total_updates=self._total,
+            fields=tracing.start(),
         )
         self._module.train()
         self._loop = Loop(hooks, self._updater, self._progress)
@@ -443,7 +453,10 @@ class Session:
                 loop.save()
         if reason == "done" and self._updater is not None:
             state = self._rank.state(self._model, self._updater.native)
-        self._records.end(reason, self.progress, spec=self._spec, total_updates=self._total, state=state)
+        measured = self._tracing.measured() if state is not None and self._tracing is not None else None
+        self._records.end(
+            reason, self.progress, spec=self._spec, total_updates=self._total, state=state, measured=measured
+        )
 
 
 def _own_rates(rate_of: RateOf, factors: Sequence[float], update: int) -> Rates:

@@ -23,6 +23,7 @@ from mtrain.spec.schema import Problem, dotted
 from mtrain.spec.selectors import settle_options, settle_task, without_foreign
 from mtrain.spec.sources import Files, Given, Sources, display, find_config, is_shipped, shipped_names, shortened
 from mtrain.spec.suggest import hint
+from mtrain.spec.trial import Trial
 from mtrain.spec.validation import given_or_default, validated
 from mtrain.spec.yaml_reader import Path
 
@@ -42,6 +43,8 @@ class ScriptCall:
     """SHA-256 of the script, which must be the same on all hosts."""
     outside_paths: tuple[str, ...]
     """Paths of the spec that the user has set; the script may not set them to other values."""
+    trial: Trial | None = None
+    """What ``mtrain compare`` changes about the script's training; None: it runs as it is."""
 
 
 @dataclass(frozen=True, slots=True)

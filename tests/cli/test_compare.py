@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.cli import main
-from mtrain.comparing.jobs import parse_variants
+from mtrain.comparing.order import parse_variants
 from mtrain.errors import UsageError
 
 FAULTY = Path(__file__).parent / "faulty" / "plugins.toml"

@@ -10,10 +10,10 @@ from mtrain.comparing.differences import LOSS, NORM, difference
 from mtrain.comparing.page import page
 from mtrain.comparing.profiles import PROFILES, violations
 from mtrain.comparing.referee import EXACT, GROWTH, Referee, measured
-from mtrain.comparing.referee_jobs import nudged
 from mtrain.comparing.results import Against, Comparison, Row
 from mtrain.comparing.speed import speed_of
 from mtrain.comparing.traces import WEIGHTS, Trace
+from mtrain.core.nudge import nudged
 from tests.comparing.jobs import Planted, run
 from tests.comparing.test_report import history
 

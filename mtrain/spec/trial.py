@@ -1,0 +1,28 @@
+"""How ``mtrain compare`` runs a user's script: what a job changes about the script's own training."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """The changes to a script's training that make its jobs comparable."""
+
+    updates: int
+    """Largest number of updates; the schedule spans the shortened job."""
+    shares: int = 1
+    """Number of ranks whose micro batches each rank trains, one after the other."""
+    exact: bool = False
+    """Compute in float64."""
+    nudged: bool = False
+    """Start with every trained weight one unit in the last place higher or lower."""
+
+    def text(self) -> str:
+        """Return the trial as one word of a command line."""
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def of(cls, text: str) -> "Trial":
+        """Return the trial that ``text`` wrote."""
+        return cls(**json.loads(text))

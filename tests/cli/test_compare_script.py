@@ -1,0 +1,130 @@
+"""``mtrain compare --script`` with real jobs: scripts that train wrongly on one backend are found, and the others agree."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtrain.cli import main
+from tests.script.runs import SCRIPTS
+
+PLANTED = SCRIPTS / "planted.py"
+
+
+def compare(folder: Path, script: Path, backends: str, *more: str, status: int) -> tuple[dict, str, str]:
+    """(compare.json, what was printed, what was told on the way)."""
+    command = [sys.executable, "-m", "mtrain", "compare", "--script", str(script), "--backends", backends]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [*command, "--out", str(folder), *more],
+        cwd=folder.parent,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert process.returncode == status, process.stdout + process.stderr
+    assert "Traceback" not in process.stdout + process.stderr
+    assert (folder / "compare.html").read_text().startswith("<!doctype html>")
+    return json.loads((folder / "compare.json").read_text()), process.stdout, process.stderr
+
+
+def rows_of(comparison: dict) -> dict[str, dict]:
+    return {row["label"]: row for row in comparison["backends"]}
+
+
+def first_difference(row: dict) -> tuple[int, str]:
+    against = row["against_reference"]
+    return against["first_update"], against["first_in"][0]
+
+
+def test_the_backend_on_which_a_script_trains_wrongly_is_found_with_the_update_and_the_quantity(tmp_path):
+    faults = ["sample=horovod", "loss=solo", "weight=solo-device=cpu", "error=solo-tf32=true"]
+    actual, printed, told = compare(
+        tmp_path / "out", PLANTED, "ddp,horovod,solo,solo:device=cpu,solo:tf32=true", "--rounds", "0", "--updates", "4",
+        "--", "--precision", "fp64", "--faults", *faults, status=1,
+    )  # fmt: skip
+    rows = rows_of(actual)
+    assert (actual["updates"], actual["reference"]) == (4, "ddp")
+    labels = ("horovod", "solo", "solo:device=cpu")
+    assert [first_difference(rows[label]) for label in labels] == [(1, "samples"), (1, "loss"), (2, "weights")]
+    assert [rows[label]["verdict"] for label in labels] == ["differs", "differs", "within float32"]
+    assert "its loss is 2 times as large" in rows["solo"]["against_reference"]["causes"][0]
+    assert "The first difference is in update 2, in weights" in printed
+    failed = rows["solo:tf32=true"]
+    assert failed["verdict"] == "failed"
+    assert "RuntimeError: this backend is not liked here" in failed["reason"]
+    assert "solo:tf32=true: failed: " in told
+
+
+@pytest.mark.slow
+def test_scripts_that_end_early_or_train_nothing_have_a_row_that_says_so(tmp_path):
+    actual, printed, _ = compare(
+        tmp_path / "out", PLANTED, "solo,solo:device=cpu,solo:tf32=true", "--ranks", "1", "--rounds", "0",
+        "--updates", "5", "--", "--precision", "fp64", "--faults", "ends=solo-device=cpu", "idle=solo-tf32=true",
+        status=1,
+    )  # fmt: skip
+    row = rows_of(actual)["solo:device=cpu"]
+    assert row["verdict"] == "differs"
+    assert row["against_reference"]["beyond_profile"] == ["it ends after 3 updates, the reference after 5"]
+    assert "solo:tf32=true failed: planted.py ended without a loop over session.batches(...)" in printed
+
+
+def test_a_script_without_a_session_has_nothing_to_compare(tmp_path):
+    script = tmp_path / "other.py"
+    script.write_text("print('I train elsewhere')\n")
+    _, printed, _ = compare(tmp_path / "out", script, "solo", "--ranks", "1", status=1)
+    assert "solo failed: other.py ended without a loop over session.batches(...)" in printed
+
+
+@pytest.mark.slow
+def test_one_rank_two_and_every_backend_train_a_script_bit_for_bit_alike(tmp_path):
+    actual, printed, _ = compare(
+        tmp_path / "out", PLANTED, "ddp,horovod,deepspeed:stage=1,deepspeed:stage=3,solo", "--updates", "100", status=0
+    )
+    rows = rows_of(actual)
+    assert actual["updates"] == 8, "the script ends after four epochs of two updates"
+    assert actual["same_bits"] == [["ddp", "horovod", "deepspeed:stage=1", "deepspeed:stage=3", "solo"]]
+    assert all(row["repeats"] for row in rows.values())
+    assert rows["solo"]["notes"] == ["one rank, with 2 times the micro batches per update: the same ones as on 2 ranks"]
+    assert rows["ddp"]["speed"]["sent_bytes"] > 0
+    assert len(rows["ddp"]["speed"]["communication_shares"]) == 2
+    assert actual["facts"]["optimizer"] == "sgd, rate 0.1, cosine"
+    assert "bit for bit, in all 8 updates" in printed
+
+
+@pytest.mark.slow
+def test_rounding_on_three_ranks_is_told_from_faults_by_float64_and_a_nudged_job(tmp_path):
+    actual, _, told = compare(
+        tmp_path / "out", PLANTED, "ddp,solo", "--ranks", "3", "--updates", "6", "--rounds", "0",
+        "--", "--accumulate", "2", status=0,
+    )  # fmt: skip
+    assert rows_of(actual)["solo"]["verdict"] == "within float32"
+    assert max(actual["float64"]["nudged"]["loss"]) > 0
+    assert "ddp: nudged job of 6 updates" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--script", "nowhere.py"], "nowhere.py: No such file or directory; give the Python script"),
+        (["--script", "."], "is a folder"),
+        (["--script", "broken.py"], "broken.py:1: is not valid Python"),
+        (["--", "--epochs", "3"], "arguments for a script, but no script; name it with --script FILE"),
+        (["--script", "good.py", "more"], "unexpected extra argument (more)"),
+        (["--script", "good.py", "-b", "ddp,ddp:train.updates=3"], "a comparison sets train.updates itself"),
+    ],
+)
+def test_wrong_use_of_scripts_is_refused_before_anything_starts(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("broken.py").write_text("def\n")
+    Path("good.py").write_text("import mtrain\n")
+    assert main(["compare", "--backends", "ddp", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert not (tmp_path / "runs").exists()
