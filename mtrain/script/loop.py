@@ -53,20 +53,20 @@ class _Micro:
 
 @dataclass
 class _Losses:
-    """Values to report for one update: the sum over its micro batches, and how many there were."""
+    """Values to report for one update: those of each micro batch by name."""
 
-    sums: dict[str, Any] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+    values: dict[str, list[Any]] = field(default_factory=dict)
 
     def add(self, name: str, value: Any) -> None:
         """Add a number or a tensor, without waiting for the device."""
-        value = value.detach() if hasattr(value, "detach") else value
-        self.sums[name] = value if name not in self.sums else self.sums[name] + value
-        self.counts[name] = self.counts.get(name, 0) + 1
+        self.values.setdefault(name, []).append(value.detach() if hasattr(value, "detach") else value)
 
     def means(self) -> dict[str, float]:
-        """Return the mean of each value; waits for the device."""
-        return {name: float(self.sums[name]) / self.counts[name] for name in sorted(self.sums)}
+        """Return the mean of each value; waits for the device.
+
+        It is computed in float64, so that one rank with two micro batches reports what two ranks report.
+        """
+        return {name: sum(map(float, values)) / len(values) for name, values in sorted(self.values.items())}
 
 
 class Updater:
