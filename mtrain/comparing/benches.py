@@ -175,9 +175,11 @@ def preflight(order: Order, benches: Sequence[Bench]) -> None:
             order.tell(f"{bench.variant.label}: refused: {error}")
             continue
         if not data_checked:
-            script = bench.loaded.script
-            for note in checks.check(spec, size=bench.ranks) if script is None else checks.check_script(spec):
-                order.tell(note)
+            if bench.loaded.script is not None:
+                checks.check_script(spec)
+            else:
+                for note in checks.check(spec, size=bench.ranks):
+                    order.tell(note)
             data_checked = True
     if refusals and sum(bench.row is None for bench in benches) < 2:
         raise refusals[0]

@@ -207,7 +207,7 @@ def _run(loaded: "Loaded", out: Path, name: str) -> referee_jobs.EndedJob:
     folder = runfolder.create(out, name, latest=False)
     where, unseen = starting.Where(run_dir=folder, checkpoint=None), io.StringIO()
     try:
-        result = starting.run_job(loaded, where, mode=starting.training_mode(loaded), quiet=True, stream=unseen)
+        result = starting.run_job(loaded, where, quiet=True, stream=unseen)
     except LaunchError as error:
         return referee_jobs.EndedJob(code=error.exit_code, reason=str(error), folder=RunFolder(folder))
     if result.code in ENDED:

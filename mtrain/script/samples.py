@@ -9,7 +9,7 @@ from mtrain.core.interfaces import Collective
 from mtrain.core.sampler import Shuffled, rank_share
 from mtrain.data import trees
 from mtrain.data.objects import Seed, first_unrepeatable, seeded_sample, unusable
-from mtrain.errors import ScriptError
+from mtrain.errors import DataError, ScriptError
 
 Order = Callable[[int], Sequence[int]]
 """Maps an epoch to the order of its samples."""
@@ -74,7 +74,13 @@ class Samples:
         for update in range(start, self.updates_per_epoch):
             batch = order[update * self.global_batch : (update + 1) * self.global_batch]
             for share in rank_share(batch, rank=collective.rank, size=collective.size, accumulate=accumulate):
-                yield self._collate([self.sample(epoch, int(index)) for index in share])
+                yield self._batch([self.sample(epoch, int(index)) for index in share])
+
+    def _batch(self, samples: Sequence[Any]) -> Any:
+        try:
+            return self._collate(samples)
+        except DataError as error:
+            raise ScriptError(f"session.batches: {error}") from error
 
     def _order(self, epoch: int) -> Any:
         if self._own_order is None:
