@@ -1,0 +1,215 @@
+"""Pictures and labels in the columns of Arrow tables, as Hugging Face and others store them. Needs pyarrow.
+
+pyarrow is imported when a data set is read. It reads with one thread: loader processes are forked afterwards, and a
+thread does not survive that.
+"""
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.data.images.header import MAX_BYTES
+from mtrain.data.reading import listed, order_names
+from mtrain.errors import DataError
+from mtrain.files import read_bytes
+from mtrain.spec.remedies import install
+from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.classification.pictures import EncodedPictures
+from mtrain.tasks.classification.readers.numbering import numbered
+
+
+def pyarrow(module: str = "pyarrow", *, format_name: str) -> Any:
+    """Import pyarrow, or a module of it.
+
+    Raises:
+        DataError: it is not installed; the message says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DataError(
+            f"data.format: {format_name} needs pyarrow, which cannot be imported ({error}); install it with: "
+            f"{install('data')}"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """The columns of a table that hold pictures and labels."""
+
+    image: str
+    label: str
+    class_names: tuple[str, ...] | None
+    """Names that the table's metadata give to the labels 0, 1, ..."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnContents:
+    """Rows of columns with encoded pictures. Implements ``Contents``."""
+
+    chunks: Sequence[Any]
+    """Arrow arrays of bytes, or of structures with the fields ``bytes`` and ``path``."""
+    folders: Sequence[Path]
+    """Folder at which a ``path`` starts, for each chunk."""
+    starts: NDArray[np.int64]
+    """Row at which each chunk begins."""
+    rows: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, index: int) -> bytes:
+        """See ``Contents.read``."""
+        row = int(self.rows[index])
+        number = int(np.searchsorted(self.starts, row, side="right")) - 1
+        value = self.chunks[number][row - int(self.starts[number])].as_py()
+        if isinstance(value, Mapping):
+            if value.get("bytes") is None and isinstance(value.get("path"), str):
+                return read_bytes(self.folders[number] / value["path"], limit=MAX_BYTES)
+            value = value.get("bytes")
+        if value is None:
+            raise OSError(None, "no picture in this row")
+        content: bytes = value
+        return content
+
+    def chosen(self, indices: Sequence[int]) -> "ColumnContents":
+        """See ``Contents.chosen``."""
+        return replace(self, rows=self.rows[np.array(indices, dtype=np.int64)])
+
+
+def columns_of(schema: Any, *, image: str | None, label: str | None, file: Path) -> Columns:
+    """Find the columns of pictures and labels in the schema of an Arrow table.
+
+    Those that Hugging Face's metadata call ``Image`` and ``ClassLabel`` are taken; without metadata, the only column of
+    bytes, and ``label`` or ``labels``.
+
+    Args:
+        schema: Schema of the table.
+        image: Name that the spec gives to the column of pictures; None: it is found.
+        label: The same for labels.
+        file: File of the table, for messages.
+
+    Raises:
+        DataError: a column is missing or not clear.
+    """
+    features = _features(schema)
+    of_type = {
+        kind: [name for name, value in features.items() if value.get("_type") == kind]
+        for kind in ("Image", "ClassLabel")
+    }
+    holding = [field.name for field in schema if _holds_pictures(field.type)]
+    images = of_type["Image"] or holding
+    labels = of_type["ClassLabel"] or [name for name in ("label", "labels") if name in schema.names]
+    image = _only(images, image, schema.names, what="image_column", file=file)
+    label = _only(labels, label, schema.names, what="label_column", file=file)
+    if image not in holding:
+        raise DataError(
+            f"{file}: the column {image!r} is of the type {schema.field(image).type}; expected bytes of picture files, or "
+            "structures of bytes and path; set data.options.image_column"
+        )
+    if not _holds_labels(schema.field(label).type):
+        raise DataError(
+            f"{file}: the column {label!r} is of the type {schema.field(label).type}; expected whole numbers or text; set "
+            "data.options.label_column"
+        )
+    names: Any = features.get(label, {}).get("names")
+    are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return Columns(image=image, label=label, class_names=tuple(names) if are_names else None)
+
+
+def labelled(tables: Sequence[tuple[Path, Any]], columns: Columns, names: Sequence[str] | None) -> LabelledPictures:
+    """Make a split of tables that have ``columns``, each with its file.
+
+    Raises:
+        DataError: a label is missing or not among the classes, or the content of a table is damaged.
+    """
+    chunks: list[Any] = []
+    folders: list[Path] = []
+    values: list[Any] = []
+    places: list[tuple[Path, int]] = []
+    for file, table in tables:
+        try:
+            # Offsets in the file may point anywhere: they must be checked before a value is read.
+            table.validate(full=True)
+        except Exception as error:
+            raise DataError(f"{file}: damaged ({' '.join(str(error).split())[:300]}); write the file anew") from error
+        of_file = table.column(columns.image).chunks
+        chunks += of_file
+        folders += [file.parent] * len(of_file)
+        values += table.column(columns.label).to_pylist()
+        places += [(file, row) for row in range(len(table))]
+    lengths = [len(chunk) for chunk in chunks]
+    origins = [f"{file} row {row}" for file, row in places]
+    class_names, labels = _numbers(values, columns, names, origins)
+    contents = ColumnContents(
+        chunks, folders, np.cumsum([0, *lengths[:-1]], dtype=np.int64), np.arange(len(places), dtype=np.int64)
+    )
+    return LabelledPictures(
+        pictures=EncodedPictures(contents, origins),
+        labels=labels,
+        class_names=class_names,
+        origins=origins,
+        keys=[f"{file.name}:{row}" for file, row in places],
+    )
+
+
+def _numbers(
+    values: Sequence[Any], columns: Columns, names: Sequence[str] | None, origins: Sequence[str]
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    if columns.class_names is None:
+        texts = ["" if value is None else str(value) for value in values]
+        return numbered(texts, names, origin=lambda place: origins[place])
+    own = columns.class_names
+    problems = [
+        f"{origins[place]}: {'no label' if value is None or value == -1 else f'label {value}'}"
+        for place, value in enumerate(values)
+        if not isinstance(value, int) or not 0 <= value < len(own)
+    ]
+    if problems:
+        raise DataError(
+            f"{len(problems)} of {len(values)} labels of the column {columns.label!r} are none of its {len(own)} classes; "
+            f"leave these rows out, or name another split:\n{listed(problems)}"
+        )
+    class_names = order_names(own, names, where=f"the metadata of the column {columns.label!r}")
+    order = np.array([class_names.index(name) for name in own], dtype=np.int64)
+    return class_names, order[np.array(values, dtype=np.int64)]
+
+
+def _features(schema: Any) -> dict[str, dict[str, Any]]:
+    """Return Hugging Face's description of the columns; empty without one."""
+    try:
+        content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = content["info"]["features"]
+        return {name: value for name, value in features.items() if isinstance(value, dict) and name in schema.names}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _holds_pictures(kind: Any) -> bool:
+    text = str(kind)
+    return text in ("binary", "large_binary", "binary_view") or (
+        text.startswith("struct<") and any(f"bytes: {name}" in text for name in ("binary", "large_binary"))
+    )
+
+
+def _holds_labels(kind: Any) -> bool:
+    return str(kind) in ("string", "large_string", "string_view") or str(kind).lstrip("u").startswith("int")
+
+
+def _only(found: Sequence[str], wanted: str | None, names: Sequence[str], *, what: str, file: Path) -> str:
+    if wanted is not None:
+        if wanted in names:
+            return wanted
+        raise DataError(
+            f"{file}: no column {wanted!r}; its columns are {', '.join(names)}; correct data.options.{what}"
+        )
+    if len(found) == 1:
+        return found[0]
+    several = f"the columns {', '.join(found)} may be meant" if found else "no column is clearly meant"
+    raise DataError(f"{file}: {several}, of {', '.join(names)}; name one with data.options.{what}")

@@ -1,0 +1,148 @@
+"""Read what ``save_to_disk`` of Hugging Face's ``datasets`` writes: Arrow files with pictures and labels.
+
+The library ``datasets`` itself is not needed: the files are Arrow's streaming format, whose metadata name the columns and
+classes. It would also load a framework into the process, and mtrain loads no more than one.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mtrain.core.interfaces import Dataset
+from mtrain.data.reading import FOLDERS_OF, Split, need_root
+from mtrain.data.shards import files_of
+from mtrain.errors import DataError
+from mtrain.files import parse_json, read_bytes
+from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.classification.readers.arrow_columns import columns_of, labelled, pyarrow
+from mtrain.tasks.classification.readers.parquet import ColumnOptions
+
+MAX_STATE_BYTES = 64 << 20
+"""Largest ``state.json`` that is read, in bytes."""
+_FILE_FORMAT = b"ARROW1"
+"""First bytes of Arrow's file format; the streaming format, which Hugging Face writes, has none."""
+
+
+class HuggingFace(Dataset):
+    """The ``huggingface`` data set plugin.
+
+    ``data.root`` is the folder of a ``DatasetDict`` that was saved with ``save_to_disk`` (splits ``train`` and
+    ``validation``, ``val`` or ``valid``), of a ``Dataset``, which ``data.split`` divides, or a folder of ``.arrow``
+    files. ``data.train`` and ``data.val`` name other splits, such as ``test``. Needs pyarrow.
+
+    Files are mapped into memory: a row is read where it lies, and the ranks of a host share what is in memory.
+    """
+
+    kind: ClassVar[str] = "classification"
+    classes_of_train: ClassVar[bool] = True
+    Options = ColumnOptions
+
+    def __init__(self, options: ColumnOptions | None = None) -> None:
+        self.options = options or ColumnOptions()
+
+    def read(
+        self,
+        root: Path | None,
+        split_value: str | None,
+        images: str | None,
+        names: Sequence[str] | None,
+        *,
+        split: Split,
+    ) -> LabelledPictures:
+        """Read one split; pictures stay on the disk.
+
+        Raises:
+            DataError: pyarrow is missing, files are damaged, columns are missing, or labels are not among ``names``.
+        """
+        if images is not None:
+            raise DataError("data.images: given, but the pictures are in the Arrow files; leave it out")
+        arrow = pyarrow(format_name="huggingface")
+        root = need_root(root, "huggingface")
+        files = _files(root, split_value, split)
+        tables = [(file, _opened(arrow, file)) for file in files]
+        schema = tables[0][1].schema
+        options = self.options
+        columns = columns_of(schema, image=options.image_column, label=options.label_column, file=files[0])
+        for file, table in tables:
+            if not set(table.column_names) >= {columns.image, columns.label}:
+                raise DataError(
+                    f"{file}: no columns {columns.image!r} and {columns.label!r}, which {files[0].name} has"
+                )
+        return labelled(
+            [(file, table.select([columns.image, columns.label])) for file, table in tables], columns, names
+        )
+
+
+def _files(root: Path, value: str | None, split: Split) -> list[Path]:
+    """Return the Arrow files of a split, in the order of its rows."""
+    if value is not None:
+        return _of_folder(root / value) or files_of(root, value, split=split, suffixes=(".arrow",), kind="huggingface")
+    whole = _of_folder(root)
+    if whole:
+        if split in ("train", "all"):
+            return whole
+        raise DataError(
+            f"data.{split}: {root} is one Dataset without splits; divide it with data.split=0.2, or save a DatasetDict with "
+            "train and validation"
+        )
+    if split == "all":
+        words: Sequence[str] = ("train",)
+        own = [word for word in FOLDERS_OF["val"] if _of_folder(root / word)]
+        if own:
+            raise DataError(
+                f"data.split: {root} has an evaluation split of its own ({own[0]}); leave out data.split, or name the split "
+                "to divide with data.train"
+            )
+    else:
+        words = FOLDERS_OF[split]
+    for word in words:
+        files = _of_folder(root / word)
+        if files:
+            return files
+    if (root / "dataset_dict.json").exists():
+        saved = sorted(path.parent.name for path in root.glob("*/state.json"))
+        key = "train" if split == "all" else split
+        raise DataError(
+            f"data.{key}: no split {' or '.join(words)} in {root}, which has {', '.join(saved) or 'none'}; name one with "
+            f"data.{key}"
+        )
+    return files_of(root, value, split=split, suffixes=(".arrow",), kind="huggingface")
+
+
+def _of_folder(folder: Path) -> list[Path]:
+    """Return the files that the ``state.json`` of a folder names, in order; none if there is no such file."""
+    state = folder / "state.json"
+    if not state.exists():
+        return []
+    try:
+        content = parse_json(read_bytes(state, limit=MAX_STATE_BYTES))
+        if content.get("_indices_data_files"):
+            raise DataError(
+                f"{state}: the rows are chosen by an index file, which older versions of datasets wrote; load the set with "
+                "load_from_disk, call flatten_indices() and save it again"
+            )
+        names = [str(entry["filename"]) for entry in content["_data_files"]]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
+        raise DataError(f"{state}: not the state of a saved Dataset ({error}); save the data set again") from error
+    odd = [name for name in names if Path(name).name != name]
+    if odd or not names:
+        given = f"names {odd[0][:200]!r}" if odd else "names no file"
+        raise DataError(f"{state}: {given}; expected names of files in the same folder")
+    return [folder / name for name in names]
+
+
+def _opened(arrow: Any, file: Path) -> Any:
+    """Map a file of Arrow's streaming or file format into memory, and return its table."""
+    if not file.is_file():  # opening a named pipe would wait
+        raise DataError(f"{file}: no such file; expected an Arrow file")
+    try:
+        with open(file, "rb") as start:
+            is_file_format = start.read(len(_FILE_FORMAT)) == _FILE_FORMAT
+        options = arrow.ipc.IpcReadOptions(use_threads=False)
+        source = arrow.memory_map(str(file))
+        open_reader = arrow.ipc.open_file if is_file_format else arrow.ipc.open_stream
+        return open_reader(source, options=options).read_all()
+    except Exception as error:  # a damaged file can raise any exception inside the library
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"{file}: not a readable Arrow file ({reason}); write it anew or remove it") from error

@@ -1,0 +1,238 @@
+"""Read WebDataset shards: tar files in which ``x.jpg`` and ``x.cls`` or ``x.json`` are one sample.
+
+The library ``webdataset`` streams shards in an order of its own, and cannot say what sample number i is. mtrain needs
+that for an order that does not depend on ranks and workers, and to resume exactly. So it lists the members of every shard
+once, with the standard library's ``tarfile``, and afterwards reads each picture at its position.
+"""
+
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from mtrain.core.interfaces import Dataset
+from mtrain.data.images.header import MAX_BYTES, SUFFIXES
+from mtrain.data.reading import Split, listed
+from mtrain.data.shards import files_of
+from mtrain.errors import DataError
+from mtrain.files import parse_json
+from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.classification.pictures import EncodedPictures
+from mtrain.tasks.classification.readers.numbering import numbered
+
+MAX_LABEL_BYTES = 1 << 20
+"""Largest label of one sample that is read, in bytes."""
+_NAME = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$")
+"""Key and extension of a member: the extension begins at the first dot of the file name, as in webdataset."""
+Place = tuple[int, int]
+"""Offset and size of a member in its shard, in bytes."""
+
+
+class WebDatasetOptions(BaseModel):
+    """Extensions of the members of a sample."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    image_extension: str | None = Field(
+        default=None, description="extension of the pictures, without a dot; null: that of any picture format"
+    )
+    label_extension: str | None = Field(
+        default=None, description="extension of the labels, without a dot; null: cls, else json"
+    )
+    label_key: str = Field(default="label", description="key of the label in json")
+
+
+@dataclass(slots=True)
+class _Sample:
+    key: str
+    members: dict[str, Place] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TarMembers:
+    """Pictures at known places of tar files. Implements ``Contents``."""
+
+    files: Sequence[Path]
+    file_numbers: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def read(self, index: int) -> bytes:
+        """See ``Contents.read``."""
+        file = self.files[int(self.file_numbers[index])]
+        return _read_place(file, (int(self.offsets[index]), int(self.sizes[index])), limit=MAX_BYTES)
+
+    def chosen(self, indices: Sequence[int]) -> "TarMembers":
+        """See ``Contents.chosen``."""
+        rows = np.array(indices, dtype=np.int64)
+        return replace(self, file_numbers=self.file_numbers[rows], offsets=self.offsets[rows], sizes=self.sizes[rows])
+
+
+class WebDataset(Dataset):
+    """The ``webdataset`` data set plugin.
+
+    ``train*.tar`` and ``val*.tar`` anywhere below ``data.root``; ``data.train`` and ``data.val`` name files, folders or
+    patterns (``shards/train-*.tar``); ``data.split`` divides one set. Shards are read in the order of their names. They
+    must not be compressed.
+    """
+
+    kind: ClassVar[str] = "classification"
+    classes_of_train: ClassVar[bool] = True
+    Options = WebDatasetOptions
+
+    def __init__(self, options: WebDatasetOptions | None = None) -> None:
+        self.options = options or WebDatasetOptions()
+
+    def read(
+        self,
+        root: Path | None,
+        split_value: str | None,
+        images: str | None,
+        names: Sequence[str] | None,
+        *,
+        split: Split,
+    ) -> LabelledPictures:
+        """List the samples of one split, and read their labels; pictures stay on the disk.
+
+        Raises:
+            DataError: a shard is compressed or damaged, a sample lacks its picture or label, or labels are not among
+            ``names``.
+        """
+        if images is not None:
+            raise DataError("data.images: given, but the pictures are in the shards; leave it out")
+        files = files_of(root, split_value, split=split, suffixes=(".tar",), kind="webdataset")
+        rows: list[tuple[int, Place]] = []
+        labels: list[str] = []
+        keys: list[str] = []
+        problems: list[str] = []
+        for number, file in enumerate(files):
+            for sample in _samples(file, problems):
+                try:
+                    picture, label = self._parts(file, sample)
+                except (ValueError, OSError) as error:
+                    problems.append(f"{file}: {sample.key[:200]}: {error}")
+                    continue
+                rows.append((number, picture))
+                labels.append(label)
+                keys.append(f"{file.name}/{sample.key}")
+        if problems:
+            raise DataError(
+                f"{len(problems)} members of {len(files)} shards cannot be used; write the shards anew without "
+                f"them:\n{listed(problems)}"
+            )
+        origins = [f"{files[number]} {key.partition('/')[2]}" for (number, _), key in zip(rows, keys, strict=True)]
+        class_names, numbers = numbered(labels, names, origin=lambda place: origins[place])
+        places = np.array([place for _, place in rows], dtype=np.int64).reshape(-1, 2)
+        contents = TarMembers(files, np.array([number for number, _ in rows], np.int64), places[:, 0], places[:, 1])
+        return LabelledPictures(
+            pictures=EncodedPictures(contents, origins),
+            labels=numbers,
+            class_names=class_names,
+            origins=origins,
+            keys=keys,
+        )
+
+    def _parts(self, file: Path, sample: _Sample) -> tuple[Place, str]:
+        """Return the place of a sample's picture, and its label. Raises: ``ValueError`` or ``OSError``."""
+        options, members = self.options, sample.members
+        wanted = options.image_extension
+        pictures = [name for name in members if (name == wanted if wanted else f".{name}" in SUFFIXES)]
+        if len(pictures) != 1:
+            found = ", ".join(members)[:200]
+            raise ValueError(
+                f"{len(pictures)} pictures among its extensions ({found}); set data.options.image_extension"
+            )
+        extension = options.label_extension or next((name for name in ("cls", "json") if name in members), "cls")
+        if extension not in members:
+            raise ValueError(f"no label: no .{extension} among {', '.join(members)[:200]}")
+        text = _read_place(file, members[extension], limit=MAX_LABEL_BYTES)
+        if extension != "json":
+            return members[pictures[0]], _decoded(text, extension)
+        return members[pictures[0]], _label_of(parse_json(text), options.label_key)
+
+
+def _decoded(text: bytes, extension: str) -> str:
+    try:
+        return text.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f".{extension} is no UTF-8 text (byte {error.start})") from None
+
+
+def _label_of(content: Any, key: str) -> str:
+    value = content.get(key) if isinstance(content, dict) else None
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"its json has no key {key!r} with text or a whole number; set data.options.label_key")
+    return str(value)
+
+
+def _samples(file: Path, problems: list[str]) -> Iterator[_Sample]:
+    """Yield the samples of a shard in its order; members that cannot be used are added to ``problems``."""
+    sample, finished = _Sample(""), set()
+    for name, place in _members(file):
+        match = _NAME.match(name)
+        if match is None:
+            continue
+        key, extension = match[1], match[2].lower()
+        if key != sample.key:
+            if sample.key:
+                yield sample
+                finished.add(sample.key)
+            sample = _Sample(key)
+            if key in finished:
+                problems.append(f"{file}: {key[:200]}: its members are not beside each other")
+        if extension in sample.members:
+            problems.append(f"{file}: {name[:200]}: there twice")
+        sample.members[extension] = place
+    if sample.key:
+        yield sample
+
+
+def _members(file: Path) -> Iterator[tuple[str, Place]]:
+    """Yield name, offset and size of each regular file of a tar file."""
+    if not file.is_file():  # opening a named pipe would wait
+        raise DataError(f"{file}: not a regular file; expected a tar file")
+    length = file.stat().st_size
+    try:
+        with tarfile.open(file, "r:") as archive:
+            for member in archive:
+                # tarfile keeps all members for later, which takes a kilobyte each.
+                archive.members = []  # type: ignore[attr-defined]
+                if member.isreg() and not member.issparse():
+                    if member.offset_data + member.size > length:
+                        raise tarfile.ReadError("it ends early")
+                    yield member.name, (member.offset_data, member.size)
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
+        with open(file, "rb") as start:
+            is_compressed = start.read(2) in (b"\x1f\x8b", b"BZ", b"\xfd7", b"(\xb5")
+        reason = (
+            "compressed, so that its pictures have no positions; decompress it"
+            if is_compressed
+            else f"damaged ({error})"
+        )
+        raise DataError(f"{file}: {reason}; expected an uncompressed tar file") from error
+
+
+def _read_place(file: Path, place: Place, *, limit: int) -> bytes:
+    """Return a member's content. Raises: ``OSError`` if it is longer than ``limit``, or the file has become shorter."""
+    offset, size = place
+    if size > limit:
+        raise OSError(None, f"{size} bytes, more than the {limit} that are read")
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        content = b""
+        while len(content) < size and (more := os.pread(descriptor, size - len(content), offset + len(content))):
+            content += more
+    finally:
+        os.close(descriptor)
+    if len(content) < size:
+        raise OSError(None, "the shard ends before this picture does")
+    return content
