@@ -63,6 +63,12 @@ class DeepSpeed(TorchBackend):
 
     @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
+        if recipe.native_optimizer is not None and self.options.stage > 0:
+            raise SpecError(
+                f"session.prepare: backend deepspeed with stage {self.options.stage} splits arrays over the ranks, but an "
+                "optimizer of torch.optim needs whole ones; use -o backend.options.stage=0, or a rule such as "
+                "mtrain.AdamW(rate=1e-3)"
+            )
         if recipe.compile and self.options.stage == 3:
             raise SpecError(
                 "train.compile: true given with backend.options.stage 3; use stage 0, 1 or 2, or compile false"

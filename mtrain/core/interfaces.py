@@ -72,6 +72,9 @@ class Recipe:
     own_model: bool = False
     """The model is a user's native module and not one built from ``core.nn``. It is built whole, keeps its layers as
     they are, and may return anything and leave out parameters in some updates."""
+    native_optimizer: Callable[[Any], Any] | None = None
+    """Makes an optimizer of the framework for the model, in the place of ``rule``; a backend that splits arrays refuses
+    it."""
     seed: int = 0
 
 

@@ -24,6 +24,7 @@ from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.script import RankJob, without_own_frames
 from mtrain.script import evaluation
 from mtrain.script.loop import Hooks, Loop, Updater
+from mtrain.script.native import NativeOptimizer, Recorded, is_native
 from mtrain.script.plain_python import solo_job
 from mtrain.script.records import Records
 from mtrain.script.rules import Curve, RateOf, Rule
@@ -136,7 +137,7 @@ class Session:
         self,
         build: Callable[[], Any],
         *,
-        optimizer: Rule | None = None,
+        optimizer: Rule | NativeOptimizer | None = None,
         schedule: Curve | RateOf | None = None,
         clip_norm: float | None = None,
         accumulate: int | None = None,
@@ -152,7 +153,8 @@ class Session:
 
         Args:
             build: Makes the model, a native module of the framework; called once, with the job's seed set.
-            optimizer: The update rule, such as ``mtrain.AdamW(rate=1e-3)``.
+            optimizer: The update rule, such as ``mtrain.AdamW(rate=1e-3)``, or a function from the model to an optimizer of
+                the framework, for backends that do not split arrays.
             schedule: A curve such as ``mtrain.Cosine(warmup=100)``, or a function from update to learning rate.
             clip_norm: Largest global L2 norm of the gradient.
             accumulate: Micro batches per update.
@@ -185,7 +187,8 @@ class Session:
         self._spec = on_trial(self._spec, self._job.trial)
         # The recipe needs a batch that divides among the ranks; the script names its own later, in `batches`.
         sized = changed(self._spec, {"train.batch_size": self.size * self._spec.train.accumulate})
-        recipe = replace(make_recipe(sized, size=self.size), own_model=True)
+        native_optimizer = self._native_optimizer(optimizer)
+        recipe = replace(make_recipe(sized, size=self.size), own_model=True, native_optimizer=native_optimizer)
 
         def build_once() -> Any:
             module = build()
@@ -198,11 +201,23 @@ class Session:
 
         self._model, native = self._rank.prepare(build_once, recipe)
         self._updater = Updater(native)
+        if native_optimizer is not None:
+            self._change({"optimizer.rate": native_optimizer.rate}, call="session.prepare")
         if self._saved is not None:
             self._rank.restore(self._model, native, self._saved.state)
         elif self._job.trial is not None and self._job.trial.nudged:
             nudge(self._rank, self._model, native)
         return self._model, self._updater
+
+    def _native_optimizer(self, optimizer: Any) -> Recorded | None:
+        if optimizer is None or not is_native(optimizer):
+            return None
+        if outside := [path for path in sorted(self._job.outside_paths) if path.startswith("optimizer.")]:
+            raise ScriptError(
+                f"session.prepare: the script makes an optimizer of its own, but this job was started with {outside[0]}; leave "
+                "one of them out"
+            )
+        return Recorded(optimizer)
 
     def _change(self, changes: Mapping[str, Any], *, call: str) -> None:
         self._spec = changed(self._spec, changes, outside_paths=self._job.outside_paths, call=call)

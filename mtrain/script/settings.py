@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mtrain.errors import ScriptError, SpecError
+from mtrain.script.native import is_native
 from mtrain.spec import config
 
 SECTIONS = ("train", "optimizer", "schedule")
@@ -69,12 +70,17 @@ def changes_of(**arguments: Any) -> dict[str, Any]:
     """
     changes: dict[str, Any] = {}
     if (rule := arguments["optimizer"]) is not None:
-        if not hasattr(rule, "section"):
+        if is_native(rule):
+            # One group with the factor 1: the native optimizer has groups of its own.
+            changes["optimizer.groups"] = [{"match": ""}]
+        elif hasattr(rule, "section"):
+            changes |= {f"optimizer.{key}": value for key, value in rule.section().items()}
+        else:
             raise ScriptError(
-                f"session.prepare: optimizer is a {type(rule).__name__}; expected a rule such as mtrain.AdamW(rate=1e-3), whose "
-                "arithmetic is the same on every backend"
+                f"session.prepare: optimizer is a {rule.__name__ if inspect.isclass(rule) else type(rule).__name__}; expected a "
+                "rule such as mtrain.AdamW(rate=1e-3), whose arithmetic is the same on every backend, or a function from the "
+                "model to an optimizer, lambda model: torch.optim.SGD(model.parameters(), lr=0.1)"
             )
-        changes |= {f"optimizer.{key}": value for key, value in rule.section().items()}
     if (curve := arguments["schedule"]) is not None:
         if hasattr(curve, "section"):
             changes |= {f"schedule.{key}": value for key, value in curve.section().items()}

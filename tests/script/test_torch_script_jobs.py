@@ -49,6 +49,29 @@ def test_fleet_trains_a_script_to_the_same_weights(one_rank, tmp_path):
     assert difference <= 1e-12
 
 
+def test_an_optimizer_of_the_framework_trains_to_the_same_weights_on_many_ranks(tmp_path):
+    native = ("--no-branches", "--native", "NAdam")
+    done(tmp_path, "--name", "one", "--backend", "solo", TORCH, *FP64, *native)
+    for backend in ("ddp-3", "zero0-3"):
+        done(tmp_path, "--name", backend, *BACKENDS[backend], TORCH, *FP64, *native)
+        difference = largest_difference(weights(tmp_path, backend), weights(tmp_path, "one"))
+        print(f"NAdam of torch, {backend}: largest difference to one rank {difference:.1e}")
+        assert difference <= 1e-12
+    refused = run(tmp_path, *BACKENDS["zero1-3"], TORCH, *native)
+    assert refused.returncode == 2
+    assert "deepspeed with stage 1 splits arrays over the ranks" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_an_optimizer_of_paddle_trains_to_the_same_weights_on_many_ranks(tmp_path):
+    solo = ("--backend", "solo", "-o", "backend.options.framework=paddle")
+    done(tmp_path, "--name", "one", *solo, PADDLE, *FP64, "--native", "Adagrad")
+    done(tmp_path, "--name", "two", "--backend", "fleet", "--nproc-per-node", "2", PADDLE, *FP64, "--native", "Adagrad")
+    difference = largest_difference(weights(tmp_path, "two"), weights(tmp_path, "one"))
+    print(f"Adagrad of Paddle, fleet-2: largest difference to one rank {difference:.1e}")
+    assert difference <= 1e-12
+
+
 def test_accumulation_on_one_rank_is_two_ranks_bit_for_bit_with_dropout(tmp_path):
     done(tmp_path, "--name", "one", "--backend", "solo", TORCH, "--no-branches", "--accumulate", "2")
     done(tmp_path, "--name", "two", "--nproc-per-node", "2", TORCH, "--no-branches", "--accumulate", "1")

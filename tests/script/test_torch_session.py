@@ -13,7 +13,7 @@ from mtrain.cli.run import split_at_script
 from mtrain.cluster import script_job
 from mtrain.core.checkpoint import store
 from mtrain.data import trees
-from mtrain.errors import CheckpointError, ScriptError
+from mtrain.errors import CheckpointError, ScriptError, UsageError
 from mtrain.script import evaluation, kept
 from mtrain.script.samples import Samples
 from mtrain.script.settings import PLAIN, changed
@@ -90,6 +90,20 @@ def evaluated(**settings):
     return misuse
 
 
+def rate_set_twice(torch, session):
+    made = []
+
+    def make(model):
+        made.append(torch.optim.SGD(model.parameters(), lr=0.1))
+        return made[0]
+
+    model, optimizer = prepared(torch, session, optimizer=make)
+    scheduler = torch.optim.lr_scheduler.StepLR(made[0], 1)
+    for batch in session.batches(Points(64, 0), **LOOP):
+        optimizer.update(loss_of(torch, model, batch))
+        scheduler.step()
+
+
 class Unrepeatable(Points):
     def __getitem__(self, index):
         own = np.random.Generator(np.random.PCG64())
@@ -129,6 +143,19 @@ MISUSES = {
         lambda torch, s: prepared(torch, s, optimizer=torch.optim.SGD([torch.zeros(1)], lr=1.0)),
         "expected a rule such as mtrain.AdamW",
     ),
+    "the class of an optimizer": (
+        lambda torch, s: prepared(torch, s, optimizer=torch.optim.SGD),
+        "optimizer is a SGD; expected a rule",
+    ),
+    "a function that makes no optimizer": (
+        lambda torch, s: prepared(torch, s, optimizer=lambda model: 3),
+        "`optimizer` returned a int without a rate",
+    ),
+    "an optimizer of other parameters": (
+        lambda torch, s: prepared(torch, s, optimizer=lambda model: torch.optim.SGD([torch.zeros(1)], lr=0.1)),
+        "parameters that are not those of the model",
+    ),
+    "an optimizer whose rate is set twice": (rate_set_twice, "was changed from outside"),
     "prepare twice": (lambda torch, s: [prepared(torch, s), prepared(torch, s)], "called twice"),
     "a negative limit": (lambda torch, s: prepared(torch, s, clip_norm=-1.0), "session.prepare: train.clip_norm"),
     "an unknown precision": (lambda torch, s: prepared(torch, s, precision="fp8"), "'fp32', 'bf16', 'fp16' or 'fp64'"),
@@ -171,7 +198,7 @@ MISUSES = {
 @pytest.mark.parametrize("name", MISUSES)
 def test_misuse_is_one_sentence_that_says_what_to_do(name, torch):
     misuse, sentence = MISUSES[name]
-    with pytest.raises(ScriptError) as caught, mtrain.session() as session:
+    with pytest.raises(UsageError) as caught, mtrain.session() as session:
         misuse(torch, session)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -292,6 +319,30 @@ def test_a_users_own_file_of_the_name_of_the_shipped_one_counts_as_set(torch, tm
     loaded = script_job.with_script(config.load("script.yml", environ={}), tmp_path / "own.py", [])
     assert loaded.spec.train.clip_norm == 5.0
     assert "train.clip_norm" in loaded.script.outside_paths
+
+
+def test_an_optimizer_of_torch_with_groups_of_its_own_follows_the_schedule(torch):
+    def make(model):
+        groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.2}]
+        return torch.optim.RMSprop(groups, lr=0.1)
+
+    data = Plain(64, 0)
+    torch.manual_seed(0)
+    own = torch.nn.Linear(8, 2)
+    native = make(own)
+    for update in range(8):
+        for group, rate in zip(native.param_groups, (0.1, 0.2), strict=True):
+            group["lr"] = rate * (1 - update / 8)
+        batch = [torch.from_numpy(x) for x in trees.collate([data[i] for i in range(update * 8, update * 8 + 8)])]
+        native.zero_grad()
+        loss_of(torch, own, batch).backward()
+        native.step()
+    with mtrain.session() as session:
+        model, optimizer = prepared(torch, session, optimizer=make, schedule=mtrain.Linear())
+        for batch in session.batches(data, order=lambda epoch: range(64), **LOOP):
+            optimizer.update(loss_of(torch, model, batch))
+        assert torch.equal(model.weight, own.weight)
+        assert torch.equal(model.bias, own.bias)
 
 
 def test_a_rate_can_be_a_function_of_the_update(torch):

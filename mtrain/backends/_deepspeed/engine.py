@@ -135,6 +135,7 @@ class ZeroEngine(TorchEngine):
         else:
             optimizer.restart_ema()
         if saved.moments:
+            optimizer.expect_moments(saved.moments)
             moments = optimizer.moments()
             names = {key: key.partition("/")[2] for key in moments}
             self._fill(moments, parts, saved.moments, what="optimizer moments", names=names)

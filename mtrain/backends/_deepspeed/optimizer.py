@@ -30,7 +30,8 @@ class ZeroOptimizer(PartsOptimizer):
         collective: TorchCollective,
         device: torch.device,
     ) -> None:
-        held_model = Held(model, {name: part.local for name, part in zero.parts.items()})
+        # In stage 0 nothing is split, and a user's own optimizer gets the module itself.
+        held_model = Held(model, {name: part.local for name, part in zero.parts.items()}) if zero.parts else model
         super().__init__(cast(nn.Module, held_model), recipe, exchange=exchange, collective=collective, device=device)
         self.parts = parts
         self.zero = zero

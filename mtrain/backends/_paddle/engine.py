@@ -139,6 +139,7 @@ class PaddleEngine(RankSession):
         else:
             optimizer.restart_ema()
         if saved.moments:
+            optimizer.expect_moments(saved.moments)
             state.fill(optimizer.moments(), saved.moments, what="optimizer moments")
         if saved.counters:
             optimizer.set_counters(saved.counters)

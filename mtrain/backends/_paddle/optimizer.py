@@ -1,6 +1,6 @@
 """The Paddle engine's optimizer: the primitives of ``core.update.UpdateOrder`` on Paddle tensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,8 @@ from mtrain.backends._paddle import internals, precision, rules
 from mtrain.backends._paddle.average import Average
 from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.flat import Flat
-from mtrain.core.interfaces import Rates, Recipe
+from mtrain.backends._paddle.native import NativeRule
+from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.recipe import assign, ema_shares
 from mtrain.core.state_checks import aliases
 from mtrain.core.update import Exchange, UpdateOrder
@@ -33,7 +34,8 @@ class _Group:
     place: int
     """Number of the group in the recipe."""
     parameters: Flat
-    rule: rules.Rule
+    rule: rules.Rule | None
+    """None: the user's own optimizer updates the parameters."""
 
     def gradients(self) -> list[rules.Piece]:
         """Return copies of the parameters' gradients."""
@@ -54,16 +56,25 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
         trained = {name: p for name, p in model.named_parameters() if not p.stop_gradient}
         self.groups: Sequence[Sequence[str]] = assign(trained, recipe.groups)
         self._collective = collective
-        self._groups = []
-        for place, names in enumerate(self.groups):
-            if names:
-                parameters = Flat({name: trained[name] for name in names})
-                rule = rules.make(recipe.rule, parameters, recipe.groups[place][1])
-                self._groups.append(_Group(place, parameters, rule))
+        self._native: NativeRule | None = None
+        if recipe.native_optimizer is not None:
+            self._native = NativeRule(recipe.native_optimizer, model, trained)
+        self._groups = [
+            self._group(place, {name: trained[name] for name in names})
+            for place, names in enumerate(self.groups)
+            if names
+        ]
         self._buffers = list(model.buffers())
         self._average = self._make_average(model) if recipe.ema_decay > 0 else None
         self._places_checked = False
         self._seed_next()
+
+    def _group(self, place: int, tensors: dict[str, Tensor]) -> _Group:
+        parameters = Flat(tensors)
+        rule = None
+        if self._native is None:
+            rule = rules.make(self._recipe.rule, parameters, self._recipe.groups[place][1])
+        return _Group(place, parameters, rule)
 
     def _make_average(self, model: Layer) -> Average:
         parameters = [group.parameters for group in self._groups]
@@ -117,8 +128,11 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
             for group in self._groups:
                 group.parameters.check()
             self._places_checked = True
+        if self._native is not None:
+            self._native.apply(gradients[0], rate=rates.rates[0])
+            return
         for group, pieces in zip(self._groups, gradients, strict=True):
-            if pieces:
+            if pieces and group.rule is not None:
                 group.rule.apply(pieces, rate=rates.rates[group.place], momentum=rates.momentum)
 
     @override
@@ -148,17 +162,26 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
     @override
     def _set_rule_updates(self, updates: int) -> None:
         for group in self._groups:
-            group.rule.set_updates(updates)
+            if group.rule is not None:
+                group.rule.set_updates(updates)
 
     # ------------------------------------------------------------------------------------------- state, by name
     def moments(self) -> dict[str, Tensor]:
         """Return the live moments under names ``<moment>/<parameter name>``."""
+        if self._native is not None:
+            return self._native.named_moments()
         return {
             f"{moment}/{name}": tensor
             for group in self._groups
+            if group.rule is not None
             for moment, flat in group.rule.moments.items()
             for name, tensor in flat.tensors.items()
         }
+
+    def expect_moments(self, saved: Mapping[str, Array]) -> None:
+        """Hand saved moments to a user's own optimizer, which creates its state in its first update only."""
+        if self._native is not None:
+            self._native.expect(saved)
 
     def ema(self) -> dict[str, Tensor]:
         """Return the live averages by name of weight or buffer; for buffers, rank 0's averages are the job's."""

@@ -12,7 +12,8 @@ from typing_extensions import override
 from mtrain.backends._torch import internals, precision, rules
 from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.core.interfaces import Rates, Recipe
+from mtrain.backends._torch.native import NativeRule
+from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.recipe import assign, ema_shares
 from mtrain.core.state_checks import aliases
 from mtrain.core.update import Exchange, UpdateOrder
@@ -48,16 +49,21 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         self._collective = collective
         self._device = device
         self._parameters = [[trained[name] for name in names] for names in self.groups]
-        self._rules = [
-            rules.make(recipe.rule, parameters, options)
-            for parameters, (_, options) in zip(self._parameters, recipe.groups, strict=True)
-        ]
+        self._rules: list[rules.Rule | NativeRule] = self._make_rules(model, recipe)
         self._buffers = list(model.buffers())
         live = {name: x for name, x in model.state_dict(keep_vars=True).items() if x.is_floating_point()}
         self._aliases = aliases(live)
         self._average = self._make_average({name: x for name, x in live.items() if name not in self._aliases})
         self._layouts_checked = False
         self._seed_next()
+
+    def _make_rules(self, model: nn.Module, recipe: Recipe) -> list[rules.Rule | NativeRule]:
+        if recipe.native_optimizer is not None:
+            return [NativeRule(recipe.native_optimizer, model, self._parameters[0])]
+        return [
+            rules.make(recipe.rule, parameters, options)
+            for parameters, (_, options) in zip(self._parameters, recipe.groups, strict=True)
+        ]
 
     def _make_average(self, live: Mapping[str, Tensor]) -> Average | None:
         """Make the average of ``live``: the persistent entries of the model, each tensor once."""
@@ -151,7 +157,14 @@ class TorchOptimizer(UpdateOrder[Gradients]):
             for names, rule in zip(self.groups, self._rules, strict=True)
             for moment, tensors in rule.moments.items()
             for name, tensor in zip(names, tensors, strict=True)
+            if tensor is not None
         }
+
+    def expect_moments(self, saved: Mapping[str, Array]) -> None:
+        """Make room for saved moments, which a user's own optimizer creates in its first update only."""
+        for names, rule in zip(self.groups, self._rules, strict=True):
+            if isinstance(rule, NativeRule):
+                rule.expect(names, saved)
 
     def ema(self) -> dict[str, Tensor]:
         """Return the live averages by name of weight or buffer; for buffers, rank 0's averages are the job's."""

@@ -23,11 +23,15 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=2)
     parser.add_argument("--precision", default=None)
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--native", help="an optimizer of paddle.optimizer")
     flags = parser.parse_args()
+    rule = mtrain.AdamW(rate=1e-2, weight_decay=0.05, groups=[mtrain.Group(match="bias", weight_decay=0.0)])
+    if flags.native:
+        rule = lambda model: getattr(paddle.optimizer, flags.native)(0.01, parameters=model.parameters())  # noqa: E731
     with mtrain.session() as session:
         model, optimizer = session.prepare(
             lambda: Net(flags.dropout),
-            optimizer=mtrain.AdamW(rate=1e-2, weight_decay=0.05, groups=[mtrain.Group(match="bias", weight_decay=0.0)]),
+            optimizer=rule,
             schedule=mtrain.Cosine(warmup=5),
             clip_norm=1.0,
             accumulate=flags.accumulate,

@@ -51,11 +51,15 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--no-branches", action="store_true", help="every call of the model takes the same way")
+    parser.add_argument("--native", help="an optimizer of torch.optim")
     flags = parser.parse_args()
+    rule = mtrain.AdamW(rate=1e-2, weight_decay=0.05, groups=[mtrain.Group(match="bias", weight_decay=0.0)])
+    if flags.native:
+        rule = lambda model: getattr(torch.optim, flags.native)(model.parameters(), lr=1e-2)  # noqa: E731
     with mtrain.session() as session:
         model, optimizer = session.prepare(
             lambda: Net(flags.dropout, branches=not flags.no_branches),
-            optimizer=mtrain.AdamW(rate=1e-2, weight_decay=0.05, groups=[mtrain.Group(match="bias", weight_decay=0.0)]),
+            optimizer=rule,
             schedule=mtrain.Cosine(warmup=5),
             clip_norm=1.0,
             accumulate=flags.accumulate,

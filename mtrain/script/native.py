@@ -1,0 +1,47 @@
+"""A native optimizer that a script makes for its model, ``lambda model: torch.optim.SGD(model.parameters(), lr=0.1)``."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from mtrain.errors import ScriptError
+
+NativeOptimizer: TypeAlias = Callable[[Any], Any]
+"""Makes an optimizer of the framework from the model."""
+
+
+def is_native(optimizer: Any) -> bool:
+    """Return whether ``optimizer`` is a function that makes a native optimizer, and not a rule of mtrain's."""
+    return callable(optimizer) and not hasattr(optimizer, "section") and not inspect.isclass(optimizer)
+
+
+class Recorded:
+    """A ``NativeOptimizer`` that records the rate of the optimizer it has made."""
+
+    def __init__(self, make: NativeOptimizer) -> None:
+        self._make = make
+        self.rate: float | None = None
+
+    def __call__(self, model: Any) -> Any:
+        """Make the optimizer.
+
+        Raises:
+            ScriptError: it has no rate, or the rate 0.
+        """
+        optimizer = self._make(model)
+        rate = _rate_of(optimizer)
+        if rate is None or rate <= 0:
+            raise ScriptError(
+                f"session.prepare: `optimizer` returned a {type(optimizer).__name__} "
+                f"{'without a rate' if rate is None else f'with the rate {rate:g}'}; expected an optimizer of torch.optim or "
+                "paddle.optimizer with a rate above 0"
+            )
+        self.rate = rate
+        return optimizer
+
+
+def _rate_of(optimizer: Any) -> float | None:
+    if hasattr(optimizer, "get_lr"):
+        return float(optimizer.get_lr())
+    groups = getattr(optimizer, "param_groups", None)
+    return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
