@@ -29,6 +29,11 @@ class ClassificationAugmentSpec(VariationSpec):
         default=RandomCropSpec(),
         description="with `resize: crop`: a random window becomes the input; null: the centre, as in evaluation",
     )
+    albumentations: str | None = Field(
+        default=None,
+        description="pipeline in place of all other keys of augment: a file of albumentations.save (.yml, .json), or "
+        "FILE.py:FUNCTION, from the current directory",
+    )
     translate: float = Field(default=0.0, ge=0, le=0.9, description="shift, +- fraction of the side")
     scale: float = Field(default=0.0, ge=0, lt=1, description="zoom, 1 +- this")
     hsv_h: Fraction = Field(default=0.0, description="hue gain, +- fraction")

@@ -12,6 +12,7 @@ from mtrain.core.interfaces import Array
 from mtrain.data.images.crop import centre_cropped, random_window, window_of
 from mtrain.data.images.geometry import letterbox, random_map
 from mtrain.data.images.hsv_flip import finish
+from mtrain.data.images.pipelines import Pipeline, need_repeatable
 from mtrain.data.images.section import VariationSpec
 from mtrain.data.loader.shared_memory import ArraySpec
 from mtrain.tasks.classification.labels import LabelledPictures, Pictures
@@ -56,12 +57,16 @@ class ClassificationSource:
         self._side, self._resize, self._crop_share = side, resize, crop_share
         self._augment = augment
         self._random_crop = augment.random_crop if isinstance(augment, ClassificationAugmentSpec) else None
+        reference = augment.albumentations if isinstance(augment, ClassificationAugmentSpec) else None
+        self._pipeline = Pipeline(reference) if reference is not None else None
         self._seed = seed
         self._pictures: Pictures = split.pictures
-        self._are_fitted = isinstance(split.pictures, np.ndarray) and not self._crops
+        self._are_fitted = isinstance(split.pictures, np.ndarray) and not self._crops and not self._pipeline
         if self._are_fitted:
             self._pictures = np.stack([self._fitted(picture) for picture in split.pictures])  # type: ignore[attr-defined]
         self.array = ArraySpec("images", (side, side, 3))
+        if self._pipeline is not None:
+            need_repeatable(lambda index: self.sample(0, index).image, len(self), self._pipeline.reference)
 
     @property
     def _crops(self) -> bool:
@@ -94,6 +99,10 @@ class ClassificationSource:
         picture = self._pictures[index]
         if self._augment is None:
             out[...] = picture if self._are_fitted else self._fitted(picture)
+            return ClassItem(index, int(self._split.labels[index]))
+        if self._pipeline is not None:
+            result = self._pipeline.apply(picture, (self._seed, epoch, index), origin=self.describe(index))
+            out[...] = result if result.shape == self.array.shape else self._fitted(result)
             return ClassItem(index, int(self._split.labels[index]))
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
         if self._crops and self._random_crop is not None:

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.data.images.geometry import FILL, margin, targets
+from mtrain.data.images.pipelines import Pipeline, need_repeatable
+from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import Sample
 from mtrain.tasks.detection.augment.letterboxed import Augmenter
 from mtrain.tasks.detection.augment.stretched import Stretcher, shared_by_update, sides_of
@@ -150,3 +152,45 @@ class StretchEvaluation:
         width, height = self.pictures.original_size(key[2])
         scale_pad = (self.largest / width, self.largest / height, 0.0, 0.0)
         return targets(fractions * self.largest, labels, self.largest), scale_pad
+
+
+class Transformed:
+    """Inputs of another view, after the pipeline of albumentations that ``data.augment.albumentations`` names."""
+
+    def __init__(self, view: View, reference: str, *, seed: int) -> None:
+        """Raises: ``DataError`` if the reference gives no pipeline, or one whose results do not repeat."""
+        self.pictures, self.largest = view.pictures, view.largest
+        self._view, self._seed = view, seed
+        self._pipeline = Pipeline(reference, boxes=True)
+        need_repeatable(self._drawn, len(self.pictures), reference)
+
+    def side(self, epoch: int, update: int) -> int:
+        """See ``View.side``."""
+        return self._view.side(epoch, update)
+
+    def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
+        """See ``View.draw``.
+
+        Raises:
+            DataError: also if the pipeline fails, or changes the size of the input.
+        """
+        rows, scale_pad = self._view.draw(key, out)
+        side, origin = len(out), str(self.pictures.path(key[2]))
+        centres, halves = rows[:, 1:3].astype(np.float64) * side, rows[:, 3:5].astype(np.float64) * (side / 2)
+        boxes = np.concatenate([centres - halves, centres + halves], axis=1)
+        seeds = (self._seed, key[0], key[2])
+        labels = rows[:, 0].astype(np.int64)
+        picture, boxes, labels = self._pipeline.apply_with_boxes(out, boxes, labels, seeds, origin=origin)
+        if picture.shape != out.shape:
+            raise DataError(
+                f"data.augment.albumentations: {self._pipeline.reference} makes {picture.shape[1]} x {picture.shape[0]} pixels "
+                f"of an input of {side} x {side}; leave out transforms that change the size, because it is applied last"
+            )
+        out[...] = picture
+        return targets(boxes, labels, side), scale_pad
+
+    def _drawn(self, index: int) -> NDArray[np.uint8]:
+        side = self.side(0, 0)
+        out = np.empty((side, side, 3), dtype=np.uint8)
+        self.draw((0, 0, index), out)
+        return out

@@ -71,6 +71,11 @@ class AugmentSpec(VariationSpec):
     interpolations: list[Literal["nearest", "linear", "area", "cubic", "lanczos4"]] = Field(
         default=["linear"], min_length=1, description="with `resize: stretch`: one drawn for each update"
     )
+    albumentations: str | None = Field(
+        default=None,
+        description="pipeline that is applied after the other keys of augment: a file of albumentations.save (.yml, "
+        ".json), or FILE.py:FUNCTION, from the current directory",
+    )
     distort: DistortSpec | None = Field(default=None, description="with `resize: stretch`; null: none")
     expand: ExpandSpec | None = Field(default=None, description="with `resize: stretch`; null: none")
     crop: CropSpec | None = Field(default=None, description="with `resize: stretch`; null: none")

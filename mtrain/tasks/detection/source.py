@@ -17,6 +17,7 @@ from mtrain.tasks.detection.inputs import (
     ScalePad,
     StretchEvaluation,
     StretchTraining,
+    Transformed,
     View,
 )
 from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
@@ -63,6 +64,8 @@ class DetectionSource:
             self._view = LetterboxTraining(samples, augment, side=image_size, seed=seed, epochs=epochs)
         else:
             self._view = StretchTraining(samples, augment, side=image_size, seed=seed)
+        if augment is not None and augment.albumentations is not None:
+            self._view = Transformed(self._view, augment.albumentations, seed=seed)
         self.pictures = self._view.pictures
         self.array = ArraySpec("images", (self._view.largest, self._view.largest, 3))
 
