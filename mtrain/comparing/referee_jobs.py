@@ -117,6 +117,11 @@ def _nudge(settling: Settling, entry: Entry, state: State) -> Difference | None:
 
 
 def _nudged_spec(settling: Settling, entry: Entry, state: State) -> Trace | None:
+    if assembly.model_class(entry.loaded.spec).native:
+        settling.tell(
+            f"{entry.label}: no nudged job: the start values of a model of your own are known to its ranks alone"
+        )
+        return None
     start = settling.out / NUDGED
     try:
         save_file(nudged(_start_weights(entry.loaded, state), _trained(state)), start)

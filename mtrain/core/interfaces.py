@@ -388,12 +388,24 @@ class Model(Protocol):
     Options: ClassVar[type[BaseModel]]
     kind: ClassVar[str]
     """Name of the task plugin whose data the model learns."""
+    native: ClassVar[bool] = False
+    """Whether ``build`` returns a user's native module, which keeps its own start values; see ``Recipe.own_model``."""
     published: ClassVar[Published] = Published()
     """How weight files that others publish for the model differ from its state; by default they do not."""
 
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
         """Return ``task`` with the details added that depend on the data. Uses numpy only; equal on every rank."""
         ...
+
+    def check_framework(self, framework: str) -> None:
+        """Refuse a backend's framework on which the model cannot be built; called before the ranks join.
+
+        The default refuses nothing: models on ``core.nn`` run on every framework.
+
+        Raises:
+            SpecError: the model is of another framework.
+        """
+        return
 
     def build(self, task: Task, collective: Collective) -> Module:
         """Build the network as a native module of the bound framework.
@@ -615,6 +627,22 @@ class TaskKind(Protocol):
     A class under the name of one of the core's sections, such as ``data``, derives from the core's class and adds keys
     to it; any other name is a section of the task's own. Every key has a default and a description.
     """
+
+    in_ranks: bool
+    """Whether only ranks may open the data and the model, because they are a user's own code, which may import a
+    framework. The process that starts the ranks then checks what can be seen without running it."""
+
+    def own_code(self, spec: Any) -> Mapping[str, str]:
+        """Return the references to the user's own code that the job runs, by the key of the spec that names each."""
+        ...
+
+    def refuse(self, spec: Any, *, framework: str) -> None:
+        """Refuse a spec that this task cannot follow with a backend on ``framework``; the plan calls it.
+
+        Raises:
+            SpecError: it cannot; the message names the key.
+        """
+        ...
 
     def divided(self, data: Any, read_all: Callable[[], Any]) -> tuple[Any, Any] | None:
         """Return the training and the evaluation split where ``data``, the section of the spec, divides one set.

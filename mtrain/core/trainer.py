@@ -32,6 +32,9 @@ class Job:
     """Micro batches per update."""
     global_batch: int
     """Samples per update over all ranks."""
+    seeds_shards: bool = False
+    """Whether the model's randomness is seeded before each micro batch, because reading samples in this process may
+    have drawn from the same generators."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +146,8 @@ class Trainer:
         measures = _UpdateMeasures(start_s=clock())
         for i in range(job.accumulate):
             batch = self._next(batches, measures)
+            if job.seeds_shards:
+                job.optimizer.seed_shard(i * job.session.collective.size + job.session.collective.rank)
             with job.optimizer.micro_batch(last=i == job.accumulate - 1):
                 losses = job.model(batch)
                 job.optimizer.backward(losses["total"])

@@ -11,7 +11,7 @@ from mtrain.core.recipe import check_frozen, is_frozen, make_recipe
 from mtrain.core.sampler import Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.errors import CheckpointError, SpecError
-from mtrain.rank.assembly import model_plugin, open_task
+from mtrain.rank.assembly import model_plugin, open_task, task_of
 from mtrain.spec import plugins
 from mtrain.spec.model import Spec
 from mtrain.spec.suggest import hint
@@ -64,6 +64,8 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     make_recipe(spec, size=size)
     interpreter.check(spec)
     _check_port(spec)
+    if task_of(spec).in_ranks:
+        return _check_in_ranks(spec, training=training, resumed=resumed)
     task = open_task(spec, training=training)
     task.verify()
     scored = spec.evaluate.enabled or not training
@@ -86,6 +88,19 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
         check_continues(progress, updates_per_epoch=order.updates_per_epoch, global_batch=spec.train.batch_size)
     unscored = "nothing is evaluated (evaluate.enabled is false): the last checkpoint counts as best"
     return [*notes, *task.report(), *([] if scored else [unscored])]
+
+
+def _check_in_ranks(spec: Spec, *, training: bool, resumed: Path | None) -> list[str]:
+    """Check what can be checked of a job whose model and data are the user's own code, which runs in ranks alone."""
+    notes = []
+    outline = SpecOutline(spec, classes=0)
+    if resumed is not None:
+        notes = check_resume(spec, resumed, outline, classes=0, training=training)
+    elif spec.model.weights is not None:
+        check_start(spec, outline, training=training)
+    if training:
+        _check_room(spec, resumed, outline)
+    return notes
 
 
 def check_script(spec: Spec, *, resumed: Path | None = None) -> None:

@@ -34,11 +34,13 @@ from mtrain.core.interfaces import (
 from mtrain.core.recipe import check_frozen, make_recipe
 from mtrain.core.sampler import Padded, Shuffled, rank_share
 from mtrain.core.schedule import total_updates
+from mtrain.data.loader.in_process import InProcess, reads_in_process
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import LaunchError, SpecError
 from mtrain.spec import plugins
 from mtrain.spec.model import Spec
 from mtrain.system import placement
+from mtrain.tasks.base import TaskBase
 from mtrain.tasks.datasets import open_data
 from mtrain.weights.matching import Match, entry_types, match, refuse_nothing
 from mtrain.weights.reading import read
@@ -52,7 +54,7 @@ class Assembly:
 
     spec: Spec
     data: JobData
-    pool: WorkerPool
+    pool: WorkerPool | InProcess
     backend: Backend
     session: RankSession
     recipe: Recipe
@@ -154,20 +156,24 @@ def assembled(
     Raises:
         UsageError: The spec, the data or a plugin does not allow the job.
     """
-    pool = WorkerPool(data.sources(), workers=loader_workers(spec))
+    sources = data.sources()
+    pool = InProcess(sources) if reads_in_process(sources) else WorkerPool(sources, workers=loader_workers(spec))
     with closing(pool):
         backend: Backend = _plugin(spec, "backends", spec.backend.name, spec.backend.options, path="backend.options")
+        plugin = model_plugin(spec)
+        plugin.check_framework(backend.framework)
         binding.bind(backend.nn, backend.ops)
         with backend as session, _left_by(leave):
             check_session(session, backend=backend, name=spec.backend.name)
             if spec.report.trace == "traffic":
                 session.time_waits()
             check_device(spec, backend, session)
-            recipe = make_recipe(spec, size=session.collective.size)
-            plugin = model_plugin(spec)
+            recipe = replace(make_recipe(spec, size=session.collective.size), own_model=plugin.native)
             task = data.task()
             task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
             model, optimizer = session.prepare(lambda: plugin.build(task, session.collective), recipe)
+            if isinstance(data, TaskBase):
+                data.entered(collective=session.collective, seed_framework=optimizer.seed_value)
             assembly = Assembly(
                 spec=spec,
                 data=data,
@@ -202,12 +208,7 @@ def open_task(spec: Spec, *, training: bool = True) -> TaskData:
         PluginError: Data set or model are unknown.
     """
     opened = open_data(spec.data, policy=plugins.read_policy(spec.plugins))
-    model_kind = model_class(spec).kind
-    if opened.kind != model_kind:
-        raise SpecError(
-            f"data.format: {spec.data.format} is a data set for {opened.kind}, but model.name: {spec.model.name} is for "
-            f"{model_kind}; change one of them"
-        )
+    _check_kinds(spec, opened.kind)
     return task_kind(spec, opened.kind)(spec, opened, training=training)
 
 
@@ -230,6 +231,27 @@ def task_kind(spec: Spec, kind: str) -> TaskKind:
     task: Any = plugins.load("tasks", kind, policy=plugins.read_policy(spec.plugins))
     chosen: TaskKind = task
     return chosen
+
+
+def task_of(spec: Spec) -> TaskKind:
+    """Return the task plugin of the job, which its data set and its model name.
+
+    Raises:
+        SpecError: they name different ones.
+        PluginError: data set or model are unknown.
+    """
+    kind = plugins.task_of("datasets", spec.data.format, policy=plugins.read_policy(spec.plugins))
+    _check_kinds(spec, kind)
+    return task_kind(spec, kind)
+
+
+def _check_kinds(spec: Spec, data_kind: str) -> None:
+    model_kind = model_class(spec).kind
+    if data_kind != model_kind:
+        raise SpecError(
+            f"data.format: {spec.data.format} is a data set for {data_kind}, but model.name: {spec.model.name} is for "
+            f"{model_kind}; change one of them"
+        )
 
 
 def model_class(spec: Spec) -> type[Model]:
@@ -278,11 +300,18 @@ def start(assembly: Assembly, *, weights_file: str | None, training: bool) -> li
         SpecError: No array of it fits.
     """
     session, spec = assembly.session, assembly.spec
-    shapes = {
-        name: tuple(array.shape) for name, array in session.state(assembly.model, assembly.optimizer).weights.items()
-    }
+    built = session.state(assembly.model, assembly.optimizer).weights
+    shapes = {name: tuple(array.shape) for name, array in built.items()}
     check_frozen(shapes, assembly.recipe.frozen)
-    start_weights = StartWeights(spec=spec, plugin=assembly.plugin, task=assembly.task, shapes=shapes)
+    if assembly.plugin.native and weights_file is None:
+        return []  # the module's own start values, which the session has compared over the ranks
+    start_weights = StartWeights(
+        spec=spec,
+        plugin=assembly.plugin,
+        task=assembly.task,
+        shapes=shapes,
+        built=built if assembly.plugin.native else None,
+    )
     weights, messages = start_weights.make(weights_file=weights_file, training=training)
     for kind, sentence in messages:
         log.log(logging.WARNING if kind == "warning" else logging.INFO, "%s", sentence)
@@ -299,6 +328,8 @@ class StartWeights:
     task: Task
     shapes: Mapping[str, tuple[int, ...]]
     """Shapes of the model's state, by name."""
+    built: Mapping[str, Array] | None = None
+    """The start values of a user's native module; None: the plugin draws them."""
 
     def make(self, *, weights_file: str | None, training: bool) -> tuple[dict[str, Array], list[tuple[str, str]]]:
         """Make random values keyed by (seed, name), overwritten by the arrays of ``weights_file``.
@@ -310,7 +341,11 @@ class StartWeights:
             CheckpointError: The file cannot be read.
             SpecError: No array of it fits.
         """
-        weights = self.plugin.initial(self.shapes, self.task, seed=self.spec.train.seed)
+        weights = (
+            self.plugin.initial(self.shapes, self.task, seed=self.spec.train.seed)
+            if self.built is None
+            else dict(self.built)
+        )
         if weights_file is None:
             return weights, []
         own = weights if training else None

@@ -118,6 +118,7 @@ class TrainingRun:
                 total_updates=self.updates,
                 accumulate=job.recipe.accumulate,
                 global_batch=spec.train.batch_size,
+                seeds_shards=job.plugin.native,
             ),
             Cadences(
                 report_every=spec.report.every_updates,
@@ -175,7 +176,8 @@ class TrainingRun:
     def updated(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped."""
         self._shares.take(record)
-        report_update(self.report, {**record, **self._traced()})
+        unit = {"unit": "samples"} if self.job.plugin.native else {}
+        report_update(self.report, {**record, **unit, **self._traced()})
 
     def _traced(self) -> dict[str, Any]:
         """Return the fields that ``report.trace`` adds to the record of an update; every rank must call."""

@@ -16,7 +16,7 @@ from mtrain.errors import PluginError
 from mtrain.spec import plugins
 from mtrain.spec.model import Spec
 from mtrain.spec.provenance import lookup
-from mtrain.spec.schema import field_at
+from mtrain.spec.schema import field_at, model_of
 from mtrain.spec.section import Section
 from mtrain.spec.yaml_reader import Path
 
@@ -96,6 +96,12 @@ def _built(task: str, sections: tuple[tuple[str, type[Section]], ...]) -> type[S
     return built
 
 
+def _keys(section: FieldInfo) -> set[str]:
+    """Return the keys of a section, those of sections in it aside; none for a single value."""
+    model = model_of(section.annotation)
+    return set() if model is None else set(model.model_fields)
+
+
 @dataclass(frozen=True)
 class Tasks:
     """Every installed task, and the keys that each adds to a spec. Their classes are loaded when they are first needed."""
@@ -120,7 +126,7 @@ class Tasks:
             name
             for schema in self.schemas.values()
             for name, core in Spec.model_fields.items()
-            if schema.model_fields[name].annotation is not core.annotation
+            if _keys(schema.model_fields[name]) - _keys(core)
         )
 
     def owners(self, path: Path) -> dict[str, FieldInfo]:

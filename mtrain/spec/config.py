@@ -20,7 +20,7 @@ from mtrain.spec.model import Spec
 from mtrain.spec.plugin_kinds import SELECTORS
 from mtrain.spec.provenance import Layers, Origin
 from mtrain.spec.schema import Problem, dotted
-from mtrain.spec.selectors import settle_options, settle_task, without_foreign
+from mtrain.spec.selectors import settle_options, settle_references, settle_task, without_foreign
 from mtrain.spec.sources import Files, Given, Sources, display, find_config, is_shipped, shipped_names, shortened
 from mtrain.spec.suggest import hint
 from mtrain.spec.trial import Trial
@@ -101,6 +101,7 @@ def load(
     if policy_file is not None:
         layers.assign(("plugins",), policy_file, Origin("plugins", file=policy_file), sources.defaults)
     former_keys.settle(sources, policy)
+    sources.problems.extend(settle_references(layers, schema, is_of_a_run=_is_of_a_run(file)))
     notes = settle_options(layers, policy=policy)
     if schema_problem is None:
         notes += settle_task(layers, schema, tasks=tasks, complete=_is_of_a_run(file))

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from mtrain.errors import UsageError
+from mtrain.spec import references
 from mtrain.spec.hostnames import checked_host, checked_user
 from mtrain.spec.section import Count, Positive, Section
 from mtrain.spec.training import OptimizerSpec, ScheduleSpec, TrainSpec
@@ -45,13 +46,22 @@ HostName = Annotated[str, AfterValidator(_is_host)]
 class ModelSpec(Section):
     """The network, and the weights that it starts from."""
 
-    name: str = Field(default="yolov5n", description="a plugin of kind `models`: see `mtrain plugins list`")
+    name: Annotated[str, references.May()] = Field(
+        default="yolov5n",
+        description="a plugin of kind `models`: see `mtrain plugins list`; or a class of your own, PATH.py:Name or "
+        "package.module:Name",
+    )
     weights: str | None = Field(
         default=None,
         description="file to start from (.safetensors, .pdparams, .pt, checkpoint, run); entries that fit are "
         "taken, the others are reported",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="the model plugin's own options")
+
+    @property
+    def declared_framework(self) -> str | None:
+        """Framework that the model needs, as the spec says; None: the spec does not say, or it runs on any."""
+        return None
 
 
 class DataSpec(Section):
@@ -60,7 +70,11 @@ class DataSpec(Section):
     Relative paths are taken from `root`, and `root` from the current directory.
     """
 
-    format: str = Field(default="digits", description="a plugin of kind `datasets`: see `mtrain plugins list`")
+    format: Annotated[str, references.May()] = Field(
+        default="digits",
+        description="a plugin of kind `datasets`: see `mtrain plugins list`; or a data set of your own, PATH.py:Name or "
+        "package.module:Name",
+    )
     root: str | None = Field(default=None, description="folder of the data set; null: where the plugin keeps its own")
     train: str | None = Field(
         default=None,

@@ -19,13 +19,23 @@ SINGULAR: Mapping[str, str] = {
 KINDS = tuple(SINGULAR)
 DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "backends": ("mtrain.core.interfaces.Backend", ("nn", "ops", "check")),
-    "models": ("mtrain.core.interfaces.Model", ("kind", "published", "fused")),
+    "models": ("mtrain.core.interfaces.Model", ("kind", "published", "fused", "native")),
     "datasets": ("mtrain.core.interfaces.Dataset", ("kind", "made_on_first_use")),
     "launchers": ("mtrain.core.interfaces.Launcher", ("plan", "deaths")),
     "clusters": ("mtrain.core.interfaces.Cluster", ("starts", "python", "command", "gathering")),
     "tasks": (
         "mtrain.tasks.base.TaskBase",
-        ("sections", "divided", "prepared", "unreadable", "model_options", "pictures"),
+        (
+            "sections",
+            "divided",
+            "prepared",
+            "unreadable",
+            "model_options",
+            "pictures",
+            "in_ranks",
+            "own_code",
+            "refuse",
+        ),
     ),
     "importers": ("mtrain.importers.importer.Importer", ("expected", "recognises", "translate")),
 }

@@ -28,7 +28,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mtrain.errors import MtrainError, PluginError, SpecError
-from mtrain.spec import remedies
+from mtrain.spec import references, remedies
 from mtrain.spec.plugin_kinds import DECLARED, KINDS, SINGULAR
 from mtrain.spec.schema import Problem, describe, dotted, problems_of
 from mtrain.spec.suggest import hint
@@ -153,6 +153,12 @@ def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
     Raises: ``PluginError`` for a name that is unknown, disabled, or provided twice.
     """
     policy = policy or read_policy()
+    if _refers(kind, name):
+        reference = references.parsed(name)
+        try:
+            return replace(find(kind, references.PLUGIN, policy=policy), target=reference.text)
+        except PluginError as error:
+            raise PluginError(f"{name}: code of your own needs the {SINGULAR[kind]} plugin: {error}") from error
     entries = {entry.name: entry for entry in names(kind, policy=policy)}
     what = SINGULAR.get(kind, kind)
     if name not in entries:
@@ -210,6 +216,10 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
     ``Options``, or lacks a member that plugins of its kind declare.
     """
     policy = policy or read_policy()
+    if _refers(kind, name):
+        find(kind, name, policy=policy)
+        referring: type[Any] = load(kind, references.PLUGIN, policy=policy).referring(references.parsed(name))
+        return referring
     entry = find(kind, name, policy=policy)
     what = f"the {SINGULAR.get(kind, kind)} {name!r} ({entry.target} of {_provider(entry)})"
     try:
@@ -243,11 +253,19 @@ def task_of(kind: str, name: str, *, policy: Policy | None = None) -> str:
     Raises: ``PluginError`` like ``load``.
     """
     policy = policy or read_policy()
+    if _refers(kind, name):
+        find(kind, name, policy=policy)
+        return task_of(kind, references.PLUGIN, policy=policy)
     declared = policy.of(kind, name).task
     if declared is not None and find(kind, name, policy=policy).distribution in ("mtrain", POLICY_FILE):
         return declared
     task: str = load(kind, name, policy=policy).kind
     return task
+
+
+def _refers(kind: str, name: str) -> bool:
+    """Return whether a name stands for a class of the user's own, in place of a plugin."""
+    return kind in references.KINDS and references.is_reference(name)
 
 
 def made(kind: str, name: str, options: BaseModel, *, policy: Policy | None = None) -> Any:

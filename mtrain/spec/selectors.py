@@ -6,17 +6,18 @@ source gave stays, and is an error.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path as FilePath
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from mtrain.errors import PluginError
-from mtrain.spec import plugins
+from mtrain.spec import plugins, references
 from mtrain.spec.building import DATA, MODEL, Tasks, task_of
 from mtrain.spec.model import Spec
 from mtrain.spec.plugin_kinds import SELECTORS, Selector
 from mtrain.spec.provenance import Layers, Origin
-from mtrain.spec.schema import dotted, field_at, keys_at, model_of
+from mtrain.spec.schema import dotted, field_at, keys_at, model_of, walk
 from mtrain.spec.section import Off
 from mtrain.spec.yaml_reader import Path
 
@@ -186,3 +187,45 @@ def _task_as_of(layers: Layers, level: int, policy: plugins.Policy) -> str:
         return task_of(values, policy=policy)
     except PluginError:
         return "unknown"
+
+
+def settle_references(layers: Layers, schema: type[Spec], *, is_of_a_run: bool) -> list[str]:
+    """Make the paths in references to the user's own code absolute; return a line for each that is refused.
+
+    A path is taken from the folder of the file that names it, or from the current folder where the command line or the
+    environment does. A spec that mtrain wrote into a run folder runs no code that only it names: such a folder may come
+    from somebody else.
+    """
+    problems = []
+    for path, key_field in walk(schema):
+        if not any(isinstance(entry, references.May) for entry in key_field.metadata):
+            continue
+        value = layers.get(path)
+        texts = {path: value} if isinstance(value, str) else {}
+        if isinstance(value, list):
+            texts = {(*path, place): text for place, text in enumerate(value)}
+        for place, text in texts.items():
+            if not isinstance(text, str) or not references.is_reference(text):
+                continue
+            origin = layers.origin(place)
+            if is_of_a_run and origin.file is not None:
+                problems.append(
+                    f"{origin} {dotted(place)}: names code, {text}, and a run folder is not trusted to run code; give the "
+                    f"spec that names it with -c, or name it yourself: -o {_override(path, value)}"
+                )
+                continue
+            folder = FilePath() if origin.file is None else FilePath(origin.file).parent
+            _replace(layers, place, references.anchored(text, folder))
+    return problems
+
+
+def _override(path: Path, value: Any) -> str:
+    return f"{dotted(path)}={value}" if isinstance(value, str) else f"'{dotted(path)}=[{', '.join(map(str, value))}]'"
+
+
+def _replace(layers: Layers, path: Path, value: Any) -> None:
+    """Set a value that exists; its origin stays."""
+    container: Any = layers.values
+    for key in path[:-1]:
+        container = container[key]
+    container[path[-1]] = value

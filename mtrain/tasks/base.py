@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from mtrain.core.interfaces import Collective
 from mtrain.spec.section import Section
 
 
@@ -20,6 +21,28 @@ class TaskBase:
 
     Options: ClassVar[type[BaseModel]] = NoOptions
     sections: ClassVar[Mapping[str, type[Section]]] = {}
+    in_ranks: ClassVar[bool] = False
+
+    @classmethod
+    def own_code(cls, spec: Any) -> dict[str, str]:
+        """See ``TaskKind.own_code``. By default a job runs the code of plugins alone."""
+        return {}
+
+    @classmethod
+    def refuse(cls, spec: Any, *, framework: str) -> None:
+        """See ``TaskKind.refuse``. By default nothing is refused."""
+        return
+
+    def entered(self, *, collective: Collective, seed_framework: Callable[[int], None]) -> None:
+        """Take what a job's data may need of the running job, on each rank once the model is prepared.
+
+        By default data need nothing of it.
+
+        Args:
+            collective: Communication among the ranks.
+            seed_framework: Seeds the framework's random generators.
+        """
+        return
 
     @classmethod
     def divided(cls, data: Any, read_all: Callable[[], Any]) -> tuple[Any, Any] | None:

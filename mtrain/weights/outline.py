@@ -104,6 +104,8 @@ def _answer(question: Question) -> dict[str, tuple[tuple[int, ...], str]] | None
     policy = plugins.read_policy(question.policy)
     options = plugins.options("models", question.model, question.options, path="model.options", policy=policy)
     plugin = plugins.load("models", question.model, policy=policy)(options)
+    if plugin.native:  # a user's own code, which runs in ranks alone
+        return None
     names = [str(i) for i in range(question.classes)]
     task = Task(kind=plugin.kind, class_names=names, image_size=question.image_size, global_batch=1)
     network = plugin.build(task, OneRank())

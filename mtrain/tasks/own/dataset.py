@@ -1,0 +1,82 @@
+"""Make the data sets of a user's own class or function."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from mtrain.core.interfaces import Dataset
+from mtrain.data.objects import unusable
+from mtrain.errors import DataError, PluginError
+from mtrain.spec.references import Reference
+from mtrain.tasks.own import calls
+
+OFFERED = frozenset({"split", "root"})
+"""Parameters that mtrain gives to a data set that takes them."""
+
+
+class AnyOptions(BaseModel):
+    """The options of a user's own class: its signature checks them."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+@dataclass(frozen=True)
+class OwnSplit:
+    """One split, made by the user's class."""
+
+    dataset: Any
+    class_names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+class OwnData(Dataset):
+    """Stands for a user's own data set: ``referring`` makes the class for one reference."""
+
+    Options: ClassVar[type[BaseModel]] = AnyOptions
+    kind = "own"
+    reference: ClassVar[Reference | None] = None
+
+    def __init__(self, options: AnyOptions) -> None:
+        self._options = dict(options.model_extra or {})
+
+    @classmethod
+    def referring(cls, reference: Reference) -> "type[OwnData]":
+        """Return the plugin class for what ``reference`` names."""
+        return type(
+            cls.__name__, (cls,), {"reference": reference, "__module__": cls.__module__, "__doc__": cls.__doc__}
+        )
+
+    def read(
+        self,
+        root: Path | None,
+        split_value: str | None,
+        images: str | None,
+        names: Sequence[str] | None,
+        *,
+        split: Literal["train", "val", "test", "all"],
+    ) -> OwnSplit:
+        """Make one split: call the class with the options, and with ``split`` and ``root`` if it takes them.
+
+        Raises:
+            DataError: the object is no data set, or there is no evaluation split.
+            UsageError: it cannot be made.
+        """
+        if self.reference is None:
+            raise PluginError("data.format: 'own' stands for a class of yours; write PATH.py:Name in its place")
+        if split == "val" and not calls.takes(self.reference, "split"):
+            raise DataError(
+                f"data.format: {self.reference.text} has no parameter `split`, so there is no evaluation split; give it one, with "
+                "the values 'train' and 'val', or set evaluate.enabled: false"
+            )
+        offered: dict[str, Any] = {"split": split} | ({} if root is None else {"root": str(root)})
+        dataset = calls.made(self.reference, self._options, offered, path="data.options")
+        if problem := unusable(dataset):
+            raise DataError(f"data.format: {self.reference.text}: {problem}")
+        if not len(dataset):
+            raise DataError(f"data.format: {self.reference.text}: its {split} split is empty; expected samples")
+        return OwnSplit(dataset)
