@@ -226,6 +226,14 @@ def _own_code(spec: Spec, framework: str, policy: plugins.Policy) -> dict[str, R
     """
     if not spec.task:
         return {}
+    if references.is_reference(spec.model.name) or references.is_reference(spec.data.format):
+        model_task = plugins.task_of("models", spec.model.name, policy=policy)
+        data_task = plugins.task_of("datasets", spec.data.format, policy=policy)
+        if model_task != data_task:
+            raise SpecError(
+                f"data.format: {spec.data.format} is a data set for {data_task}, but model.name: {spec.model.name} is for "
+                f"{model_task}; change one of them"
+            )
     task: TaskKind = plugins.load("tasks", spec.task, policy=policy)  # type: ignore[assignment]
     task.refuse(spec, framework=framework)
     return {key: references.parsed(text) for key, text in task.own_code(spec).items()}

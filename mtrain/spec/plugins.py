@@ -170,7 +170,7 @@ def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
                 f"no {what} {name!r}: mtrain ships one, but its installation is older than its sources and does not "
                 f"list it; install again with: {remedies.install('')}"
             )
-        usable = [other for other, entry in entries.items() if entry.enabled]
+        usable = [other for other, entry in entries.items() if entry.enabled and other != references.PLUGIN]
         listed = f" (known: {', '.join(usable)})" if usable else ""
         raise PluginError(f"no {what} {name!r}{listed}{_meant(name, usable)}")
     entry = entries[name]
