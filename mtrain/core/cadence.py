@@ -43,10 +43,15 @@ def saves(spec: CheckpointSpec) -> Cadence:
     return Cadence(every_updates=spec.every_updates, every_epochs=spec.every_epochs, every_minutes=spec.every_minutes)
 
 
-def advanced(progress: Progress, *, updates_per_epoch: int, samples: int, finite: bool = True) -> Progress:
-    """Return ``progress`` after one more update. Without ``finite`` it was skipped for its gradient."""
+def advanced(
+    progress: Progress, *, updates_per_epoch: int | None, samples: int, finite: bool = True, ended: bool = False
+) -> Progress:
+    """Return ``progress`` after one more update. Without ``finite`` it was skipped for its gradient.
+
+    ``ended``: it was the last one of its epoch, as a stream knows that has no number of ``updates_per_epoch``.
+    """
     position = progress.position + 1
-    ended = position == updates_per_epoch
+    ended = ended or position == updates_per_epoch
     return replace(
         progress,
         update=progress.update + 1,

@@ -17,7 +17,8 @@ class FinishedUpdate:
 
     before: Progress
     """The progress at which it was made."""
-    updates_per_epoch: int
+    updates_per_epoch: int | None
+    """None: that shows at the end of the epoch."""
     total_updates: int
     global_batch: int
     losses: Mapping[str, float]

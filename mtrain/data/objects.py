@@ -16,13 +16,18 @@ CHECKED_SAMPLES = 3
 
 def seeded_sample(dataset: Any, index: int, key: Sequence[int], seed_framework: Seed) -> Any:
     """Return sample ``index`` of a data set, read with the random numbers that ``key`` determines."""
+    seed_everything(dataset, key, seed_framework)
+    return dataset[index]
+
+
+def seed_everything(dataset: Any, key: Sequence[int], seed_framework: Seed) -> None:
+    """Seed the generators of Python, numpy, the framework and, if it has one, of the data set by ``key``."""
     words = [int(word) for word in np.random.SeedSequence(list(key)).generate_state(4)]
     random.seed(words[0])
     np.random.seed(words[1])  # augmentation libraries use numpy's global generator
     seed_framework(words[2])
     if hasattr(dataset, "set_random_seed"):
         dataset.set_random_seed(words[3])
-    return dataset[index]
 
 
 def first_unrepeatable(sample: Callable[[int], Any], length: int) -> int | None:

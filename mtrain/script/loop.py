@@ -16,6 +16,7 @@ from mtrain.core.update_record import FinishedUpdate, check_finite
 from mtrain.data import trees
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.script.samples import Samples
+from mtrain.script.stream import Stream
 
 
 @dataclass(kw_only=True)
@@ -24,7 +25,7 @@ class Hooks:
 
     rank: RankSession
     """The backend's session of this rank."""
-    samples: Samples
+    samples: Samples | Stream
     schedule: Callable[[int], Rates]
     total_updates: int
     accumulate: int
@@ -251,17 +252,21 @@ class Loop(Iterator[Any]):
 
     def _finish_update(self, *, leaves: bool = False) -> None:
         hooks, before, norm = self._hooks, self.progress, self._updater.norm
+        agreed = self._agree(before, norm, leaves=leaves)
         self.progress = advanced(
             before,
             updates_per_epoch=hooks.samples.updates_per_epoch,
             samples=hooks.samples.global_batch,
             finite=math.isfinite(norm),
+            ended=agreed.epoch_ends,
         )
+        if agreed.epoch_ends and isinstance(hooks.samples, Stream):
+            # Ranks whose part of the stream is longer leave the rest of it.
+            self._batches, self._structures = None, []
         check_finite(before, self.progress, max_nonfinite=hooks.max_nonfinite)
-        stop, save = self._agree(before, norm, leaves=leaves)
-        if stop or save or self.score is not None or hooks.saves.due(self.progress):
+        if agreed.stop or agreed.save or self.score is not None or hooks.saves.due(self.progress):
             self.save()
-        if stop:
+        if agreed.stop:
             raise Interrupted(f"ended from outside at update {self.progress.update}, state saved; go on with --resume")
 
     def interrupt(self) -> None:
@@ -285,20 +290,18 @@ class Loop(Iterator[Any]):
         self._saved_at = time.perf_counter()
         self.save_now, self.score = False, None
 
-    def _agree(self, before: Progress, norm: float, *, leaves: bool) -> tuple[bool, bool]:
-        """Exchange requests and values between ranks, and report. Return (end now, save now), equal on every rank."""
+    def _agree(self, before: Progress, norm: float, *, leaves: bool) -> "Agreed":
+        """Exchange requests and values between ranks, and report."""
         hooks, collective = self._hooks, self._hooks.rank.collective
         reported = before.update % hooks.report_every == 0 or not math.isfinite(norm)
         means = self._losses.means() if reported else {}
         overdue = hooks.saves.overdue(time.perf_counter() - self._saved_at)
-        stop, save = agree(
-            collective,
-            names=tuple(means),
-            update=self.progress.update,
+        own = Agreed(
             stop=hooks.stop(),
             save=self.save_now or (overdue and collective.rank == 0),
-            leaves=leaves,
+            epoch_ends=hooks.samples.ends_after(before.epoch, before.position),
         )
+        agreed = agree(collective, own, names=tuple(means), update=before.update + 1, leaves=leaves)
         if reported:
             values = collective.all_reduce(np.array([*means.values(), self._waited]), "mean")
             *losses, waited = (float(value) for value in values)
@@ -316,15 +319,25 @@ class Loop(Iterator[Any]):
             )
             hooks.record({**update.record(hooks.rank), "unit": "samples"})
         self._losses, self._waited, self._started = _Losses(), 0.0, time.perf_counter()
-        return stop, save
+        return agreed
 
 
-def agree(
-    collective: Collective, *, names: tuple[str, ...], update: int, stop: bool, save: bool, leaves: bool
-) -> tuple[bool, bool]:
-    """Agree on (end now, save now) after an update, and check that all ranks are at the same place.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agreed:
+    """What a rank asks for after an update, or what all ranks have agreed on because one of them asks for it."""
 
-    ``leaves``: this rank leaves the loop after this update. Every rank must call, after every update.
+    stop: bool
+    """End the job now."""
+    save: bool
+    """Write a checkpoint now."""
+    epoch_ends: bool
+    """It was the last update of its epoch."""
+
+
+def agree(collective: Collective, own: Agreed, *, names: tuple[str, ...], update: int, leaves: bool) -> Agreed:
+    """Agree after an update, and check that all ranks are at the same place. Every rank must call, after every update.
+
+    ``leaves``: this rank leaves the loop after this update.
 
     Raises:
         ScriptError: some ranks have left the loop and others have not, or they report different values. It is raised on
@@ -333,8 +346,9 @@ def agree(
     mark = zlib.crc32("\n".join(names).encode())
     place = [mark, update, int(leaves)]
     signed = [float(value) for number in place for value in (number, -number)]
-    agreed = collective.all_reduce(np.array([float(stop), float(save), *signed]), "max")
-    same = [agreed[2 + 2 * i] == -agreed[3 + 2 * i] for i in range(len(place))]
+    requests = [float(own.stop), float(own.save), float(own.epoch_ends)]
+    agreed = collective.all_reduce(np.array([*requests, *signed]), "max")
+    same = [agreed[3 + 2 * i] == -agreed[4 + 2 * i] for i in range(len(place))]
     if not same[2] or not same[1]:
         raise ScriptError(
             f"session.batches: some ranks leave the loop after update {update - 1}, and others go on; leave it on all ranks at "
@@ -345,7 +359,7 @@ def agree(
             f"session.log: the ranks report different names in update {update - 1} (this rank: {', '.join(names) or 'none'}); "
             "log the same names on every rank"
         )
-    return bool(agreed[0] > 0), bool(agreed[1] > 0)
+    return Agreed(stop=bool(agreed[0] > 0), save=bool(agreed[1] > 0), epoch_ends=bool(agreed[2] > 0))
 
 
 def check_loss(loss: Any, place: str) -> None:

@@ -90,8 +90,8 @@ class Records:
         spec: Any,
         *,
         model: str,
-        samples: int,
-        updates_per_epoch: int,
+        samples: int | None,
+        updates_per_epoch: int | None,
         total_updates: int,
         fields: Mapping[str, Any],
     ) -> None:
@@ -148,15 +148,26 @@ class Records:
         )
         return figures[name] if best and name is not None else None
 
-    def save(self, state: Any, progress: Progress, *, score: float | None, spec: Any) -> None:
-        """Write a checkpoint in the background."""
+    def saved_stream(self) -> Any:
+        """Return the state of the stream in the checkpoint that is resumed; None: it has none."""
+        assert self._saved is not None
+        state = self._saved.meta["extra"].get("stream")
+        return None if state is None else kept.from_plain(state, self._tensor)
+
+    def save(self, state: Any, progress: Progress, *, score: float | None, spec: Any, stream: Any) -> None:
+        """Write a checkpoint in the background; ``stream``: state of the stream that is read, None where it has none."""
         states = {name: kept.as_plain(item.state_dict(), name=name) for name, item in self._kept.items()}
         self.checkpoints.save(
             state,
             progress,
             score=score,
             spec=spec.model_dump(mode="json"),
-            extra={"kept": states, "script": script_mark(), "results": {"best": self._best, "last": self._last}},
+            extra={
+                "kept": states,
+                "stream": None if stream is None else kept.as_plain(stream, name="the stream"),
+                "script": script_mark(),
+                "results": {"best": self._best, "last": self._last},
+            },
         )
         self.report.event(
             "checkpoint", update=progress.update, folder=str(self._job.run_folder.checkpoints), score=score

@@ -57,6 +57,13 @@ class Samples:
         """Number of complete global batches in one epoch."""
         return self.length // self.global_batch
 
+    def ends_after(self, epoch: int, position: int) -> bool:
+        """Return whether update ``position`` is the last one of its epoch."""
+        return position + 1 == self.updates_per_epoch
+
+    def state_before(self, epoch: int, position: int) -> Any:
+        """Return nothing: which samples form an update needs no state."""
+
     def micro_batches(self, epoch: int, start: int, *, collective: Collective, accumulate: int) -> Iterator[Any]:
         """Yield the micro batches of this rank from update ``start`` to the end of the epoch.
 

@@ -20,7 +20,7 @@ from mtrain.core.recipe import make_recipe
 from mtrain.core.schedule import Schedule, total_updates
 from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
-from mtrain.errors import Interrupted, ScriptError
+from mtrain.errors import CheckpointError, Interrupted, ScriptError
 from mtrain.rank.script import RankJob, without_own_frames
 from mtrain.script import evaluation
 from mtrain.script.loop import Hooks, Loop, Updater
@@ -30,6 +30,7 @@ from mtrain.script.records import Records
 from mtrain.script.rules import Curve, RateOf, Rule
 from mtrain.script.samples import Order, Samples, check_dataset
 from mtrain.script.settings import changed, changes_of
+from mtrain.script.stream import Shard, Stream, is_stream
 from mtrain.script.tracing import Tracing, nudge, on_trial, shortened
 from mtrain.spec import plugins
 
@@ -95,6 +96,7 @@ class Session:
         self._model: Any = None
         self._updater: Updater | None = None
         self._rate_of: RateOf | None = None
+        self._read: Samples | Stream | None = None
         self._loop: Loop | None = None
         self._total: int | None = None
         self._tracing: Tracing | None = None
@@ -242,6 +244,7 @@ class Session:
         epochs: int | None = None,
         updates: int | None = None,
         order: Order | None = None,
+        shard: Shard | None = None,
         collate: Callable[[Sequence[Any]], Any] | None = None,
         nondeterministic: str = "refuse",
     ) -> Iterator[Any]:
@@ -252,11 +255,13 @@ class Session:
         followed. Call ``optimizer.update(loss)`` once for each batch.
 
         Args:
-            dataset: Any object with ``__len__`` and ``__getitem__``.
+            dataset: Any object with ``__len__`` and ``__getitem__``, or a stream: any object with ``__iter__``.
             global_batch: Samples per update over all ranks.
             epochs: Passes over the data set; give this or ``updates``.
             updates: Updates in all.
             order: Returns the order of the samples of an epoch, in place of mtrain's own.
+            shard: Maps (rank, number of ranks) to the part of a stream that this rank reads; None: each rank reads all
+                of it, and keeps its share.
             collate: Joins a list of samples to a batch, in place of stacking.
             nondeterministic: ``allow``: accept a data set that returns other values when it is read again.
 
@@ -267,6 +272,35 @@ class Session:
             raise ScriptError("session.batches: called before session.prepare; prepare the model first")
         if self._loop is not None:
             raise ScriptError("session.batches: called twice; one session has one training loop")
+        self._settle_length(global_batch=global_batch, epochs=epochs, updates=updates)
+        samples: Samples | Stream
+        if is_stream(dataset, shard):
+            samples = self._stream(dataset, shard, order, collate)
+        else:
+            samples = self._samples(dataset, order, collate, check=nondeterministic != "allow")
+        self._read = samples
+        self._total = shortened(self._total_updates(samples), self._job.trial)
+        self._check_continues(samples)
+        self._tracing = tracing = Tracing(self._spec, self._rank, self._model, self._updater.native)
+        hooks = self._hooks(samples, tracing)
+        self._records.announce(
+            self._spec,
+            model=type(self._module).__name__,
+            samples=samples.length,
+            updates_per_epoch=samples.updates_per_epoch,
+            total_updates=self._total,
+            fields=tracing.start(),
+        )
+        self._module.train()
+        self._loop = Loop(hooks, self._updater, self._progress)
+        return self._loop
+
+    def _settle_length(self, *, global_batch: int | None, epochs: int | None, updates: int | None) -> None:
+        """Set the global batch and the length of the job in the spec.
+
+        Raises:
+            ScriptError: one of them is missing, contradicts the user's own, or does not divide among the ranks.
+        """
         changes: dict[str, Any] = {}
         if global_batch is not None:
             changes["train.batch_size"] = global_batch
@@ -281,30 +315,78 @@ class Session:
                 "session.batches: no global_batch given; say how many samples an update takes over all ranks"
             )
         self._change(changes, call="session.batches")
-        spec = self._spec
-        if spec.train.epochs is None and spec.train.updates is None:
+        train = self._spec.train
+        if train.epochs is None and train.updates is None:
             raise ScriptError("session.batches: no length given; say epochs=10 or updates=1000")
-        samples = self._samples(dataset, order, collate)
-        if nondeterministic != "allow":
-            samples.check_repeatable()
-        self._total = shortened(total_updates(spec, samples.updates_per_epoch), self._job.trial)
-        accumulate = spec.train.accumulate
-        if spec.train.batch_size % (self.size * accumulate):
+        if train.batch_size % (self.size * train.accumulate):
             raise ScriptError(
-                f"session.batches: global_batch={spec.train.batch_size} does not divide among {self.size} ranks x {accumulate} "
-                f"micro batches; use a multiple of {self.size * accumulate}"
+                f"session.batches: global_batch={train.batch_size} does not divide among {self.size} ranks x "
+                f"{train.accumulate} micro batches; use a multiple of {self.size * train.accumulate}"
             )
-        if self._saved is not None:
-            cadence.check_continues(
-                self._progress, updates_per_epoch=samples.updates_per_epoch, global_batch=spec.train.batch_size
+
+    def _samples(self, dataset: Any, order: Order | None, collate: Any, *, check: bool) -> Samples:
+        assert self._updater is not None
+        samples = Samples(
+            dataset,
+            global_batch=self._spec.train.batch_size,
+            seed=self._spec.train.seed,
+            order=order,
+            collate=collate,
+            seed_framework=self._updater.native.seed_value,
+        )
+        if check:
+            samples.check_repeatable()
+        return samples
+
+    def _stream(self, dataset: Any, shard: Shard | None, order: Order | None, collate: Any) -> Stream:
+        assert self._updater is not None
+        if order is not None:
+            raise ScriptError(
+                "session.batches: order= given with a stream, which has an order of its own; leave it out"
             )
-        self._tracing = tracing = Tracing(spec, self._rank, self._model, self._updater.native)
-        hooks = Hooks(
+        stream = Stream(
+            dataset,
+            global_batch=self._spec.train.batch_size,
+            seed=self._spec.train.seed,
+            shard=shard,
+            collate=collate,
+            seed_framework=self._updater.native.seed_value,
+        )
+        stream.check_schedule(self._spec)
+        if self._saved is not None and shard is None:
+            stream.restore(self._records.saved_stream())
+        return stream
+
+    def _total_updates(self, samples: Samples | Stream) -> int:
+        if self._spec.train.updates is None and samples.updates_per_epoch is None:
+            raise ScriptError(
+                "session.batches: epochs= given with a stream that has no length, so that schedules and the end of the job "
+                "are unknown; give updates="
+            )
+        # Where the job's length is given in updates, that of an epoch does not matter.
+        return total_updates(self._spec, samples.updates_per_epoch or 1)
+
+    def _check_continues(self, samples: Samples | Stream) -> None:
+        if self._saved is None:
+            return
+        global_batch, progress = self._spec.train.batch_size, self._progress
+        if samples.updates_per_epoch is not None:
+            cadence.check_continues(progress, updates_per_epoch=samples.updates_per_epoch, global_batch=global_batch)
+        elif progress.samples != progress.update * global_batch:
+            raise CheckpointError(
+                f"--resume: the checkpoint was written after {progress.update} updates and {progress.samples} samples, which "
+                f"does not fit global_batch={global_batch}; go on with the batch of before"
+            )
+
+    def _hooks(self, samples: Samples | Stream, tracing: Tracing) -> Hooks:
+        assert self._total is not None
+        spec = self._spec
+        return Hooks(
             rank=self._rank,
             samples=samples,
-            schedule=self._schedule(samples.updates_per_epoch),
+            schedule=self._schedule(samples.updates_per_epoch or self._total),
             total_updates=self._total,
-            accumulate=accumulate,
+            accumulate=spec.train.accumulate,
             saves=cadence.saves(spec.checkpoint),
             max_nonfinite=spec.train.max_nonfinite,
             report_every=spec.report.every_updates,
@@ -313,28 +395,6 @@ class Session:
             save=self._save,
             saw=tracing.saw,
             record=lambda record: self._records.updated({**record, **tracing.updated(record)}),
-        )
-        self._records.announce(
-            spec,
-            model=type(self._module).__name__,
-            samples=samples.length,
-            updates_per_epoch=samples.updates_per_epoch,
-            total_updates=self._total,
-            fields=tracing.start(),
-        )
-        self._module.train()
-        self._loop = Loop(hooks, self._updater, self._progress)
-        return self._loop
-
-    def _samples(self, dataset: Any, order: Order | None, collate: Any) -> Samples:
-        assert self._updater is not None
-        return Samples(
-            dataset,
-            global_batch=self._spec.train.batch_size,
-            seed=self._spec.train.seed,
-            order=order,
-            collate=collate,
-            seed_framework=self._updater.native.seed_value,
         )
 
     def _schedule(self, updates_per_epoch: int) -> Callable[[int], Rates]:
@@ -457,7 +517,9 @@ class Session:
     def _save(self, progress: Progress, score: float | None) -> None:
         assert self._updater is not None
         state = self._rank.state(self._model, self._updater.native)
-        self._records.save(state, progress, score=score, spec=self._spec)
+        assert self._read is not None
+        stream = self._read.state_before(progress.epoch, progress.position)
+        self._records.save(state, progress, score=score, spec=self._spec, stream=stream)
 
     def _finish(self, reason: str) -> None:
         """Write what is left to write at the end; ``failed``: without the other ranks."""

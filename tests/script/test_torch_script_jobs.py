@@ -12,6 +12,7 @@ import pytest
 from tests.script.runs import QUIET, SCRIPTS, done, largest_difference, run, summary, weights
 
 TORCH, PADDLE = str(SCRIPTS / "train_torch.py"), str(SCRIPTS / "train_paddle.py")
+STREAM = str(SCRIPTS / "train_stream.py")
 FP64 = ("--precision", "fp64", "--dropout", "0")
 BACKENDS = {
     "ddp-2": ("--backend", "ddp", "--nproc-per-node", "2"),
@@ -93,6 +94,36 @@ def test_a_killed_script_continues_to_the_same_bits(tmp_path):
     whole, cut = summary(tmp_path, "whole"), summary(tmp_path, "cut")
     assert (cut["weights_sha256"], cut["ema_sha256"]) == (whole["weights_sha256"], whole["ema_sha256"])
     assert printed(tmp_path, "cut") == printed(tmp_path, "whole"), "the kept object was not restored"
+
+
+def test_a_stream_trains_as_its_samples_by_number_do_on_any_number_of_ranks(tmp_path):
+    done(tmp_path, "--name", "items", "--nproc-per-node", "2", STREAM, "--kind", "items")
+    done(tmp_path, "--name", "whole", "--nproc-per-node", "2", STREAM)
+    assert largest_difference(weights(tmp_path, "items"), weights(tmp_path, "whole")) == 0
+    assert summary(tmp_path, "whole")["epochs"] == 3  # passes of 4 updates, of which the last has 3
+
+
+def test_ranks_whose_parts_of_a_stream_end_apart_begin_the_next_pass_together(tmp_path):
+    done(tmp_path, "--name", "parts", "--nproc-per-node", "2", STREAM, "--kind", "parts")
+    assert summary(tmp_path, "parts")["epochs"] == 5  # rank 1 fills 3 updates of 12 samples, rank 0 would fill 4
+
+
+@pytest.mark.parametrize("kind", [pytest.param("whole", marks=pytest.mark.slow), "state"])
+def test_a_killed_job_continues_its_stream_to_the_same_bits(kind, tmp_path):
+    done(tmp_path, "--name", "uncut", "--nproc-per-node", "2", STREAM, "--kind", kind)
+    line = ["--name", "cut", "--nproc-per-node", "2", *QUIET, "-o", "checkpoint.every_updates=2"]
+    line += [STREAM, "--kind", kind, "--delay", "0.2"]
+    job = subprocess.Popen([sys.executable, "-m", "mtrain", "run", *line], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    wait_for(tmp_path / "runs/cut/checkpoints/step-00000006/MANIFEST.json")
+    os.kill(newest_rank(job.pid), signal.SIGKILL)
+    assert job.wait(60) == 1
+    done(tmp_path, "--resume", "runs/cut", "--nproc-per-node", "2", STREAM, "--kind", kind)
+    assert summary(tmp_path, "cut")["weights_sha256"] == summary(tmp_path, "uncut")["weights_sha256"]
+    if kind == "state":
+        log = (tmp_path / "runs/cut/metrics.jsonl").read_text()
+        reads = int(log.rpartition("reads ")[2].split('"')[0])
+        # 15 updates and one that is read ahead take 4 passes of 100 points; the first 6 updates were not read again.
+        assert reads < 300
 
 
 def test_a_script_that_is_asked_to_end_saves_first(tmp_path):

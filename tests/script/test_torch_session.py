@@ -122,6 +122,22 @@ class Shrinking(Points):
         return len(self.inputs) - self.epoch
 
 
+class Stream:
+    def __init__(self, length):
+        self.points = Plain(length, 0)
+
+    def __iter__(self):
+        return (self.points[index] for index in range(len(self.points)))
+
+
+class Promising(Stream):
+    def __init__(self, length):
+        super().__init__(length // 2)
+
+    def __len__(self):
+        return 2 * len(self.points)
+
+
 class Ragged(Points):
     def __getitem__(self, index):
         return self.inputs[index][: 4 + index % 3], self.targets[index]
@@ -181,7 +197,25 @@ MISUSES = {
     "two lengths": (trained_on(Points(64, 0), updates=3), "epochs and updates are both given"),
     "a batch too large": (trained_on(Points(64, 0), global_batch=65), "use at most 64"),
     "a short order": (trained_on(Points(64, 0), order=lambda epoch: [1, 2]), "gave 2 numbers for epoch 0"),
-    "a stream": (trained_on(iter([1, 2])), "has no __len__"),
+    "an iterator": (trained_on(iter([1, 2])), "is an iterator, a list_iterator, which can be read once"),
+    "a stream and epochs": (trained_on(Stream(64)), "epochs= given with a stream that has no length"),
+    "a stream and an order": (trained_on(Stream(64), order=range), "order= given with a stream"),
+    "a stream too short": (
+        trained_on(Stream(7), epochs=None, updates=2),
+        "the stream ended before 8 samples in epoch 0",
+    ),
+    "a stream shorter than its length": (
+        trained_on(Promising(64)),
+        "has a length of 64 samples, but it ended in epoch 0",
+    ),
+    "a schedule by epochs and a stream": (
+        lambda torch, s: [
+            prepared(torch, s, schedule=mtrain.Step(milestones=[1])),
+            s.batches(Stream(64), global_batch=8, updates=3),
+        ],
+        "counts epochs, but the stream has no length",
+    ),
+    "nothing to read": (trained_on(3), "has neither __getitem__ nor __iter__"),
     "no arrays": (trained_on(Texts()), "holds no array and no tensor"),
     "samples of different shapes": (trained_on(Ragged(64, 0)), "different shapes"),
     "samples that cannot be repeated": (trained_on(Unrepeatable(64, 0)), "differs when it is read twice"),
