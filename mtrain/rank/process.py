@@ -94,7 +94,7 @@ def run(work: Callable[[StopRequest, Leaving], None], *, run_folder: RunFolder, 
     Output goes to ``logs/rank-N.log``. An error is recorded for the starter. The process ends when its starter does.
     """
     _log_to(run_folder.rank_log(rank))
-    _end_with_parent()
+    end_with_parent()
     stop = StopRequest()
     stop.listen()
     leave = Leaving(run_folder, rank)
@@ -122,7 +122,7 @@ def _log_to(path: Path) -> None:
     os.close(descriptor)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Ask the kernel to send SIGTERM when the starter dies; outside Linux the starter's own clean-up must suffice."""
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):

@@ -168,6 +168,7 @@ class Loop(Iterator[Any]):
         self.ended = True
         self._updater.loop = None
         self._batches = None
+        self._hooks.samples.close()
 
     def _next_batch(self) -> Any:
         if self._batches is None:

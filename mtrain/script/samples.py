@@ -10,6 +10,7 @@ from mtrain.core.sampler import Shuffled, rank_share
 from mtrain.data import trees
 from mtrain.data.objects import Seed, first_unrepeatable, seeded_sample, unusable
 from mtrain.errors import DataError, ScriptError
+from mtrain.script.workers import Request, Workers
 
 Order = Callable[[int], Sequence[int]]
 """Maps an epoch to the order of its samples."""
@@ -50,7 +51,16 @@ class Samples:
                 f"session.batches: global_batch={global_batch}, but the data set has {self.length} samples; use at most "
                 f"{self.length}"
             )
+        self._workers: Workers | None = None
         self._shuffled = Shuffled(self.length, global_batch=global_batch, seed=seed)
+
+    def use_workers(self, count: int) -> None:
+        """Read samples in ``count`` processes of their own.
+
+        Raises:
+            ScriptError: the data set or ``collate`` cannot be sent to them.
+        """
+        self._workers = Workers(count, self.dataset, self._collate, seed=self._seed)
 
     @property
     def updates_per_epoch(self) -> int:
@@ -77,17 +87,28 @@ class Samples:
                 f"session.batches: the data set had {self.length} samples at the start and has {len(self.dataset)} in epoch "
                 f"{epoch}; keep its length, so that epochs can be divided among ranks and resumed"
             )
+        requests = self._requests(epoch, start, collective=collective, accumulate=accumulate)
+        try:
+            if self._workers is not None:
+                yield from self._workers.read(requests)
+                return
+            for _, indices in requests:
+                yield self._collate([self.sample(epoch, index) for index in indices])
+        except DataError as error:
+            raise ScriptError(f"session.batches: {error}") from error
+
+    def close(self) -> None:
+        """End the processes that read samples."""
+        if self._workers is not None:
+            self._workers.close()
+
+    def _requests(self, epoch: int, start: int, *, collective: Collective, accumulate: int) -> Iterator[Request]:
+        """Yield the sample numbers of this rank's micro batches."""
         order = self._order(epoch)
         for update in range(start, self.updates_per_epoch):
             batch = order[update * self.global_batch : (update + 1) * self.global_batch]
             for share in rank_share(batch, rank=collective.rank, size=collective.size, accumulate=accumulate):
-                yield self._batch([self.sample(epoch, int(index)) for index in share])
-
-    def _batch(self, samples: Sequence[Any]) -> Any:
-        try:
-            return self._collate(samples)
-        except DataError as error:
-            raise ScriptError(f"session.batches: {error}") from error
+                yield epoch, [int(index) for index in share]
 
     def _order(self, epoch: int) -> Any:
         if self._own_order is None:

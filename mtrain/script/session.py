@@ -32,6 +32,7 @@ from mtrain.script.samples import Order, Samples, check_dataset
 from mtrain.script.settings import changed, changes_of
 from mtrain.script.stream import Shard, Stream, is_stream
 from mtrain.script.tracing import Tracing, nudge, on_trial, shortened
+from mtrain.script.workers import is_imported_by_worker
 from mtrain.spec import plugins
 
 
@@ -50,6 +51,11 @@ def session(*, framework: str | None = None) -> Iterator["Session"]:
     """
     from mtrain.rank import script
 
+    if is_imported_by_worker():
+        raise ScriptError(
+            "mtrain.session: called while a process that reads samples imports the script; put the code that trains under "
+            'if __name__ == "__main__":'
+        )
     if Session.active:
         raise ScriptError("mtrain.session: this script has a session already; use one `with mtrain.session()` block")
     with ExitStack() as stack:
@@ -247,6 +253,7 @@ class Session:
         shard: Shard | None = None,
         collate: Callable[[Sequence[Any]], Any] | None = None,
         nondeterministic: str = "refuse",
+        workers: int = 0,
     ) -> Iterator[Any]:
         """Yield the micro batches of this rank, from where the job stands to its end. Every rank must iterate.
 
@@ -264,6 +271,7 @@ class Session:
                 of it, and keeps its share.
             collate: Joins a list of samples to a batch, in place of stacking.
             nondeterministic: ``allow``: accept a data set that returns other values when it is read again.
+            workers: Processes per rank that read samples ahead; 0: this process reads them.
 
         Raises:
             ScriptError: the data set or a value cannot be used.
@@ -275,9 +283,13 @@ class Session:
         self._settle_length(global_batch=global_batch, epochs=epochs, updates=updates)
         samples: Samples | Stream
         if is_stream(dataset, shard):
-            samples = self._stream(dataset, shard, order, collate)
+            samples = self._stream(dataset, shard, order, collate, workers=workers)
         else:
-            samples = self._samples(dataset, order, collate, check=nondeterministic != "allow")
+            samples = self._samples(dataset, order, collate)
+            if nondeterministic != "allow":
+                samples.check_repeatable()
+            if workers:
+                samples.use_workers(workers)
         self._read = samples
         self._total = shortened(self._total_updates(samples), self._job.trial)
         self._check_continues(samples)
@@ -324,9 +336,9 @@ class Session:
                 f"{train.accumulate} micro batches; use a multiple of {self.size * train.accumulate}"
             )
 
-    def _samples(self, dataset: Any, order: Order | None, collate: Any, *, check: bool) -> Samples:
+    def _samples(self, dataset: Any, order: Order | None, collate: Any) -> Samples:
         assert self._updater is not None
-        samples = Samples(
+        return Samples(
             dataset,
             global_batch=self._spec.train.batch_size,
             seed=self._spec.train.seed,
@@ -334,12 +346,13 @@ class Session:
             collate=collate,
             seed_framework=self._updater.native.seed_value,
         )
-        if check:
-            samples.check_repeatable()
-        return samples
 
-    def _stream(self, dataset: Any, shard: Shard | None, order: Order | None, collate: Any) -> Stream:
+    def _stream(self, dataset: Any, shard: Shard | None, order: Order | None, collate: Any, *, workers: int) -> Stream:
         assert self._updater is not None
+        if workers:
+            raise ScriptError(
+                f"session.batches: workers={workers} given with a stream, which is read in this process; leave workers out"
+            )
         if order is not None:
             raise ScriptError(
                 "session.batches: order= given with a stream, which has an order of its own; leave it out"

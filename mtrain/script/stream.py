@@ -93,6 +93,9 @@ class Stream:
             )
         return ends or position + 1 == self.updates_per_epoch
 
+    def close(self) -> None:
+        """Do nothing: streams are read in this process."""
+
     def state_before(self, epoch: int, position: int) -> Any:
         """Return the stream's ``state_dict()`` from before update ``position`` of the pass; None: it has none."""
         self._states = {key: state for key, state in self._states.items() if key >= (epoch, position)}

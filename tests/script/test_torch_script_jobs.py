@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.script.runs import QUIET, SCRIPTS, done, largest_difference, run, summary, weights
@@ -94,6 +95,79 @@ def test_a_killed_script_continues_to_the_same_bits(tmp_path):
     whole, cut = summary(tmp_path, "whole"), summary(tmp_path, "cut")
     assert (cut["weights_sha256"], cut["ema_sha256"]) == (whole["weights_sha256"], whole["ema_sha256"])
     assert printed(tmp_path, "cut") == printed(tmp_path, "whole"), "the kept object was not restored"
+
+
+WORKERS = """
+import os, signal, sys
+sys.path.insert(0, {scripts!r})
+import numpy as np
+import torch
+import mtrain
+
+
+class Own:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        {item}
+        noise = torch.randn(8) + float(np.random.normal())
+        return noise, index % 2
+
+
+def main():
+    with mtrain.session() as session:
+        model, optimizer = session.prepare(lambda: torch.nn.Linear(8, 2), optimizer=mtrain.SGD(rate=0.1))
+        for inputs, targets in session.batches(Own(), global_batch=8, epochs=2, workers=int(sys.argv[1])):
+            optimizer.update(torch.nn.functional.cross_entropy(model(inputs), targets))
+
+
+{start}
+"""
+GUARD = 'if __name__ == "__main__":\n    main()'
+
+
+def worker_script(folder: Path, *, item: str = "pass", start: str = GUARD) -> str:
+    script = folder / "workers.py"
+    script.write_text(WORKERS.format(scripts=str(SCRIPTS), item=item, start=start))
+    return str(script)
+
+
+def test_workers_read_the_same_samples_and_end_with_the_job(tmp_path):
+    script = worker_script(tmp_path)
+    for workers in ("0", "2"):
+        done(tmp_path, "--name", workers, "--backend", "solo", script, workers)
+    assert summary(tmp_path, "0")["weights_sha256"] == summary(tmp_path, "2")["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"start": "main()"}, 'if __name__ == "__main__"'),
+        ({"item": "index == 40 and os.kill(os.getpid(), signal.SIGKILL)"}, "a worker that reads samples has ended"),
+        ({"item": "self.open = lambda: 0"}, "cannot be pickled"),
+    ],
+    ids=["no guard", "killed", "a lambda"],
+)
+def test_what_is_wrong_with_workers_is_one_sentence(settings, sentence, tmp_path):
+    result = run(tmp_path, "--backend", "solo", worker_script(tmp_path, **settings), "1", timeout_s=120)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_workers_of_a_killed_rank_end(tmp_path):
+    script = worker_script(tmp_path, item="import time; time.sleep(0.05)")
+    line = ["--name", "killed", "--backend", "solo", *QUIET, script, "2"]
+    job = subprocess.Popen([sys.executable, "-m", "mtrain", "run", *line], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    wait_for(tmp_path / "runs/killed/metrics.jsonl", holding='"kind": "update"')
+    rank = psutil.Process(newest_rank(job.pid))
+    below = rank.children(recursive=True)
+    assert len(below) >= 3  # two workers and the server that has forked them
+    rank.kill()
+    assert job.wait(60) == 1
+    _, alive = psutil.wait_procs(below, timeout=20)
+    assert not alive
 
 
 def test_a_stream_trains_as_its_samples_by_number_do_on_any_number_of_ranks(tmp_path):
@@ -209,8 +283,6 @@ def wait_for(path: Path, *, holding: str = "", timeout_s: float = 120) -> None:
 
 def newest_rank(starter: int) -> int:
     """Return the process number of a rank below ``starter``."""
-    import psutil
-
     below = psutil.Process(starter).children(recursive=True)
     ranks = [
         process

@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--no-branches", action="store_true", help="every call of the model takes the same way")
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--native", help="an optimizer of torch.optim")
     flags = parser.parse_args()
     rule = mtrain.AdamW(rate=1e-2, weight_decay=0.05, groups=[mtrain.Group(match="bias", weight_decay=0.0)])
@@ -68,7 +69,9 @@ def main() -> None:
         )
         total = Total()
         session.keep("total", total)
-        for inputs, targets in session.batches(Points(240, 0), global_batch=24, epochs=flags.epochs):
+        for inputs, targets in session.batches(
+            Points(240, 0), global_batch=24, epochs=flags.epochs, workers=flags.workers
+        ):
             time.sleep(flags.delay)
             loss = nn.functional.cross_entropy(model(inputs), targets)
             optimizer.update(loss)
