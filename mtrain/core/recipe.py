@@ -88,6 +88,13 @@ def is_frozen(name: str, frozen: Sequence[str]) -> bool:
     return any(re.search(pattern, name) for pattern in frozen)
 
 
+def nothing_to_train(recipe: Recipe) -> str:
+    """Return the refusal of a model none of whose parameters is trained."""
+    if recipe.frozen:
+        return f"train.freeze: {list(recipe.frozen)} leaves no parameter to train; freeze fewer"
+    return "the model has no parameter that takes a gradient; check that its layers are attributes of it and not frozen"
+
+
 def check_frozen(names: Iterable[str], frozen: Sequence[str]) -> None:
     """Refuse patterns that freeze nothing.
 

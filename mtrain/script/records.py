@@ -36,6 +36,7 @@ class Records:
         self._saved = saved
         self._started = time.perf_counter()
         self._kept: dict[str, Any] = {}
+        self._warned_of_zero = False
         self._device = rank.device
         figures = {} if saved is None else saved.meta["extra"].get("results", {})
         self._best: dict[str, Any] = dict(figures.get("best", {}))
@@ -125,8 +126,15 @@ class Records:
             self.report.event("warning", message=unused)
 
     def updated(self, record: Mapping[str, Any]) -> None:
-        """Report the record of one update, with a warning if the update was skipped."""
+        """Report the record of one update, with a warning if the update was skipped or changed nothing."""
         report_update(self.report, record)
+        if record["norm"] == 0 and not self._warned_of_zero:
+            self._warned_of_zero = True
+            self.report.event(
+                "warning",
+                message=f"update {record['update']}: the gradient is zero; check that the loss is computed from the model that "
+                "session.prepare returned",
+            )
 
     def scored(
         self, figures: Mapping[str, float], *, update: int, epoch: int, score: str | None, seconds: float

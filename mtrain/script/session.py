@@ -127,8 +127,8 @@ class Session:
 
     @property
     def device(self) -> str:
-        """This rank's device, for display. Batches and models are on it already."""
-        return str(self._rank.device)
+        """This rank's device as torch names it: ``cpu`` or ``cuda:1``. Batches and models are on it already."""
+        return str(self._rank.device).partition(" ")[0]
 
     @property
     def progress(self) -> Progress:
@@ -560,4 +560,5 @@ def _own_rates(rate_of: RateOf, factors: Sequence[float], update: int) -> Rates:
 
 def _is_module(value: Any) -> bool:
     """Return whether ``value`` is a module of torch or Paddle, without importing either."""
-    return hasattr(value, "named_parameters") and hasattr(value, "state_dict")
+    # A class of modules has these members too, and is a function that builds one.
+    return not isinstance(value, type) and hasattr(value, "named_parameters") and hasattr(value, "state_dict")

@@ -154,6 +154,22 @@ class Texts:
 MISUSES = {
     "a second session": (nested, "has a session already"),
     "a module": (lambda torch, s: s.prepare(torch.nn.Linear(8, 2)), "give a function that builds it"),
+    "a model without values": (
+        lambda torch, s: s.prepare(lambda: torch.nn.Linear(8, 2, device="meta")),
+        "on the device meta and has no values",
+    ),
+    "a model without shapes": (lambda torch, s: s.prepare(lambda: torch.nn.LazyLinear(2)), "weight has no shape yet"),
+    "a model without parameters": (
+        lambda torch, s: s.prepare(torch.nn.Identity),
+        "the model has no parameter that takes a gradient",
+    ),
+    "sparse gradients": (
+        lambda torch, s: [
+            s.prepare(lambda: torch.nn.Embedding(9, 2, sparse=True)),
+            [s._updater.update(s._model(b[1]).sum()) for b in s.batches(Points(64, 0), **LOOP)],
+        ],
+        "the gradient of weight is sparse",
+    ),
     "no module": (lambda torch, s: s.prepare(lambda: 3), "`build` returned a int"),
     "a native optimizer": (
         lambda torch, s: prepared(torch, s, optimizer=torch.optim.SGD([torch.zeros(1)], lr=1.0)),
@@ -236,6 +252,34 @@ def test_misuse_is_one_sentence_that_says_what_to_do(name, torch):
         misuse(torch, session)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_loss_that_does_not_depend_on_the_model_is_warned_of_once(torch, capsys):
+    with mtrain.session() as session:
+        _, optimizer = prepared(torch, session)
+        for _ in session.batches(Points(64, 0), **LOOP):
+            optimizer.update(3 * torch.ones(1, requires_grad=True))
+    assert capsys.readouterr().out.count("the gradient is zero") == 1
+
+
+def test_a_batch_can_be_left_out_by_a_loss_times_zero(torch):
+    with mtrain.session() as session:
+        model, optimizer = prepared(torch, session)
+        start = model.weight.detach().clone()
+        for batch in session.batches(Points(64, 0), **LOOP):
+            optimizer.update(0.0 * loss_of(torch, model, batch))
+        assert torch.equal(model.weight, start)
+
+
+def test_a_class_can_be_given_in_the_place_of_a_function_that_builds_the_model(torch):
+    class Net(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(8, 2)
+
+    with mtrain.session() as session:
+        model, _ = session.prepare(Net)
+        assert isinstance(model, Net)
+        assert model.weight.to(session.device).shape == (2, 8)
 
 
 def test_a_session_can_follow_another_one(torch):

@@ -24,6 +24,7 @@ from mtrain.backends._torch.shards import Parts, tied
 from mtrain.backends.base import Check
 from mtrain.core import state_checks
 from mtrain.core.interfaces import Array, Recipe, State
+from mtrain.core.recipe import nothing_to_train
 from mtrain.errors import SpecError
 
 
@@ -45,7 +46,7 @@ class ZeroEngine(TorchEngine):
         model = self._placed(build, recipe, config)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trained:
-            raise SpecError(f"train.freeze: {list(recipe.frozen)} leaves no parameter to train; freeze fewer")
+            raise SpecError(nothing_to_train(recipe))
         double = recipe.precision == "fp64"
         with internals.engines_in_float64() if double else nullcontext():
             engine = engine_of(model, list(trained.values()), config)

@@ -15,7 +15,7 @@ from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Array, Batch, HostBatch, RankSession, Recipe, State
-from mtrain.core.recipe import is_frozen
+from mtrain.core.recipe import is_frozen, nothing_to_train
 from mtrain.core.state_checks import aliases
 from mtrain.errors import SpecError
 
@@ -78,7 +78,7 @@ class PaddleEngine(RankSession):
         state.check_equal_start(model, self.collective)
         model.train()
         if all(parameter.stop_gradient for parameter in model.parameters()):
-            raise SpecError(f"train.freeze: {list(recipe.frozen)} leaves no parameter to train; freeze fewer")
+            raise SpecError(nothing_to_train(recipe))
         called, exchange = self.wrap(model, recipe)
         optimizer = PaddleOptimizer(model, recipe, exchange=exchange, collective=self.collective)
         self._recipe = recipe
@@ -92,6 +92,7 @@ class PaddleEngine(RankSession):
         return model, NoExchange()
 
     def _place(self, model: Layer, recipe: Recipe) -> Layer:
+        check_layer(model)
         for name, parameter in model.named_parameters():
             if is_frozen(name, recipe.frozen):
                 parameter.stop_gradient = True
@@ -155,6 +156,17 @@ class PaddleEngine(RankSession):
         """See ``RankSession.time_waits``. Does nothing on a GPU, where the device waits and not the process."""
         if self.target == "cpu":
             self.waits = self.collective.time_waits()
+
+
+def check_layer(model: Any) -> None:
+    """Refuse a user's model that is not one of Paddle.
+
+    Raises:
+        SpecError: It is not.
+    """
+    if not isinstance(model, Layer):
+        kind = type(model)
+        raise SpecError(f"the model is a {kind.__module__}.{kind.__name__}; this backend trains layers of Paddle")
 
 
 def of_one_rank(target: str, *, check: Check | None = None) -> PaddleEngine:

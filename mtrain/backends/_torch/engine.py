@@ -15,7 +15,7 @@ from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.completeness import check_members
 from mtrain.core.interfaces import Array, Batch, HostBatch, RankSession, Recipe, State
-from mtrain.core.recipe import is_frozen
+from mtrain.core.recipe import is_frozen, nothing_to_train
 from mtrain.errors import SpecError
 
 
@@ -80,7 +80,7 @@ class TorchEngine(RankSession):
             model.compile()
         model.train()
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise SpecError(f"train.freeze: {list(recipe.frozen)} leaves no parameter to train; freeze fewer")
+            raise SpecError(nothing_to_train(recipe))
         called, exchange = self.wrap(model, recipe)
         self._recipe = recipe
         return called, self.optimizer(model, recipe, exchange)
@@ -97,6 +97,7 @@ class TorchEngine(RankSession):
         return TorchOptimizer(model, recipe, exchange=exchange, collective=self.collective, device=self.target)
 
     def _place(self, model: nn.Module, recipe: Recipe) -> nn.Module:
+        check_whole(model)
         for name, parameter in model.named_parameters():
             if is_frozen(name, recipe.frozen):
                 parameter.requires_grad = False
@@ -172,6 +173,25 @@ class TorchEngine(RankSession):
     def close(self) -> None:
         """Drop what connects this rank to the others. A backend calls it in ``__exit__``."""
         self.collective.close()
+
+
+def check_whole(model: Any) -> None:
+    """Refuse a user's model whose weights do not exist yet, or that is not one of torch.
+
+    Raises:
+        SpecError: It is not a module of torch, or a weight has no values.
+    """
+    if not isinstance(model, nn.Module):
+        kind = type(model)
+        raise SpecError(f"the model is a {kind.__module__}.{kind.__name__}; this backend trains modules of torch")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise SpecError(
+                f"the model's weight {name} has no shape yet, as in lazy layers; call the model once with an example before "
+                "the function that builds it returns it"
+            )
+        if parameter.is_meta:
+            raise SpecError(f"the model's weight {name} is on the device meta and has no values; build it on the CPU")
 
 
 def of_one_rank(target: torch.device, *, check: Check | None = None) -> TorchEngine:

@@ -17,6 +17,7 @@ from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.recipe import assign, ema_shares
 from mtrain.core.state_checks import aliases
 from mtrain.core.update import Exchange, UpdateOrder
+from mtrain.errors import SpecError
 
 __all__ = ["Exchange", "Gradients", "TorchOptimizer", "global_norm"]
 
@@ -92,7 +93,23 @@ class TorchOptimizer(UpdateOrder[Gradients]):
     def _gradients(self) -> Gradients:
         places = [[i for i, p in enumerate(group) if p.grad is not None] for group in self._parameters]
         groups = [[_grad(group[i]) for i in used] for group, used in zip(self._parameters, places, strict=True)]
+        if not self._layouts_checked:
+            self._refuse_sparse(places, groups)
         return Gradients(places, groups)
+
+    def _refuse_sparse(self, places: list[list[int]], gradients: list[list[Tensor]]) -> None:
+        """Refuse sparse gradients, which torch's fused kernels and the exchange between ranks do not take.
+
+        Raises:
+            SpecError: A parameter has one; the message names it.
+        """
+        for names, used, group in zip(self.groups, places, gradients, strict=True):
+            for place, gradient in zip(used, group, strict=True):
+                if gradient.layout != torch.strided:
+                    raise SpecError(
+                        f"the gradient of {names[place]} is sparse, which mtrain does not train; build the layer with "
+                        "sparse=False"
+                    )
 
     @override
     def _norm(self, gradients: Gradients) -> float:
