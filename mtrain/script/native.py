@@ -45,3 +45,19 @@ def _rate_of(optimizer: Any) -> float | None:
         return float(optimizer.get_lr())
     groups = getattr(optimizer, "param_groups", None)
     return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
+
+
+def recorded(optimizer: Any, outside_paths: frozenset[str]) -> Recorded | None:
+    """Return the script's native optimizer; None if ``optimizer`` is a rule of mtrain's.
+
+    Raises:
+        ScriptError: the user of ``mtrain run`` has set a value of the section ``optimizer``.
+    """
+    if optimizer is None or not is_native(optimizer):
+        return None
+    if outside := [path for path in sorted(outside_paths) if path.startswith("optimizer.")]:
+        raise ScriptError(
+            f"session.prepare: the script makes an optimizer of its own, but this job was started with {outside[0]}; leave "
+            "one of them out"
+        )
+    return Recorded(optimizer)

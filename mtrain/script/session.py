@@ -1,11 +1,9 @@
 """``mtrain.session``: joins the ranks of a job from a user's own training script."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +13,25 @@ from mtrain.core import cadence
 from mtrain.core.checkpoint.sharing import load_everywhere
 from mtrain.core.completeness import check_session
 from mtrain.core.evaluate import interruptible
-from mtrain.core.interfaces import Backend, Collective, Progress, RankSession, Rates
+from mtrain.core.interfaces import Backend, Collective, Progress, RankSession
 from mtrain.core.recipe import make_recipe
-from mtrain.core.schedule import Schedule, total_updates
 from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
-from mtrain.errors import CheckpointError, Interrupted, ScriptError
+from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.script import RankJob, without_own_frames
 from mtrain.script import evaluation
+from mtrain.script.building import Building
 from mtrain.script.loop import Hooks, Loop, Updater
-from mtrain.script.native import NativeOptimizer, Recorded, is_native
+from mtrain.script.native import NativeOptimizer, recorded
 from mtrain.script.plain_python import solo_job
 from mtrain.script.records import Records
 from mtrain.script.rules import Curve, RateOf, Rule
 from mtrain.script.samples import Order, Samples, check_dataset
-from mtrain.script.settings import changed, changes_of
-from mtrain.script.stream import Shard, Stream, is_stream
+from mtrain.script.schedules import rates_of
+from mtrain.script.settings import changed, changes_of, check_loop, loop_changes
+from mtrain.script.stream import Shard, Stream
 from mtrain.script.tracing import Tracing, nudge, on_trial, shortened
+from mtrain.script.training_data import Request, check_continues, number_of_updates, opened
 from mtrain.script.workers import is_imported_by_worker
 from mtrain.spec import plugins
 
@@ -179,11 +179,7 @@ class Session:
         """
         if self._updater is not None:
             raise ScriptError("session.prepare: called twice; one session trains one model with one optimizer")
-        if not callable(build) or _is_module(build):
-            raise ScriptError(
-                f"session.prepare: the model is a {type(build).__name__}; give a function that builds it, such as "
-                "lambda: MyNet(), so that every rank starts from the same random numbers"
-            )
+        building = Building(build)
         changes = changes_of(
             optimizer=optimizer, schedule=schedule, clip_norm=clip_norm, accumulate=accumulate, ema=ema,
             precision=precision, sync_batchnorm=sync_batchnorm, freeze=freeze,
@@ -195,19 +191,10 @@ class Session:
         self._spec = on_trial(self._spec, self._job.trial)
         # The recipe needs a batch that divides among the ranks; the script names its own later, in `batches`.
         sized = changed(self._spec, {"train.batch_size": self.size * self._spec.train.accumulate})
-        native_optimizer = self._native_optimizer(optimizer)
+        native_optimizer = recorded(optimizer, self._job.outside_paths)
         recipe = replace(make_recipe(sized, size=self.size), own_model=True, native_optimizer=native_optimizer)
-
-        def build_once() -> Any:
-            module = build()
-            if not _is_module(module):
-                raise ScriptError(
-                    f"session.prepare: `build` returned a {type(module).__name__}; expected a module of the backend's framework"
-                )
-            self._module = module
-            return module
-
-        self._model, native = self._rank.prepare(build_once, recipe)
+        self._model, native = self._rank.prepare(building, recipe)
+        self._module = building.module
         self._updater = Updater(native)
         if native_optimizer is not None:
             self._change({"optimizer.rate": native_optimizer.rate}, call="session.prepare")
@@ -216,16 +203,6 @@ class Session:
         elif self._job.trial is not None and self._job.trial.nudged:
             nudge(self._rank, self._model, native)
         return self._model, self._updater
-
-    def _native_optimizer(self, optimizer: Any) -> Recorded | None:
-        if optimizer is None or not is_native(optimizer):
-            return None
-        if outside := [path for path in sorted(self._job.outside_paths) if path.startswith("optimizer.")]:
-            raise ScriptError(
-                f"session.prepare: the script makes an optimizer of its own, but this job was started with {outside[0]}; leave "
-                "one of them out"
-            )
-        return Recorded(optimizer)
 
     def _change(self, changes: Mapping[str, Any], *, call: str) -> None:
         self._spec = changed(self._spec, changes, outside_paths=self._job.outside_paths, call=call)
@@ -280,19 +257,17 @@ class Session:
             raise ScriptError("session.batches: called before session.prepare; prepare the model first")
         if self._loop is not None:
             raise ScriptError("session.batches: called twice; one session has one training loop")
-        self._settle_length(global_batch=global_batch, epochs=epochs, updates=updates)
-        samples: Samples | Stream
-        if is_stream(dataset, shard):
-            samples = self._stream(dataset, shard, order, collate, workers=workers)
-        else:
-            samples = self._samples(dataset, order, collate)
-            if nondeterministic != "allow":
-                samples.check_repeatable()
-            if workers:
-                samples.use_workers(workers)
-        self._read = samples
-        self._total = shortened(self._total_updates(samples), self._job.trial)
-        self._check_continues(samples)
+        outside = self._job.outside_paths
+        changes = loop_changes(global_batch=global_batch, epochs=epochs, updates=updates, outside_paths=outside)
+        self._change(changes, call="session.batches")
+        check_loop(self._spec, size=self.size)
+        request = Request(order=order, shard=shard, collate=collate, nondeterministic=nondeterministic, workers=workers)
+        self._read = samples = opened(dataset, request, self._spec, self._updater.native.seed_value)
+        self._total = shortened(number_of_updates(self._spec, samples), self._job.trial)
+        if self._saved is not None:
+            check_continues(self._progress, samples)
+            if isinstance(samples, Stream):
+                samples.restore(self._records.saved_stream())
         self._tracing = tracing = Tracing(self._spec, self._rank, self._model, self._updater.native)
         hooks = self._hooks(samples, tracing)
         self._records.announce(
@@ -307,97 +282,18 @@ class Session:
         self._loop = Loop(hooks, self._updater, self._progress)
         return self._loop
 
-    def _settle_length(self, *, global_batch: int | None, epochs: int | None, updates: int | None) -> None:
-        """Set the global batch and the length of the job in the spec.
-
-        Raises:
-            ScriptError: one of them is missing, contradicts the user's own, or does not divide among the ranks.
-        """
-        changes: dict[str, Any] = {}
-        if global_batch is not None:
-            changes["train.batch_size"] = global_batch
-        if epochs is not None:
-            changes |= {"train.epochs": epochs, "train.updates": None}
-        if updates is not None:
-            changes |= {"train.updates": updates, "train.epochs": None}
-        if epochs is not None and updates is not None:
-            raise ScriptError("session.batches: epochs and updates are both given; keep one")
-        if global_batch is None and "train.batch_size" not in self._job.outside_paths:
-            raise ScriptError(
-                "session.batches: no global_batch given; say how many samples an update takes over all ranks"
-            )
-        self._change(changes, call="session.batches")
-        train = self._spec.train
-        if train.epochs is None and train.updates is None:
-            raise ScriptError("session.batches: no length given; say epochs=10 or updates=1000")
-        if train.batch_size % (self.size * train.accumulate):
-            raise ScriptError(
-                f"session.batches: global_batch={train.batch_size} does not divide among {self.size} ranks x "
-                f"{train.accumulate} micro batches; use a multiple of {self.size * train.accumulate}"
-            )
-
-    def _samples(self, dataset: Any, order: Order | None, collate: Any) -> Samples:
-        assert self._updater is not None
-        return Samples(
-            dataset,
-            global_batch=self._spec.train.batch_size,
-            seed=self._spec.train.seed,
-            order=order,
-            collate=collate,
-            seed_framework=self._updater.native.seed_value,
-        )
-
-    def _stream(self, dataset: Any, shard: Shard | None, order: Order | None, collate: Any, *, workers: int) -> Stream:
-        assert self._updater is not None
-        if workers:
-            raise ScriptError(
-                f"session.batches: workers={workers} given with a stream, which is read in this process; leave workers out"
-            )
-        if order is not None:
-            raise ScriptError(
-                "session.batches: order= given with a stream, which has an order of its own; leave it out"
-            )
-        stream = Stream(
-            dataset,
-            global_batch=self._spec.train.batch_size,
-            seed=self._spec.train.seed,
-            shard=shard,
-            collate=collate,
-            seed_framework=self._updater.native.seed_value,
-        )
-        stream.check_schedule(self._spec)
-        if self._saved is not None and shard is None:
-            stream.restore(self._records.saved_stream())
-        return stream
-
-    def _total_updates(self, samples: Samples | Stream) -> int:
-        if self._spec.train.updates is None and samples.updates_per_epoch is None:
-            raise ScriptError(
-                "session.batches: epochs= given with a stream that has no length, so that schedules and the end of the job "
-                "are unknown; give updates="
-            )
-        # Where the job's length is given in updates, that of an epoch does not matter.
-        return total_updates(self._spec, samples.updates_per_epoch or 1)
-
-    def _check_continues(self, samples: Samples | Stream) -> None:
-        if self._saved is None:
-            return
-        global_batch, progress = self._spec.train.batch_size, self._progress
-        if samples.updates_per_epoch is not None:
-            cadence.check_continues(progress, updates_per_epoch=samples.updates_per_epoch, global_batch=global_batch)
-        elif progress.samples != progress.update * global_batch:
-            raise CheckpointError(
-                f"--resume: the checkpoint was written after {progress.update} updates and {progress.samples} samples, which "
-                f"does not fit global_batch={global_batch}; go on with the batch of before"
-            )
-
     def _hooks(self, samples: Samples | Stream, tracing: Tracing) -> Hooks:
         assert self._total is not None
         spec = self._spec
         return Hooks(
             rank=self._rank,
             samples=samples,
-            schedule=self._schedule(samples.updates_per_epoch or self._total),
+            schedule=rates_of(
+                spec,
+                self._rate_of,
+                updates_per_epoch=samples.updates_per_epoch or self._total,
+                total_updates=self._total,
+            ),
             total_updates=self._total,
             accumulate=spec.train.accumulate,
             saves=cadence.saves(spec.checkpoint),
@@ -409,13 +305,6 @@ class Session:
             saw=tracing.saw,
             record=lambda record: self._records.updated({**record, **tracing.updated(record)}),
         )
-
-    def _schedule(self, updates_per_epoch: int) -> Callable[[int], Rates]:
-        assert self._total is not None
-        if self._rate_of is None:
-            return Schedule(self._spec, updates_per_epoch=updates_per_epoch, total_updates=self._total)
-        factors = [group.rate_factor for group in self._spec.optimizer.groups]
-        return partial(_own_rates, self._rate_of, factors)
 
     # --------------------------------------------------------------------------------------- evaluation and logging
     def evaluate(
@@ -547,18 +436,3 @@ class Session:
         self._records.end(
             reason, self.progress, spec=self._spec, total_updates=self._total, state=state, measured=measured
         )
-
-
-def _own_rates(rate_of: RateOf, factors: Sequence[float], update: int) -> Rates:
-    rate = float(rate_of(update))
-    if not math.isfinite(rate) or rate < 0:
-        raise ScriptError(
-            f"session.prepare: the schedule returned {rate} for update {update}; expected a rate of at least 0"
-        )
-    return Rates(rates=[rate * factor for factor in factors])
-
-
-def _is_module(value: Any) -> bool:
-    """Return whether ``value`` is a module of torch or Paddle, without importing either."""
-    # A class of modules has these members too, and is a function that builds one.
-    return not isinstance(value, type) and hasattr(value, "named_parameters") and hasattr(value, "state_dict")

@@ -97,3 +97,41 @@ def changes_of(**arguments: Any) -> dict[str, Any]:
     if arguments["ema"] is not None:
         changes["train.ema"] = {"decay": arguments["ema"], "ramp": 0.0, "rule": "ramp"} if arguments["ema"] else None
     return changes
+
+
+def loop_changes(
+    *, global_batch: int | None, epochs: int | None, updates: int | None, outside_paths: frozenset[str]
+) -> dict[str, Any]:
+    """Return the values of the spec, by dotted path, that the length and batch of ``Session.batches`` set.
+
+    Raises:
+        ScriptError: two lengths are given, or nobody has given a batch.
+    """
+    if epochs is not None and updates is not None:
+        raise ScriptError("session.batches: epochs and updates are both given; keep one")
+    if global_batch is None and "train.batch_size" not in outside_paths:
+        raise ScriptError("session.batches: no global_batch given; say how many samples an update takes over all ranks")
+    changes: dict[str, Any] = {}
+    if global_batch is not None:
+        changes["train.batch_size"] = global_batch
+    if epochs is not None:
+        changes |= {"train.epochs": epochs, "train.updates": None}
+    if updates is not None:
+        changes |= {"train.updates": updates, "train.epochs": None}
+    return changes
+
+
+def check_loop(spec: Any, *, size: int) -> None:
+    """Refuse a loop without a length, or whose batch does not divide among ``size`` ranks.
+
+    Raises:
+        ScriptError: it is so; the message says what to give.
+    """
+    train = spec.train
+    if train.epochs is None and train.updates is None:
+        raise ScriptError("session.batches: no length given; say epochs=10 or updates=1000")
+    if train.batch_size % (size * train.accumulate):
+        raise ScriptError(
+            f"session.batches: global_batch={train.batch_size} does not divide among {size} ranks x {train.accumulate} micro "
+            f"batches; use a multiple of {size * train.accumulate}"
+        )

@@ -1,0 +1,44 @@
+"""Build the model of a script once on each rank."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mtrain.errors import ScriptError
+
+
+class Building:
+    """A function that builds the script's model, and the module that it has built."""
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        """Check that ``build`` is a function.
+
+        Raises:
+            ScriptError: it is a finished module, or cannot be called.
+        """
+        if not callable(build) or is_module(build):
+            raise ScriptError(
+                f"session.prepare: the model is a {type(build).__name__}; give a function that builds it, such as "
+                "lambda: MyNet(), so that every rank starts from the same random numbers"
+            )
+        self._build = build
+        self.module: Any = None
+
+    def __call__(self) -> Any:
+        """Build the module.
+
+        Raises:
+            ScriptError: the function has returned something else.
+        """
+        module = self._build()
+        if not is_module(module):
+            raise ScriptError(
+                f"session.prepare: `build` returned a {type(module).__name__}; expected a module of the backend's framework"
+            )
+        self.module = module
+        return module
+
+
+def is_module(value: Any) -> bool:
+    """Return whether ``value`` is a module of torch or Paddle, without importing either."""
+    # A class of modules has these members too, and is a function that builds one.
+    return not isinstance(value, type) and hasattr(value, "named_parameters") and hasattr(value, "state_dict")

@@ -1,0 +1,29 @@
+"""The rates of a script's loop: those of the spec's schedule, or of a function of the script."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from mtrain.core.interfaces import Rates
+from mtrain.core.schedule import Schedule
+from mtrain.errors import ScriptError
+from mtrain.script.rules import RateOf
+
+
+def rates_of(
+    spec: Any, rate_of: RateOf | None, *, updates_per_epoch: int, total_updates: int
+) -> Callable[[int], Rates]:
+    """Return the function from the number of an update to its rates; ``rate_of``: the script's own, if it has one."""
+    if rate_of is None:
+        return Schedule(spec, updates_per_epoch=updates_per_epoch, total_updates=total_updates)
+    return partial(_own_rates, rate_of, [group.rate_factor for group in spec.optimizer.groups])
+
+
+def _own_rates(rate_of: RateOf, factors: Sequence[float], update: int) -> Rates:
+    rate = float(rate_of(update))
+    if not math.isfinite(rate) or rate < 0:
+        raise ScriptError(
+            f"session.prepare: the schedule returned {rate} for update {update}; expected a rate of at least 0"
+        )
+    return Rates(rates=[rate * factor for factor in factors])
