@@ -67,9 +67,10 @@ def attended(x_ND, values, name, heads):
     width = x_ND.shape[1]
     size = width // heads
     matrices = values[f"{name}.qkv.weight"].reshape(3, heads, size, width)
+    biases = values.get(f"{name}.qkv.bias", np.zeros(3 * width)).reshape(3, heads, size)
     mixed = []
     for head in range(heads):
-        queries, keys, contents = (x_ND @ matrices[which, head].T for which in range(3))
+        queries, keys, contents = (x_ND @ matrices[which, head].T + biases[which, head] for which in range(3))
         mixed.append(softmax(queries @ keys.T / math.sqrt(size)) @ contents)
     return np.concatenate(mixed, axis=1) @ values[f"{name}.out.weight"].T + values[f"{name}.out.bias"]
 
@@ -96,11 +97,11 @@ def logits_of(picture, values, options):
     return pooled @ values["head.weight"].T + values["head.bias"]
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_the_network_computes_what_the_equations_say(framework, pooling):
-    network = ready_network(framework, dtype="float64", noise=0.3, pooling=pooling)
+@pytest.mark.parametrize(("pooling", "qkv_bias"), [("mean", False), ("token", False), ("token", True)])
+def test_the_network_computes_what_the_equations_say(framework, pooling, qkv_bias):
+    network = ready_network(framework, dtype="float64", noise=0.3, pooling=pooling, qkv_bias=qkv_bias)
     batch, values = host_batch(), arrays(framework.state(network))
-    options = ViTOptions(**SMALL, pooling=pooling)
+    options = ViTOptions(**SMALL, pooling=pooling, qkv_bias=qkv_bias)
     network.eval()
     actual = ops.to_numpy(network(tensors(framework, batch))["probabilities"])
     expected = np.stack([softmax(logits_of(picture, values, options)) for picture in batch["images"]])
@@ -120,9 +121,9 @@ def test_the_total_is_the_mean_cross_entropy_of_the_micro_batch(framework, smoot
     assert float(ops.to_numpy(losses["total"])) == pytest.approx(-(target * logs).sum(axis=1).mean(), rel=1e-12)
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_gradients_are_the_slopes_of_the_loss(framework, pooling):
-    network = ready_network(framework, dtype="float64", noise=0.3, pooling=pooling)
+@pytest.mark.parametrize(("pooling", "qkv_bias"), [("mean", False), ("token", False), ("token", True)])
+def test_gradients_are_the_slopes_of_the_loss(framework, pooling, qkv_bias):
+    network = ready_network(framework, dtype="float64", noise=0.3, pooling=pooling, qkv_bias=qkv_bias)
     batch = tensors(framework, host_batch())
     parameters = framework.parameters(network)
     actual = dict(zip(parameters, framework.gradients(network(batch)["total"], list(parameters.values())), strict=True))
@@ -138,6 +139,8 @@ def test_gradients_are_the_slopes_of_the_loss(framework, pooling):
         slope = (ends[0] - ends[1]) / (2 * step)
         assert (actual[name] * direction).sum() == pytest.approx(slope, rel=1e-5, abs=1e-8), name
         assert actual[name].any(), name
+        if name.endswith("qkv.bias"):  # queries, keys, values
+            assert [part.any() for part in actual[name].reshape(3, -1)] == [True, False, True]
 
 
 def test_the_order_of_pictures_in_a_batch_means_nothing_and_that_of_patches_does(framework):

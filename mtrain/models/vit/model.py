@@ -38,8 +38,35 @@ class ViTOptions(BaseModel):
     """Hidden size of a block's perceptron, as a multiple of ``width``."""
     pooling: Literal["mean", "token"] = "mean"
     """Input of the classifier: the mean over patches (Beyer et al. 2022, arXiv 2205.01580), or a class token."""
+    qkv_bias: bool = False
+    """Whether queries, keys and values have a bias, as published networks have it. That of the keys has no effect."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target that is spread over all classes."""
+
+
+class ViTTinyOptions(ViTOptions):
+    """Options of the vision transformer in the size called tiny (Touvron et al. 2021, arXiv 2012.12877, table 1)."""
+
+    patch: Annotated[int, Field(ge=1)] = 16
+    width: Annotated[int, Field(ge=1)] = 192
+    depth: Annotated[int, Field(ge=1)] = 12
+    heads: Annotated[int, Field(ge=1)] = 3
+    pooling: Literal["mean", "token"] = "token"
+    qkv_bias: bool = True
+
+
+class ViTSmallOptions(ViTTinyOptions):
+    """Options of the vision transformer in the size called small (Touvron et al. 2021, table 1)."""
+
+    width: Annotated[int, Field(ge=1)] = 384
+    heads: Annotated[int, Field(ge=1)] = 6
+
+
+class ViTBaseOptions(ViTTinyOptions):
+    """Options of the vision transformer in the size called base (Dosovitskiy et al. 2021, table 1)."""
+
+    width: Annotated[int, Field(ge=1)] = 768
+    heads: Annotated[int, Field(ge=1)] = 12
 
 
 class ViT(Model):
@@ -50,7 +77,7 @@ class ViT(Model):
     published: ClassVar[Published] = Published(per_class=(r"^head\.(weight|bias)$",))
 
     def __init__(self, options: ViTOptions | None = None) -> None:
-        self.options = ViTOptions() if options is None else options
+        self.options: Any = self.Options() if options is None else options
 
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
         """Check that the task fits, and return it unchanged: nothing in this model depends on the data.
@@ -88,6 +115,7 @@ class ViT(Model):
             heads=o.heads,
             hidden=o.mlp_ratio * o.width,
             class_count=len(task.class_names),
+            qkv_bias=o.qkv_bias,
         )
         return Network(shape, with_token=o.pooling == "token", label_smoothing=o.label_smoothing)
 
@@ -102,6 +130,24 @@ class ViT(Model):
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
         """Return the probability of each class for each picture: float32 (C,)."""
         return [np.asarray(row_C, np.float32) for row_C in output["probabilities"]]
+
+
+class ViTTiny(ViT):
+    """ViT-Ti/16, 5.7 million parameters with 1000 classes at 224 pixels."""
+
+    Options: ClassVar[type[BaseModel]] = ViTTinyOptions
+
+
+class ViTSmall(ViT):
+    """ViT-S/16, 22.1 million parameters with 1000 classes at 224 pixels."""
+
+    Options: ClassVar[type[BaseModel]] = ViTSmallOptions
+
+
+class ViTBase(ViT):
+    """ViT-B/16, 86.6 million parameters with 1000 classes at 224 pixels."""
+
+    Options: ClassVar[type[BaseModel]] = ViTBaseOptions
 
 
 def _initial_value(name: str, shape: tuple[int, ...], *, seed: int) -> Array:

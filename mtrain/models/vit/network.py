@@ -30,19 +30,41 @@ class Shape:
     hidden: int
     """Hidden size of a block's perceptron."""
     class_count: int
+    qkv_bias: bool = False
+    """Whether queries, keys and values have a bias."""
+
+
+class BiasedQKV(nn.Module):
+    """The linear map to queries, keys and values with a bias, of which the keys' part is not trained.
+
+    The bias of the keys cancels in the softmax: its gradient is 0 but for rounding noise, which Adam would turn into
+    steps that differ between frameworks. It is there because published weights have it.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.parameter((3 * width, width))
+        self.bias = nn.parameter((3 * width,))
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        """Map (B, N, D) to (B, N, 3 * D)."""
+        y_BNE = ops.matmul(x_BND, ops.permute_dims(self.weight, (1, 0)))
+        queries_D, keys_D, values_D = ops.split(self.bias, [self.width] * 3, axis=0)
+        bias_E = ops.concat((queries_D, ops.detach(keys_D), values_D))
+        return y_BNE + ops.astype(bias_E, ops.dtype(y_BNE))
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2).
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2)."""
 
-    Queries, keys and values have no bias. That of the keys would cancel in the softmax, so its gradient would be
-    rounding noise, which Adam would turn into steps that differ between frameworks.
-    """
-
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, qkv_bias: bool = False) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.qkv = BiasedQKV(width) if qkv_bias else nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width)
 
     def forward(self, x_BND: Tensor) -> Tensor:
@@ -73,7 +95,7 @@ class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(shape.width, eps=_EPS)
-        self.attention = Attention(shape.width, shape.heads)
+        self.attention = Attention(shape.width, shape.heads, qkv_bias=shape.qkv_bias)
         self.norm2 = nn.LayerNorm(shape.width, eps=_EPS)
         self.perceptron = Perceptron(shape.width, shape.hidden)
 
