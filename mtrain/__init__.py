@@ -12,19 +12,17 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from mtrain.api import (
-        EvaluateResult,
-        Evaluation,
         JobFailed,
-        PredictResult,
-        TrainResult,
         compare_backends,
         doctor,
         evaluate,
         load_spec,
+        open_run,
         plan,
         predict,
         train,
     )
+    from mtrain.results import EvaluateResult, Evaluation, Metrics, PredictResult, TrainResult
     from mtrain.script.rules import SGD, Adam, AdamW, Constant, Cosine, Group, Linear, OneCycle, Step
     from mtrain.script.session import Session, session
 
@@ -39,6 +37,7 @@ __all__ = [
     "Group",
     "JobFailed",
     "Linear",
+    "Metrics",
     "OneCycle",
     "PredictResult",
     "Session",
@@ -49,6 +48,7 @@ __all__ = [
     "doctor",
     "evaluate",
     "load_spec",
+    "open_run",
     "plan",
     "predict",
     "session",
@@ -59,17 +59,17 @@ _IN_SCRIPTS = {"session": "session", "Session": "session"} | dict.fromkeys(
 )
 """Names for users' own training scripts, with the module of ``mtrain.script`` that defines each."""
 
+_RESULTS = ("EvaluateResult", "Evaluation", "Metrics", "PredictResult", "TrainResult")
+"""Names that ``mtrain.results`` defines."""
+
 
 def __getattr__(name: str) -> Any:
     """Load the public functions and results at their first use."""
-    if name in _IN_SCRIPTS:
+    if name in __all__:
         from importlib import import_module
 
-        return getattr(import_module(f"mtrain.script.{_IN_SCRIPTS[name]}"), name)
-    if name in __all__:
-        from mtrain import api
-
-        return getattr(api, name)
+        module = f"script.{_IN_SCRIPTS[name]}" if name in _IN_SCRIPTS else "results" if name in _RESULTS else "api"
+        return getattr(import_module(f"mtrain.{module}"), name)
     raise AttributeError(f"module 'mtrain' has no attribute {name!r}")
 
 

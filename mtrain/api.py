@@ -15,11 +15,12 @@ Mistakes raise the errors of ``mtrain.errors``; all of them derive from ``Mtrain
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mtrain import results
 from mtrain.errors import TrainingError, UsageError
+from mtrain.results import EvaluateResult, PredictResult, TrainResult
 
 if TYPE_CHECKING:
     from mtrain.cluster.doctor import Checkup
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
 
 SpecFile = str | os.PathLike[str] | None
-ExitReason = Literal["finished", "stopped_early", "interrupted"]
 FAILED = (1, 2)
 """Exit codes of a job that did not end as it should."""
 
@@ -42,56 +42,6 @@ class JobFailed(TrainingError):
         super().__init__(f"{what} ended with exit code {exit_code}{where}")
         self.exit_code = exit_code
         self.run_dir = run_dir
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """Figures of one evaluation during training."""
-
-    update: int
-    """Updates that had been made."""
-    epoch: int
-    figures: Mapping[str, float]
-    """By name, for example ``AP``, ``AP50`` or ``accuracy``; ``score`` is the one that picks the best checkpoint."""
-    checkpoint: Path | None
-    """The checkpoint with these weights; None where it was not kept or lies on another host."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainResult:
-    """The result of a training job."""
-
-    best: Evaluation | None
-    """The evaluation with the highest score; None where none was made."""
-    last: Evaluation | None
-    run_dir: Path | None
-    """The run folder; None where another host has it."""
-    exit_reason: ExitReason
-    """``finished``: all updates were made. ``stopped_early``: ``train.patience`` ran out. ``interrupted``: Ctrl-C or a signal
-    asked for the end; the ranks save their state unless a second request ends them at once, and ``resume`` goes on."""
-    summary: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Content of ``summary.json``: numbers of updates, epochs, samples and seconds, digests of the weights, and more."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluateResult:
-    """Figures of trained weights on the evaluation split."""
-
-    figures: Mapping[str, float]
-    run_dir: Path | None
-    summary: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictResult:
-    """Predictions on pictures."""
-
-    predictions: Sequence[Mapping[str, Any]]
-    """One entry for each object (detection: COCO's results form) or picture (classification), as ``predictions.json`` has it."""
-    skipped: Sequence[Mapping[str, str]]
-    """``file_name`` and ``reason`` of each picture that could not be read."""
-    out: Path
-    """Folder with ``predictions.json`` and, with ``draw``, the pictures."""
 
 
 def load_spec(
@@ -170,6 +120,15 @@ def train(
     if outcome.code in FAILED:
         raise JobFailed("training", exit_code=outcome.code, run_dir=outcome.run_dir)
     return _train_result(outcome)
+
+
+def open_run(run: str | os.PathLike[str]) -> TrainResult:
+    """Open the folder of a former run, or of one that still goes on, as the result that ``train`` returns.
+
+    Raises:
+        UsageError: it is not the folder of a training run.
+    """
+    return results.open_run(Path(run))
 
 
 def evaluate(
@@ -422,31 +381,5 @@ def _need_main_thread(name: str) -> None:
 
 
 def _train_result(outcome: "Outcome") -> TrainResult:
-    summary = outcome.summary
-    reason: ExitReason = "interrupted" if outcome.code else "stopped_early" if summary.get("stopped_by") else "finished"
-    checkpoints = _checkpoints_by_update(outcome.run_dir)
-    return TrainResult(
-        best=_evaluation(summary.get("best"), checkpoints),
-        last=_evaluation(summary.get("last"), checkpoints),
-        run_dir=outcome.run_dir,
-        exit_reason=reason,
-        summary=summary,
-    )
-
-
-def _evaluation(values: Mapping[str, Any] | None, checkpoints: Mapping[int, Path]) -> Evaluation | None:
-    if not values:
-        return None
-    figures = {name: value for name, value in values.items() if name not in ("update", "epoch")}
-    update = int(values["update"])
-    return Evaluation(update=update, epoch=int(values["epoch"]), figures=figures, checkpoint=checkpoints.get(update))
-
-
-def _checkpoints_by_update(run_dir: Path | None) -> dict[int, Path]:
-    """The intact checkpoints of a run by the number of updates that they hold."""
-    from mtrain.core.checkpoint import format, store
-
-    if run_dir is None:
-        return {}
-    folders = [folder for folder in store.listed(run_dir / "checkpoints") if store.looks_whole(folder)]
-    return {format.progress_of(folder).update: folder for folder in folders}
+    reason = "interrupted" if outcome.code else results.exit_reason(outcome.summary)
+    return results.train_result(outcome.run_dir, outcome.summary, reason=reason)

@@ -57,6 +57,17 @@ def test_train_returns_what_the_run_folder_says(trained):
     assert (folder / result.last.checkpoint / "MANIFEST.json").is_file()
 
 
+def test_a_result_has_records_curves_and_the_best_checkpoint(here, trained):
+    result = trained[1]
+    assert [row["update"] for row in result.metrics.updates] == [0, 1, 2, 3]
+    assert [row["figures.accuracy"] for row in result.metrics.evaluations][-1] == result.last.figures["accuracy"]
+    assert result.checkpoint == result.best.checkpoint
+    assert "loss" in [axes.get_title(loc="left") for axes in result.plot().axes]
+    opened = mtrain.open_run(result.run_dir)
+    assert (opened.best, opened.last, opened.exit_reason) == (result.best, result.last, result.exit_reason)
+    assert (opened.metrics, repr(opened)) == (result.metrics, repr(result))
+
+
 def test_python_and_command_line_train_to_the_same_bits(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flat = {
@@ -79,6 +90,8 @@ def test_a_run_is_resumed_from_python(here):
 def test_evaluate_gives_the_figures_of_the_best_checkpoint(here, trained):
     result = mtrain.evaluate(run=f"runs/{SPEC}", quiet=True)
     assert result.figures["accuracy"] == trained[1].best.figures["accuracy"]
+    assert result.metrics[0]["figures.accuracy"] == result.figures["accuracy"]
+    assert result.checkpoint == trained[1].best.checkpoint
     assert (result.run_dir / "summary.json").is_file()
 
 

@@ -30,6 +30,7 @@ LAYERS = (
     {"clusters"},
     {"comparing"},
     {"testing"},
+    {"results"},
     {"api"},
     {"cli"},
 )
@@ -59,6 +60,7 @@ OUTSIDE = {
     "report": {"numpy", "psutil"},
     "report/rich.py": {"rich"},
     "report/console.py": {"rich"},
+    "report/notebook.py": {"IPython"},
     "report/tensorboard.py": {"tensorboard", "numpy"},
     "report/plots.py": {"matplotlib", "numpy"},
     "system": {"numpy", "psutil", "pydantic"},

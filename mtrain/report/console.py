@@ -32,15 +32,27 @@ class Display(Protocol):
 
 
 def make_display(mode: Mode, *, title: str, stream: IO[str] | None = None) -> Display:
-    """Return the display for ``mode``; auto: rich on a terminal, plain lines elsewhere."""
+    """Return the display for ``mode``; auto: rich on a terminal, one live output in a notebook, plain lines elsewhere."""
     stream = stream or sys.stdout
     if mode == "quiet":
         return Quiet(stream)
+    if mode == "auto" and is_of_a_cell(stream):
+        from mtrain.report.notebook import Notebook
+
+        return Notebook(title=title)
     if mode == "plain" or (mode == "auto" and not stream.isatty()):
         return Plain(stream, title=title)
     from mtrain.report.rich import Rich
 
     return Rich(stream, title=title, force=mode == "rich")
+
+
+def is_of_a_cell(stream: IO[str]) -> bool:
+    """Return whether text written to ``stream`` appears below the running cell of a notebook.
+
+    The stream's class tells it without an import. A kernel's stream that a cell has replaced, as ``%%capture`` does, is none.
+    """
+    return type(stream).__module__.partition(".")[0] == "ipykernel"
 
 
 class Quiet:

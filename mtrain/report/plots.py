@@ -1,9 +1,10 @@
-"""Draw ``results.png``, the curves of a run on one page. Only this module of ``report`` imports matplotlib.
+"""Draw the curves of a run on one page: as ``results.png``, and as a figure. Only this module of ``report`` imports matplotlib.
 
-It uses matplotlib without a window system.
+It uses matplotlib without a window system, so a figure from here is in no list of pyplot's and needs no closing.
 """
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,33 @@ INK = "#333333"
 FAINT = "#e4e4e4"
 
 
+class Curves(Figure):
+    """A figure that notebooks show as a picture, whether or not ``%matplotlib inline`` was typed."""
+
+    def _repr_png_(self) -> bytes:
+        picture = BytesIO()
+        self.savefig(picture, format="png")
+        return picture.getvalue()
+
+
 def draw_results(folder: Path) -> Path | None:
     """Draw ``results.png`` in a run folder from its ``metrics.jsonl``. Return its path; None without records."""
+    figure = curves(folder)
+    if figure is None:
+        return None
+    path = folder / "results.png"
+    temporary = folder / ".results.png"
+    figure.savefig(temporary, format="png")
+    temporary.replace(path)
+    return path
+
+
+def curves(folder: Path) -> Curves | None:
+    """Return the curves of a run folder as a figure; None without records."""
     history = read_history(folder / "metrics.jsonl")
     if not history.updates and not history.evaluations:
         return None
-    figure = Figure(figsize=(12, 7.2), dpi=110, layout="constrained", facecolor="white")
+    figure = Curves(figsize=(12, 7.2), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2)
     figure.suptitle(f"{folder.resolve().name}: {_title(history)}", fontsize=12, color=INK, x=0.012, ha="left")
@@ -34,11 +56,7 @@ def draw_results(folder: Path) -> Path | None:
     _figures(axes[0, 1], history)
     _rate(axes[1, 0], history)
     _speed(axes[1, 1], history)
-    path = folder / "results.png"
-    temporary = folder / ".results.png"
-    figure.savefig(temporary, format="png")
-    temporary.replace(path)
-    return path
+    return figure
 
 
 def _title(history: History) -> str:

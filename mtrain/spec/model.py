@@ -234,7 +234,8 @@ class ReportSpec(Section):
         "seconds waited for each other so far; state, the bytes, and digests of samples, weights, averages and moments",
     )
     display: Literal["auto", "rich", "plain", "quiet"] = Field(
-        default="auto", description="progress on the console; auto: rich on a terminal, plain lines elsewhere"
+        default="auto",
+        description="progress on the console; auto: rich on a terminal, one live output in a notebook, plain lines elsewhere",
     )
 
 
