@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from mtrain.errors import UsageError
+from mtrain.report.html import table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -160,8 +161,8 @@ class TrainResult:
             for name, e in shown
         ]
         heading = f"{self.exit_reason.replace('_', ' ')}, {_progress(self.summary)}".removesuffix(", ")
-        table = _table(["", "updates", *names, "checkpoint"], lines) if lines else ""
-        return f"<div><b>{escape(str(self.run_dir))}</b>: {escape(heading)}{table}</div>"
+        shown_table = table(["", "updates", *names, "checkpoint"], lines) if lines else ""
+        return f"<div><b>{escape(str(self.run_dir))}</b>: {escape(heading)}{shown_table}</div>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -191,7 +192,7 @@ class EvaluateResult:
         """Return a table of the figures, which notebooks show."""
         figures = self._headline()
         source = escape(str(self.summary.get("weights") or self.run_dir))
-        return f"<div><b>{source}</b>{_table(list(figures), [[_number(value) for value in figures.values()]])}</div>"
+        return f"<div><b>{source}</b>{table(list(figures), [[_number(value) for value in figures.values()]])}</div>"
 
     def _headline(self) -> Mapping[str, float]:
         from mtrain.report.wording import headline_figures
@@ -351,9 +352,3 @@ def _number(value: Any) -> str:
     from mtrain.report.wording import number
 
     return number(value)
-
-
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

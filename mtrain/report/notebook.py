@@ -12,6 +12,7 @@ from html import escape
 from IPython.display import display, update_display
 
 from mtrain.report.history import Record
+from mtrain.report.html import table
 from mtrain.report.wording import duration, event_line, headline_figures, left_s, losses, number, place, speed
 
 MAX_ROWS = 8
@@ -124,8 +125,4 @@ class Notebook:
     def _table(self) -> str:
         rows = self._rows()
         names = list(dict.fromkeys(name for row in rows for name in row))
-        if not rows:
-            return ""
-        head = "".join(f"<th>{escape(name)}</th>" for name in names)
-        body = "".join(f"<tr>{''.join(f'<td>{escape(row.get(n, ""))}</td>' for n in names)}</tr>" for row in rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return table(names, [[row.get(name, "") for name in names] for row in rows]) if rows else ""

@@ -235,7 +235,8 @@ class ReportSpec(Section):
     )
     display: Literal["auto", "rich", "plain", "quiet"] = Field(
         default="auto",
-        description="progress on the console; auto: rich on a terminal, one live output in a notebook, plain lines elsewhere",
+        description="progress on the console; auto: rich on a terminal, one live output in a notebook, plain lines "
+        "elsewhere",
     )
 
 

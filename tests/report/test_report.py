@@ -13,6 +13,7 @@ import pytest
 from matplotlib.text import Text
 
 from mtrain.errors import TrainingError
+from mtrain.report import notebook as report_notebook
 from mtrain.report import plots as report_plots
 from mtrain.report import tensorboard as report_tensorboard
 from mtrain.report import wording
@@ -268,6 +269,42 @@ def test_a_pipe_gets_plain_lines_and_rich_can_be_asked_for():
     display = make_display("rich", title="t", stream=io.StringIO())
     assert isinstance(display, Rich)
     display.close()
+
+
+def test_the_output_of_a_notebook_is_redrawn_in_place_and_escapes_what_users_named(monkeypatch):
+    shown: dict[str, list[dict]] = {}
+    monkeypatch.setattr(
+        report_notebook, "display", lambda content, raw, display_id: shown.update({display_id: [content]})
+    )
+    monkeypatch.setattr(
+        report_notebook, "update_display", lambda content, raw, display_id: shown[display_id].append(content)
+    )
+    now = [0.0]
+    display = report_notebook.Notebook(title="<b>job", every_s=1, clock=lambda: now[0])
+    for update in range(40):
+        now[0] += 0.1
+        display.record(update_record(update) | {"kind": "update"})
+        display.tick()
+    for epoch in range(12):
+        figures = {"AP<50>": 0.5, "score": 0.5}
+        display.record({"kind": "evaluation", "epoch": epoch, "update": epoch, "figures": figures, "best": epoch == 1})
+    for number in range(9):
+        display.record({"kind": "warning", "message": f"gradient {number}"})
+    display.close()
+    display.close()
+    (contents,) = shown.values()
+    assert len(contents) == 1 + 3 + 1, "at the start, once a second, at the end"
+    html, text = contents[-1]["text/html"], contents[-1]["text/plain"]
+    assert "&lt;b&gt;job" in html
+    assert "AP&lt;50&gt;" in html
+    assert "<b>job<" not in html
+    assert '<progress value="40" max="40"' in html
+    assert html.count("<tr>") == 1 + report_notebook.MAX_ROWS
+    assert html.count("best so far") == 1, "the best one stays, however old"
+    assert "gradient 2" not in html
+    assert "3 earlier messages" in html
+    assert "update 40/40" in text
+    assert "gradient 8" in text
 
 
 def test_the_rich_display_shows_place_losses_and_one_row_per_evaluation():
