@@ -8,7 +8,7 @@ from tests.notebooks.kernels import run_cells, texts
 
 TRAIN = """
 import mtrain
-result = mtrain.train("vit_digits", backend="ddp", ranks=2, overrides={
+result = mtrain.train("vit_digits", backend="ddp", ranks=1, overrides={
     "train": {"epochs": None, "updates": 100_000, "batch_size": 8}, "data.workers": 0,
     "evaluate.every_epochs": None, "checkpoint.every_epochs": None, "report.plots": False,
 })

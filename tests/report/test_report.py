@@ -122,12 +122,12 @@ def test_closing_writes_summary_and_curves_and_a_second_time_nothing(tmp_path):
 def test_no_title_label_or_value_of_the_curves_lies_on_another(tmp_path, monkeypatch):
     figures_made = []
 
-    class Kept(report_plots.Figure):
+    class Kept(report_plots.Curves):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             figures_made.append(self)
 
-    monkeypatch.setattr(report_plots, "Figure", Kept)
+    monkeypatch.setattr(report_plots, "Curves", Kept)
     reporter = Reporter(tmp_path, tensorboard=False, plots=False, clock=lambda: 1.0)
     for update in range(40):
         reporter.update(
