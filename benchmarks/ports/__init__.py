@@ -1,0 +1,1 @@
+"""Measure the ports of examples/ports against their originals: `python -m benchmarks.ports`."""

@@ -1,0 +1,168 @@
+"""Run the scripts of examples/ports as a user would, and read the weights that they have trained."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mtrain.core.checkpoint import store
+from mtrain.core.interfaces import Array
+from mtrain.system.placement import free_port
+from mtrain.weights import reading
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "ports"
+Weights = Mapping[str, Array]
+PYTHON = sys.executable
+QUIET = ("-o", "report.plots=false", "-o", "report.tensorboard=false", "-o", "report.display=plain")
+ONE_THREAD = ("-o", "cluster.threads=1")
+"""The number of threads changes the last bit of sums; the plain script has one thread, too."""
+TORCH_BACKENDS = {
+    "solo": ("--backend", "solo"),
+    "ddp": ("--backend", "ddp"),
+    "horovod": ("--backend", "horovod"),
+    "ZeRO 0": ("--backend", "deepspeed", "-o", "backend.options.stage=0"),
+    "ZeRO 1": ("--backend", "deepspeed", "-o", "backend.options.stage=1"),
+    "ZeRO 3": ("--backend", "deepspeed", "-o", "backend.options.stage=3"),
+}
+PADDLE_BACKENDS = {
+    "solo": ("--backend", "solo", "-o", "backend.options.framework=paddle"),
+    "fleet": ("--backend", "fleet"),
+}
+
+
+class JobError(Exception):
+    """A script has failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Port:
+    """One folder of examples/ports."""
+
+    name: str
+    title: str
+    peer: str
+    """Name of the library that the original uses."""
+    launch: Callable[[int], Sequence[str]]
+    """Returns the command that starts peer.py, without the script, on a number of ranks."""
+    backend: str
+    """The backend of port A."""
+    seed: int = 42
+    backends: Mapping[str, tuple[str, ...]]
+    weights_file: str = "weights.pt"
+    has_fused_rule: bool = False
+    """Whether plain.py takes ``--fused``: torch's loop and its fused kernel differ in the last bit."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the scripts."""
+        return FOLDER / self.name
+
+
+def _torchrun(size: int) -> list[str]:
+    return [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(size), *_address(free_port())]
+
+
+def _address(port: int) -> list[str]:
+    return ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+
+
+def _accelerate(size: int) -> list[str]:
+    hosts = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    port = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port())]
+    launch = [PYTHON, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(size), *hosts]
+    # On one rank, only plain Python is a launcher that asks for no rendezvous.
+    return [*launch, "--num_cpu_threads_per_process", "1", *(port if size > 1 else [])]
+
+
+def _fabric(size: int) -> list[str]:
+    strategy = ["--strategy", "ddp"] if size > 1 else []
+    port = ["--main-address", "127.0.0.1", "--main-port", str(free_port())]
+    return [PYTHON, "-m", "lightning_fabric.cli", "--accelerator", "cpu", "--devices", str(size), *strategy, *port]
+
+
+def _horovodrun(size: int) -> list[str]:
+    return [PYTHON, "-m", "horovod.runner.launch", "-np", str(size), "--gloo", PYTHON]
+
+
+def _paddle(size: int) -> list[str]:
+    launch = [PYTHON, "-m", "paddle.distributed.launch", "--nproc_per_node", str(size), "--log_dir", "log"]
+    return [*launch, "--start_port", str(free_port())]
+
+
+PORTS = (
+    Port(name="ddp_tutorial", title="torch's DDP tutorial", peer="torch DDP", launch=_torchrun, backend="ddp",
+         backends=TORCH_BACKENDS),
+    Port(name="accelerate_vision", title="Accelerate, vision", peer="Accelerate", launch=_accelerate, backend="ddp",
+         backends=TORCH_BACKENDS, has_fused_rule=True),
+    Port(name="accelerate_text", title="Accelerate, text", peer="Accelerate", launch=_accelerate, backend="ddp",
+         backends=TORCH_BACKENDS, has_fused_rule=True),
+    Port(name="fabric_mnist", title="Lightning Fabric", peer="Fabric", launch=_fabric, backend="ddp", seed=1,
+         backends=TORCH_BACKENDS),
+    Port(name="horovod_mnist", title="Horovod", peer="Horovod", launch=_horovodrun, backend="horovod",
+         backends=TORCH_BACKENDS),
+    Port(name="paddle_fleet", title="PaddlePaddle fleet", peer="fleet", launch=_paddle, backend="fleet",
+         backends=PADDLE_BACKENDS, weights_file="weights.pdparams"),
+)  # fmt: skip
+
+
+def by_name(name: str) -> Port:
+    """Return the port of a folder."""
+    return next(port for port in PORTS if port.name == name)
+
+
+def plain(port: Port, *flags: str) -> Weights:
+    """Run plain.py in one process, and return its weights."""
+    return _script(port, [PYTHON, str(port.folder / "plain.py"), *flags])
+
+
+def peer(port: Port, size: int, *flags: str) -> Weights:
+    """Run peer.py on ``size`` ranks with the peer's own launcher, and return its weights."""
+    return _script(port, [*port.launch(size), str(port.folder / "peer.py"), *flags])
+
+
+def ours(port: Port, backend: str, size: int, *, own_order: bool = False, fp64: bool = True) -> Weights:
+    """Run port.py on ``size`` ranks of a backend, and return its weights."""
+    precision = ("-o", "train.precision=fp64") if fp64 else ()
+    options = [*QUIET, *ONE_THREAD, *precision, "--seed", str(port.seed), *port.backends[backend]]
+    ranks = ["--nproc-per-node", str(size)] if backend != "solo" else []
+    script = [str(port.folder / "port.py"), *(["--own-order"] if own_order else [])]
+    with tempfile.TemporaryDirectory() as here:
+        _run([PYTHON, "-m", "mtrain", "run", "--name", "port", *options, *ranks, *script], Path(here))
+        newest = store.newest(Path(here) / "runs" / "port" / "checkpoints")
+        assert newest is not None
+        return dict(store.load(newest).state.weights)
+
+
+def _script(port: Port, command: Sequence[str]) -> Weights:
+    with tempfile.TemporaryDirectory() as here:
+        _run(command, Path(here))
+        return reading.read(Path(here) / port.weights_file).arrays
+
+
+def _run(command: Sequence[str], here: Path) -> None:
+    """Run a command in the folder ``here``.
+
+    Raises:
+        JobError: it fails; the message holds the end of what it has printed.
+    """
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "HOROVOD_"))}
+    environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
+    try:
+        done = subprocess.run(command, cwd=here, env=environ, capture_output=True, text=True, check=False, timeout=300)
+    except subprocess.TimeoutExpired as error:
+        raise JobError(f"{' '.join(command)}: no end after 300 s") from error
+    if done.returncode:
+        raise JobError(f"{' '.join(command)}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
+
+
+def difference(one: Weights, other: Weights) -> float:
+    """Return the largest difference between arrays of the same names and types."""
+    assert one.keys() == other.keys(), sorted(one.keys() ^ other.keys())
+    assert {name: array.dtype for name, array in one.items()} == {name: array.dtype for name, array in other.items()}
+    pairs = [(array.astype(np.float64), other[name].astype(np.float64)) for name, array in one.items()]
+    return max(float(np.abs(left - right).max()) for left, right in pairs)
