@@ -1,6 +1,7 @@
 """Run the scripts of examples/ports as a user would, and read the weights that they have trained."""
 
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -11,8 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from mtrain.core.checkpoint import store
+from mtrain.core.digest import digest
 from mtrain.core.interfaces import Array
-from mtrain.system.placement import free_port
+from mtrain.errors import UsageError
+from mtrain.system.placement import check_port
 from mtrain.weights import reading
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "ports"
@@ -49,13 +52,13 @@ class Port:
     """Name of the library that the original uses."""
     launch: Callable[[int], Sequence[str]]
     """Returns the command that starts peer.py, without the script, on a number of ranks."""
+    peer_ranks: tuple[int, ...] = (1, 2, 3)
+    """Numbers of ranks on which the peer runs."""
     backend: str
     """The backend of port A."""
     seed: int = 42
     backends: Mapping[str, tuple[str, ...]]
     weights_file: str = "weights.pt"
-    has_fused_rule: bool = False
-    """Whether plain.py takes ``--fused``: torch's loop and its fused kernel differ in the last bit."""
 
     @property
     def folder(self) -> Path:
@@ -63,8 +66,20 @@ class Port:
         return FOLDER / self.name
 
 
+def _free_port() -> int:
+    """Return the first of eight ports that are free on loopback, below those that Linux gives to connections."""
+    while True:
+        first = 20000 + 8 * secrets.randbelow(1250)
+        try:
+            for port in range(first, first + 8):
+                check_port("127.0.0.1", port)
+        except UsageError:
+            continue
+        return first
+
+
 def _torchrun(size: int) -> list[str]:
-    return [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(size), *_address(free_port())]
+    return [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(size), *_address(_free_port())]
 
 
 def _address(port: int) -> list[str]:
@@ -73,7 +88,7 @@ def _address(port: int) -> list[str]:
 
 def _accelerate(size: int) -> list[str]:
     hosts = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    port = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port())]
+    port = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(_free_port())]
     launch = [PYTHON, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(size), *hosts]
     # On one rank, only plain Python is a launcher that asks for no rendezvous.
     return [*launch, "--num_cpu_threads_per_process", "1", *(port if size > 1 else [])]
@@ -81,7 +96,7 @@ def _accelerate(size: int) -> list[str]:
 
 def _fabric(size: int) -> list[str]:
     strategy = ["--strategy", "ddp"] if size > 1 else []
-    port = ["--main-address", "127.0.0.1", "--main-port", str(free_port())]
+    port = ["--main-address", "127.0.0.1", "--main-port", str(_free_port())]
     return [PYTHON, "-m", "lightning_fabric.cli", "--accelerator", "cpu", "--devices", str(size), *strategy, *port]
 
 
@@ -91,22 +106,22 @@ def _horovodrun(size: int) -> list[str]:
 
 def _paddle(size: int) -> list[str]:
     launch = [PYTHON, "-m", "paddle.distributed.launch", "--nproc_per_node", str(size), "--log_dir", "log"]
-    return [*launch, "--start_port", str(free_port())]
+    return [*launch, "--start_port", str(_free_port())]
 
 
 PORTS = (
     Port(name="ddp_tutorial", title="torch's DDP tutorial", peer="torch DDP", launch=_torchrun, backend="ddp",
          backends=TORCH_BACKENDS),
     Port(name="accelerate_vision", title="Accelerate, vision", peer="Accelerate", launch=_accelerate, backend="ddp",
-         backends=TORCH_BACKENDS, has_fused_rule=True),
+         backends=TORCH_BACKENDS),
     Port(name="accelerate_text", title="Accelerate, text", peer="Accelerate", launch=_accelerate, backend="ddp",
-         backends=TORCH_BACKENDS, has_fused_rule=True),
+         backends=TORCH_BACKENDS),
     Port(name="fabric_mnist", title="Lightning Fabric", peer="Fabric", launch=_fabric, backend="ddp", seed=1,
          backends=TORCH_BACKENDS),
     Port(name="horovod_mnist", title="Horovod", peer="Horovod", launch=_horovodrun, backend="horovod",
          backends=TORCH_BACKENDS),
     Port(name="paddle_fleet", title="PaddlePaddle fleet", peer="fleet", launch=_paddle, backend="fleet",
-         backends=PADDLE_BACKENDS, weights_file="weights.pdparams"),
+         peer_ranks=(2, 3), backends=PADDLE_BACKENDS, weights_file="weights.pdparams"),
 )  # fmt: skip
 
 
@@ -157,7 +172,17 @@ def _run(command: Sequence[str], here: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise JobError(f"{' '.join(command)}: no end after 300 s") from error
     if done.returncode:
-        raise JobError(f"{' '.join(command)}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
+        raise JobError(f"{' '.join(command)}: exit code {done.returncode}\n{_last_words(here, done)}")
+
+
+def _last_words(here: Path, done: "subprocess.CompletedProcess[str]") -> str:
+    logs = [path.read_text(errors="replace")[-1500:] for path in sorted(here.glob("log/workerlog.*"))]
+    return "\n".join([(done.stdout + done.stderr)[-1500:], *logs])
+
+
+def same_bits(one: Weights, other: Weights) -> bool:
+    """Return whether two sets of weights have the same digest."""
+    return digest(one) == digest(other)
 
 
 def difference(one: Weights, other: Weights) -> float:

@@ -24,8 +24,6 @@ UPDATES = TRAINING_PAIRS // GLOBAL_BATCH * EPOCHS
 MODULES = ("argparse", "collections", "csv", "datetime", "decimal", "difflib", "email.message", "fractions", "json",
            "logging", "mailbox", "os", "pathlib", "random", "shutil", "socket", "statistics", "string", "subprocess",
            "tarfile", "textwrap", "threading", "turtle", "unittest.case", "urllib.request", "zipfile")  # fmt: skip
-FUSED = "--fused" in sys.argv or None
-"""Whether torch.optim.AdamW uses its fused kernel; None: torch's choice, which is the loop on CPUs."""
 DTYPE = torch.float64 if "--fp64" in sys.argv else torch.float32
 
 
@@ -85,6 +83,11 @@ def network() -> nn.Module:
         max_position_embeddings=LENGTH, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=2,
     )  # fmt: skip
     return AutoModelForSequenceClassification.from_config(config).to(DTYPE)
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Make the original's optimizer."""
+    return torch.optim.AdamW(model.parameters(), lr=LR)
 
 
 def accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:

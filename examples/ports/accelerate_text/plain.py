@@ -17,7 +17,7 @@ def main() -> None:
     train_loader = common.shuffled(common.Pairs(train=True))
     eval_loader = DataLoader(eval_set, batch_size=common.GLOBAL_BATCH)
     model = common.network()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=common.LR, fused=common.FUSED)
+    optimizer = common.optimizer_of(model)
     steps = len(train_loader) * common.EPOCHS
     scheduler = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=common.WARMUP, num_training_steps=steps)
     for _ in range(common.EPOCHS):

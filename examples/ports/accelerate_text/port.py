@@ -22,7 +22,7 @@ def main() -> None:
     """Train and evaluate; the weights are in the run folder."""
     with mtrain.session() as session:
         eval_set = common.Pairs(train=False)
-        rule = mtrain.AdamW(rate=common.LR)
+        rule = common.optimizer_of if common.ORDER else mtrain.AdamW(rate=common.LR)
         model, optimizer = session.prepare(common.network, optimizer=rule, schedule=rate)
         for batch in session.batches(
             common.Pairs(train=True), global_batch=common.GLOBAL_BATCH, epochs=common.EPOCHS, order=common.ORDER

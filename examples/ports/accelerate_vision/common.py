@@ -21,8 +21,6 @@ MEAN, STD = 0.3, 0.38
 """Mean and standard deviation of the pixels."""
 TRAINING_SAMPLES = 1440
 UPDATES_PER_EPOCH = TRAINING_SAMPLES // GLOBAL_BATCH
-FUSED = "--fused" in sys.argv or None
-"""Whether torch.optim.Adam uses its fused kernel; None: torch's choice, which is the loop on CPUs."""
 DTYPE = torch.float64 if "--fp64" in sys.argv else torch.float32
 
 
@@ -63,6 +61,11 @@ def network() -> nn.Module:
     stem = nn.Conv2d(1, 16, 3, padding=1, bias=False)
     head = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 10))
     return nn.Sequential(stem, Block(16), nn.MaxPool2d(2), Block(16), head).to(DTYPE)
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Make the original's optimizer."""
+    return torch.optim.Adam(model.parameters(), lr=LR / 25)
 
 
 def accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:

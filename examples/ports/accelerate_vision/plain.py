@@ -18,7 +18,7 @@ def main() -> None:
     train_loader = common.shuffled(common.Digits(train=True))
     eval_loader = DataLoader(eval_set, batch_size=common.GLOBAL_BATCH)
     model = common.network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=common.LR / 25, fused=common.FUSED)
+    optimizer = common.optimizer_of(model)
     steps = {"epochs": common.EPOCHS, "steps_per_epoch": len(train_loader)}
     scheduler = OneCycleLR(optimizer, max_lr=common.LR, cycle_momentum=False, **steps)
     for _ in range(common.EPOCHS):

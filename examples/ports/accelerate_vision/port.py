@@ -19,7 +19,7 @@ def main() -> None:
     """Train and evaluate; the weights are in the run folder."""
     with mtrain.session() as session:
         eval_set = common.Digits(train=False)
-        rule = mtrain.Adam(rate=common.LR)
+        rule = common.optimizer_of if common.ORDER else mtrain.Adam(rate=common.LR)
         model, optimizer = session.prepare(common.network, optimizer=rule, schedule=common.one_cycle)
         for batch in session.batches(
             common.Digits(train=True), global_batch=common.GLOBAL_BATCH, epochs=common.EPOCHS, order=common.ORDER

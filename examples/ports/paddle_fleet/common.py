@@ -14,7 +14,7 @@ from paddle.io import Dataset, DistributedBatchSampler
 from paddle.nn import functional
 from sklearn.datasets import load_digits
 
-GLOBAL_BATCH, EPOCHS, SEED, RATE = 96, 10, 42, 2**-4
+GLOBAL_BATCH, EPOCHS, SEED, RATE = 96, 10, 42, 0.001
 TRAINING_SAMPLES = 1440
 DTYPE = "float64" if "--fp64" in sys.argv else "float32"
 
@@ -60,6 +60,11 @@ class MyNet(paddle.nn.Layer):
 def network() -> paddle.nn.Layer:
     """Build the model."""
     return MyNet(num_classes=10).to(dtype=DTYPE)
+
+
+def optimizer_of(model: paddle.nn.Layer) -> paddle.optimizer.Optimizer:
+    """Make the original's optimizer."""
+    return paddle.optimizer.Adam(learning_rate=RATE, parameters=model.parameters())
 
 
 def accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:

@@ -1,8 +1,8 @@
 """Paddle's fleet example, on digits: `python -m paddle.distributed.launch --nproc_per_node 2 peer.py`.
 
 In the form of the guide "cluster_quick_start_collective" of https://github.com/PaddlePaddle/docs (under
-docs/guides/06_distributed_training), with the changes of plain.py. The batch of a rank is its share of the global
-batch, so that training is the same for every number of ranks.
+docs/guides/06_distributed_training), evaluated once, at the end. The batch of a rank is its
+share of the global batch, so that training is the same for every number of ranks.
 """
 
 import common
@@ -23,7 +23,7 @@ def main() -> None:
     test_loader = DataLoader(test_set, batch_sampler=test_sampler)
     model = common.network()
     model = fleet.distributed_model(model)
-    optimizer = paddle.optimizer.SGD(learning_rate=common.RATE, parameters=model.parameters())
+    optimizer = common.optimizer_of(model)
     optimizer = fleet.distributed_optimizer(optimizer)
     for _ in range(common.EPOCHS):
         model.train()

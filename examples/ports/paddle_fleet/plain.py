@@ -1,9 +1,7 @@
 """Paddle's fleet example in one process, on the digits of scikit-learn: `python plain.py`.
 
 In the form of the guide "cluster_quick_start_collective" of https://github.com/PaddlePaddle/docs (under
-docs/guides/06_distributed_training) without fleet. SGD takes the place of Adam, whose kernel holds the decay rates as
-float32 even if the weights are float64; the rate is a number that float32 represents. The model is evaluated once, at
-the end.
+docs/guides/06_distributed_training) without fleet. The model is evaluated once, at the end.
 """
 
 import common
@@ -21,7 +19,7 @@ def main() -> None:
     test_sampler = DistributedBatchSampler(test_set, common.GLOBAL_BATCH, num_replicas=1, rank=0)
     test_loader = DataLoader(test_set, batch_sampler=test_sampler)
     model = common.network()
-    optimizer = paddle.optimizer.SGD(learning_rate=common.RATE, parameters=model.parameters())
+    optimizer = common.optimizer_of(model)
     for _ in range(common.EPOCHS):
         model.train()
         for data, target in train_loader():

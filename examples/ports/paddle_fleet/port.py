@@ -13,7 +13,8 @@ def main() -> None:
     """Train and evaluate; the weights are in the run folder."""
     with mtrain.session() as session:
         train_set, test_set = common.Digits(train=True), common.Digits(train=False)
-        model, optimizer = session.prepare(common.network, optimizer=mtrain.SGD(rate=common.RATE))
+        rule = common.optimizer_of if common.ORDER else mtrain.Adam(rate=common.RATE)
+        model, optimizer = session.prepare(common.network, optimizer=rule)
         for data, target in session.batches(
             train_set, global_batch=common.GLOBAL_BATCH, epochs=common.EPOCHS, order=common.ORDER
         ):

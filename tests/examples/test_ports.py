@@ -1,0 +1,69 @@
+"""The ports of examples/ports train what their originals train, with about as few changed lines."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.ports import __main__ as table
+from benchmarks.ports import jobs, lines
+
+PORTS = [port.name for port in jobs.PORTS]
+QUICK = [name for name in PORTS if name not in ("accelerate_text", "fabric_mnist")]
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_a_port_changes_at_most_two_lines_more_than_the_peer(name):
+    folder = jobs.by_name(name).folder
+    peer = lines.changes(folder / "plain.py", folder / "peer.py")
+    port = lines.changes(folder / "plain.py", folder / "port.py")
+    assert 0 < port.written <= peer.written + 2
+    assert "mtrain.train(" not in (folder / "port.py").read_text()
+
+
+def test_lines_are_counted_whatever_their_indentation_and_wrapping(tmp_path):
+    before, after = tmp_path / "before.py", tmp_path / "after.py"
+    before.write_text('"""Text."""\nx = f(1, 2)\nfor a in x:\n    print(a)\ny = 1\nz = 2\n')
+    after.write_text(
+        '"""Other."""\n# why\nwith g():\n    x = f(\n        1, 2\n    )\n    for a in x:\n        print(a)\nz = 3\n'
+    )
+    assert lines.changes(before, after) == lines.Changes(written=2, deleted=1)
+    assert lines.changes(before, before) == lines.Changes(written=0, deleted=0)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in PORTS])
+def test_one_rank_trains_the_bits_of_the_plain_script(name):
+    port = jobs.by_name(name)
+    assert jobs.same_bits(jobs.plain(port), jobs.ours(port, "solo", 1, fp64=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("ddp_tutorial", 2), ("ddp_tutorial", 3), ("accelerate_vision", 3), ("paddle_fleet", 2)]
+)
+def test_several_ranks_train_what_the_plain_script_trains(name, size):
+    port = jobs.by_name(name)
+    assert jobs.difference(jobs.plain(port, "--fp64"), jobs.ours(port, port.backend, size)) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["ddp_tutorial"])
+def test_the_peer_trains_what_the_plain_script_trains(name):
+    port = jobs.by_name(name)
+    assert jobs.difference(jobs.plain(port, "--fp64"), jobs.peer(port, 2, "--fp64")) <= 1e-12
+
+
+def test_a_script_that_fails_is_reported_with_its_last_words():
+    port = replace(jobs.by_name("ddp_tutorial"), backends={"solo": ("--no-such-flag",)})
+    with pytest.raises(jobs.JobError, match="no-such-flag"):
+        jobs.ours(port, "solo", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", PORTS)
+def test_every_figure_of_the_table_is_within_1e_12(name):
+    figures = table.measured(jobs.by_name(name))
+    print(table.tables({name: figures}))
+    assert figures["same_bits"] is True
+    values = [*figures["A"].values(), *figures["peer"].values()]
+    values += [value for by_size in figures["B"].values() for value in by_size.values()]
+    assert None not in values
+    assert max(values) <= 1e-12
