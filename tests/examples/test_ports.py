@@ -1,6 +1,7 @@
 """The ports of examples/ports train what their originals train, with about as few changed lines."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -9,6 +10,12 @@ from benchmarks.ports import jobs, lines
 
 PORTS = [port.name for port in jobs.PORTS]
 QUICK = [name for name in PORTS if name not in ("accelerate_text", "fabric_mnist")]
+
+
+@cache
+def plain(name, *flags):
+    """The weights of a plain script; one run serves several tests."""
+    return jobs.plain(jobs.by_name(name), *flags)
 
 
 @pytest.mark.parametrize("name", PORTS)
@@ -33,7 +40,7 @@ def test_lines_are_counted_whatever_their_indentation_and_wrapping(tmp_path):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in PORTS])
 def test_one_rank_trains_the_bits_of_the_plain_script(name):
     port = jobs.by_name(name)
-    assert jobs.same_bits(jobs.plain(port), jobs.ours(port, "solo", 1, fp64=False))
+    assert jobs.same_bits(plain(name), jobs.ours(port, "solo", 1, fp64=False))
 
 
 @pytest.mark.parametrize(
@@ -41,13 +48,12 @@ def test_one_rank_trains_the_bits_of_the_plain_script(name):
 )
 def test_several_ranks_train_what_the_plain_script_trains(name, size):
     port = jobs.by_name(name)
-    assert jobs.difference(jobs.plain(port, "--fp64"), jobs.ours(port, port.backend, size)) <= 1e-12
+    assert jobs.difference(plain(name, "--fp64"), jobs.ours(port, port.backend, size)) <= 1e-12
 
 
-@pytest.mark.parametrize("name", ["ddp_tutorial"])
-def test_the_peer_trains_what_the_plain_script_trains(name):
-    port = jobs.by_name(name)
-    assert jobs.difference(jobs.plain(port, "--fp64"), jobs.peer(port, 2, "--fp64")) <= 1e-12
+def test_the_peer_trains_what_the_plain_script_trains():
+    port = jobs.by_name("ddp_tutorial")
+    assert jobs.difference(plain(port.name, "--fp64"), jobs.peer(port, 2, "--fp64")) <= 1e-12
 
 
 def test_a_script_that_fails_is_reported_with_its_last_words():

@@ -1,8 +1,8 @@
 """Paddle's fleet example, on digits: `python -m paddle.distributed.launch --nproc_per_node 2 peer.py`.
 
 In the form of the guide "cluster_quick_start_collective" of https://github.com/PaddlePaddle/docs (under
-docs/guides/06_distributed_training), evaluated once, at the end. The batch of a rank is its
-share of the global batch, so that training is the same for every number of ranks.
+docs/guides/06_distributed_training), evaluated once, at the end. The batch of a rank is its share of the global batch,
+so that training is the same for every number of ranks.
 """
 
 import common
