@@ -3,70 +3,57 @@
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.ports import jobs, lines
-from benchmarks.ports.jobs import FOLDER, PORTS, JobError, Port, Weights
+from benchmarks.ports.jobs import FOLDER, PORTS, JobError, Port
 
 README = FOLDER / "README.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.ports -->", "<!-- end -->"
 SIZES = (1, 2, 3)
+Figures = dict[str, dict[str, Any]]
+"""Name of a port -> name of a cell -> its value, see ``cells``."""
 
 
-def measured(port: Port) -> dict[str, Any]:
-    """Run everything of one port, and return its figures; the value of what failed is None."""
-    plain32, plain64 = jobs.plain(port), jobs.plain(port, "--fp64")
-    own: Weights = jobs.ours(port, "solo", 1, own_order=True)
+def cells(port: Port) -> dict[str, Callable[[], Any]]:
+    """Return what is measured of one port, by name: ``bits``, ``A 2``, ``peer 2``, ``B ddp 2`` and so on."""
+    plain64 = cache(lambda: jobs.plain(port, "--fp64"))
+    own_order = cache(lambda: jobs.ours(port, "solo", 1, own_order=True))
+
+    def port_a(size: int) -> float:
+        return jobs.difference(plain64(), jobs.ours(port, "solo" if size == 1 else port.backend, size))
+
+    def peer(size: int) -> float:
+        return jobs.difference(plain64(), jobs.peer(port, size, "--fp64"))
+
+    def port_b(backend: str, size: int) -> float:
+        return jobs.difference(own_order(), jobs.ours(port, backend, size, own_order=True))
+
+    others = [backend for backend in port.backends if backend != "solo"]
     return {
-        "peer_lines": lines.changes(port.folder / "plain.py", port.folder / "peer.py").written,
-        "port_lines": lines.changes(port.folder / "plain.py", port.folder / "port.py").written,
-        "deleted_lines": lines.changes(port.folder / "plain.py", port.folder / "port.py").deleted,
-        "same_bits": _tried(f"{port.name} A", lambda: jobs.same_bits(plain32, jobs.ours(port, "solo", 1, fp64=False))),
-        "A": {
-            size: _tried(f"{port.name} A {size}", lambda size=size: jobs.difference(plain64, _port_a(port, size)))
-            for size in SIZES
-        },
-        "peer": {
-            size: _tried(
-                f"{port.name} peer {size}",
-                lambda size=size: jobs.difference(plain64, jobs.peer(port, size, "--fp64")),
-            )
-            for size in port.peer_ranks
-        },
-        "B": {
-            backend: {
-                size: _tried(
-                    f"{port.name} B {backend} {size}",
-                    lambda backend=backend, size=size: jobs.difference(
-                        own, jobs.ours(port, backend, size, own_order=True)
-                    ),
-                )
-                for size in SIZES
-            }
-            for backend in port.backends
-            if backend != "solo"
-        },
+        "bits": lambda: jobs.same_bits(jobs.plain(port), jobs.ours(port, "solo", 1, fp64=False)),
+        **{f"A {size}": partial(port_a, size) for size in SIZES},
+        **{f"peer {size}": partial(peer, size) for size in port.peer_ranks},
+        **{f"B {backend} {size}": partial(port_b, backend, size) for backend in others for size in SIZES},
     }
 
 
-def _port_a(port: Port, size: int) -> Weights:
-    return jobs.ours(port, "solo" if size == 1 else port.backend, size)
-
-
-def _tried(what: str, run: Callable[[], Any]) -> Any:
+def tried(what: str, run: Callable[[], Any]) -> Any:
+    """Return what ``run`` measures, or the word ``failed``; print both."""
     began = time.perf_counter()
     try:
         value = run()
     except JobError as error:
         print(f"{what}: {error}", flush=True)
-        value = None
+        value = "failed"
     print(f"{what}: {value} ({time.perf_counter() - began:.0f} s)", flush=True)
     return value
 
 
-def tables(figures: dict[str, Any]) -> str:
+def tables(figures: Figures) -> str:
     """Return the tables of the README."""
     rows = [
         "| port | lines: mtrain | lines: peer | deleted | one rank | mtrain 1 / 2 / 3 ranks | peer 1 / 2 / 3 ranks |",
@@ -75,40 +62,46 @@ def tables(figures: dict[str, Any]) -> str:
     ports = [port for port in PORTS if port.name in figures]
     for port in ports:
         row = figures[port.name]
-        bits = {True: "same bits", False: "**other bits**", None: "failed"}[row["same_bits"]]
+        ours = lines.changes(port.folder / "plain.py", port.folder / "port.py")
+        peer = lines.changes(port.folder / "plain.py", port.folder / "peer.py")
+        bits = {True: "same bits", False: "**other bits**"}.get(row.get("bits"), "not measured")
         rows.append(
-            f"| [{port.title}]({port.name}) | {row['port_lines']} | {row['peer_lines']} | {row['deleted_lines']} | {bits} | "
-            f"{_cells(row['A'])} | {_cells(row['peer'])} |"
+            f"| [{port.title}]({port.name}) | {ours.written} | {peer.written} | {ours.deleted} | {bits} | "
+            f"{_by_size(row, 'A')} | {_by_size(row, 'peer')} |"
         )
     names = list(dict.fromkeys(backend for port in PORTS for backend in port.backends if backend != "solo"))
     rows += ["", f"| port | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for port in ports:
-        cells = [_cells(figures[port.name]["B"][name]) if name in port.backends else "" for name in names]
-        rows.append(f"| {port.title} | {' | '.join(cells)} |")
+        row = figures[port.name]
+        rows.append(f"| {port.title} | {' | '.join(_by_size(row, f'B {name}') for name in names)} |")
     return "\n".join(rows)
 
 
-def _cells(differences: dict[Any, float | None]) -> str:
-    by_size = {int(size): value for size, value in differences.items()}
-    return " / ".join(_cell(by_size[size]) if size in by_size else "-" for size in SIZES)
+def _by_size(row: Mapping[str, Any], what: str) -> str:
+    values = [row.get(f"{what} {size}") for size in SIZES]
+    return "" if values == [None] * len(SIZES) else " / ".join(map(_cell, values))
 
 
-def _cell(value: float | None) -> str:
-    return "failed" if value is None else "0" if value == 0 else f"{value:.0e}"
+def _cell(value: float | str | None) -> str:
+    return "-" if value is None else value if isinstance(value, str) else "0" if value == 0 else f"{value:.0e}"
 
 
 def main() -> int:
-    """Measure the named ports, and join them with the figures that the file has already."""
+    """Measure the named ports. Figures that are in the file already, of a call that was interrupted, are kept."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="folders of examples/ports; none: all")
-    parser.add_argument("--json", type=Path, default=Path("build/ports.json"), help="figures of earlier calls, and now")
+    parser.add_argument("--json", type=Path, default=Path("build/ports.json"), help="the figures; kept where it exists")
     parser.add_argument("--readme", action="store_true", help="write the tables into examples/ports/README.md")
+    parser.add_argument("--dry", action="store_true", help="measure nothing, show the figures of the file")
     flags = parser.parse_args()
-    figures: dict[str, Any] = json.loads(flags.json.read_text()) if flags.json.exists() else {}
-    for name in flags.names or [port.name for port in PORTS]:
-        figures[name] = measured(jobs.by_name(name))
-        flags.json.parent.mkdir(parents=True, exist_ok=True)
-        flags.json.write_text(json.dumps(figures, indent=1))
+    figures: Figures = json.loads(flags.json.read_text()) if flags.json.exists() else {}
+    flags.json.parent.mkdir(parents=True, exist_ok=True)
+    for name in [] if flags.dry else flags.names or [port.name for port in PORTS]:
+        row = figures.setdefault(name, {})
+        for cell, run in cells(jobs.by_name(name)).items():
+            if cell not in row:
+                row[cell] = tried(f"{name} {cell}", run)
+                flags.json.write_text(json.dumps(figures, indent=1))
     text = tables(figures)
     print(text)
     if flags.readme:
