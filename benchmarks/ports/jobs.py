@@ -86,14 +86,6 @@ def _address(port: int) -> list[str]:
     return ["--master-addr", "127.0.0.1", "--master-port", str(port)]
 
 
-def _accelerate(size: int) -> list[str]:
-    hosts = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    port = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(_free_port())]
-    launch = [PYTHON, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(size), *hosts]
-    # On one rank, only plain Python is a launcher that asks for no rendezvous.
-    return [*launch, "--num_cpu_threads_per_process", "1", *(port if size > 1 else [])]
-
-
 def _fabric(size: int) -> list[str]:
     strategy = ["--strategy", "ddp"] if size > 1 else []
     port = ["--main-address", "127.0.0.1", "--main-port", str(_free_port())]
@@ -112,9 +104,9 @@ def _paddle(size: int) -> list[str]:
 PORTS = (
     Port(name="ddp_tutorial", title="torch's DDP tutorial", peer="torch DDP", launch=_torchrun, backend="ddp",
          backends=TORCH_BACKENDS),
-    Port(name="accelerate_vision", title="Accelerate, vision", peer="Accelerate", launch=_accelerate, backend="ddp",
+    Port(name="accelerate_vision", title="Accelerate, vision", peer="Accelerate", launch=_torchrun, backend="ddp",
          backends=TORCH_BACKENDS),
-    Port(name="accelerate_text", title="Accelerate, text", peer="Accelerate", launch=_accelerate, backend="ddp",
+    Port(name="accelerate_text", title="Accelerate, text", peer="Accelerate", launch=_torchrun, backend="ddp",
          backends=TORCH_BACKENDS),
     Port(name="fabric_mnist", title="Lightning Fabric", peer="Fabric", launch=_fabric, backend="ddp", seed=1,
          backends=TORCH_BACKENDS),

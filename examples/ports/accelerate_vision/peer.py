@@ -1,4 +1,4 @@
-"""Accelerate's vision example, on the digits of scikit-learn: `accelerate launch --cpu --num_processes 2 peer.py`.
+"""Accelerate's vision example, on the digits of scikit-learn: `torchrun --nproc-per-node 2 peer.py`.
 
 In the form of https://github.com/huggingface/accelerate/blob/main/examples/cv_example.py. ``split_batches`` divides
 each global batch among the ranks, so that training is the same for every number of ranks.
