@@ -371,7 +371,8 @@ def _run_flags() -> list[Option]:
     return [
         click.option(
             "-r", "--resume", "resume", is_flag=False, flag_value="auto", metavar="[PATH]",
-            help="Continue from a checkpoint or run folder; without PATH the newest intact one.",
+            help="Continue from a checkpoint or run folder; without PATH the newest intact one. `if-any`: continue the run of this "
+            "name if it has a checkpoint, else begin it.",
         ),
         click.option("--eval", "eval_too", is_flag=True, help="Evaluate while training too; `mtrain evaluate` evaluates only."),
         click.option("--dry-run", is_flag=True, help="Print the plan and start nothing."),

@@ -221,7 +221,8 @@ class Agent:
     def _resume(self, message: Message) -> dict[str, Any]:
         _enter(message.get("cwd"))
         resume = runfolder.find_resume(message["given"], base=Path(message["base"]), name=message["name"])
-        return {"run": str(resume.run.absolute()), "checkpoint": str(resume.checkpoint.absolute())}
+        checkpoint = None if resume.checkpoint is None else str(resume.checkpoint.absolute())
+        return {"run": str(resume.run.absolute()), "checkpoint": checkpoint}
 
     def _newest(self, message: Message) -> dict[str, Any]:
         from mtrain.core.checkpoint import store

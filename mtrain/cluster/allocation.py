@@ -43,6 +43,26 @@ def recognised(environ: Environ) -> Allocation | None:
     return next((allocation for recognise in _RECOGNISERS if (allocation := recognise(environ)) is not None), None)
 
 
+def job_id(environ: Environ) -> str | None:
+    """Return the scheduler's id of this job, with its place in an array of jobs; None outside of a scheduler.
+
+    A job that the scheduler puts back into its queue keeps its id.
+    """
+    for job, array in (
+        ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"),
+        ("SLURM_JOB_ID", ""),
+        ("LSB_JOBID", "LSB_JOBINDEX"),
+        ("PBS_JOBID", ""),  # holds the place in the array, 1234[5].host
+    ):
+        if number := environ.get(job):
+            place = environ.get(array, "")
+            if array == "LSB_JOBINDEX" and place == "0":
+                place = ""  # LSF's index of a job that is no array
+            words = number.partition(".")[0] + (f"_{place}" if place else "")
+            return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in words)
+    return None
+
+
 def contradiction(allocation: Allocation) -> str:
     """Return the message that says why a job of one host is not started in ``allocation``, and what to type instead."""
     if allocation.copies:

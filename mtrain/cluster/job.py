@@ -100,7 +100,7 @@ def _train_on_hosts(loaded: "Loaded", resume: str | None, *, quiet: bool) -> Out
         loaded=loaded,
         # The other hosts choose their preflight by it.
         mode="train" if loaded.script is None else "script",
-        name=start.run_name(loaded),
+        name=start.run_name_for(loaded, resume=resume),
         machine=start.here(loaded),
         resume=resume,
         by_hand=many_hosts.is_by_hand(loaded),

@@ -91,7 +91,7 @@ class Brief(Protocol):
         ...
 
     def resumed(self) -> str | None:
-        """Return the value of ``--resume``: a path, or "auto"; None: a new run."""
+        """Return the value of ``--resume``: a path, "auto" or "if-any"; None: a new run."""
         ...
 
     def checkpoint(self) -> Path | None:
@@ -210,7 +210,7 @@ class Leader:
         if resumed is not None:
             path = None if resumed == "auto" else resumed
             answer = ask(self._members, 0, "resume", given=path, base=base, name=name, cwd=self._cwd())
-            return Path(answer["run"]), Path(answer["checkpoint"])
+            return Path(answer["run"]), Path(answer["checkpoint"]) if answer["checkpoint"] else None
         answers = ask_all(self._channels(), "names", timeout_s=ASK_S, base=base, name=name)
         names_there = {each for answer in answers for each in answer.get("names", ())}
         from mtrain.system import runfolder

@@ -200,8 +200,9 @@ def _display_name(brief: Brief) -> str:
     For a resumed run this is its folder's name; otherwise only the first host knows the final name.
     """
     from mtrain.cluster.start import AUTO
+    from mtrain.system.runfolder import IF_ANY
 
-    if brief.resume in (None, AUTO):
+    if brief.resume in (None, AUTO, IF_ANY):
         return brief.name
     path = Path(str(brief.resume)).absolute()
     return path.parent.parent.name if path.parent.name == "checkpoints" else path.name

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 from mtrain.errors import UsageError
 from mtrain.jobs.plan import Machine, Plan, make_plan
 from mtrain.system import environment, job_secret, placement, runfolder
-from mtrain.system.runfolder import Resume, RunFolder
+from mtrain.system.runfolder import IF_ANY, Resume, RunFolder
 
 if TYPE_CHECKING:
     from mtrain.cluster.supervisor import Result
@@ -26,11 +26,25 @@ class Where:
 
     run_dir: Path
     checkpoint: Path | None
+    fixed: bool = False
+    """The run has exactly this folder, whether it exists or not."""
 
 
 def run_name(loaded: "Loaded") -> str:
     """Return the name of a new run: ``report.name``, else the name of the spec's file."""
     return loaded.spec.report.name or loaded.name
+
+
+def run_name_for(loaded: "Loaded", *, resume: str | None) -> str:
+    """Return the name of the run that a job starts or, with ``--resume if-any``, continues.
+
+    In a scheduler's job, a run without ``report.name`` is then named after that job too, so that two jobs of one spec,
+    or of one array, do not continue each other's run.
+    """
+    from mtrain.cluster import allocation
+
+    job = allocation.job_id(environment.caller()) if resume == IF_ANY and not loaded.spec.report.name else None
+    return run_name(loaded) if job is None else f"{run_name(loaded)}-{job}"
 
 
 def locate(loaded: "Loaded", *, resume: str | None) -> Where:
@@ -43,16 +57,16 @@ def locate(loaded: "Loaded", *, resume: str | None) -> Where:
     if resume is None:
         return Where(run_dir=runfolder.next_name(base, name), checkpoint=None)
     resumption = find_resume(loaded, resume=resume)
-    return Where(run_dir=resumption.run, checkpoint=resumption.checkpoint)
+    return Where(run_dir=resumption.run, checkpoint=resumption.checkpoint, fixed=resume == IF_ANY)
 
 
 def find_resume(loaded: "Loaded", *, resume: str) -> Resume:
     """Find the run and checkpoint that ``--resume`` names, see ``runfolder.find_resume``.
 
-    ``auto``: the newest run of this name.
+    ``auto``: the newest run of this name. ``if-any``: the run of exactly this name, which need not exist.
     """
-    base = Path(loaded.spec.report.dir)
-    return runfolder.find_resume(None if resume == AUTO else resume, base=base, name=run_name(loaded))
+    base, name = Path(loaded.spec.report.dir), run_name_for(loaded, resume=resume)
+    return runfolder.find_resume(None if resume == AUTO else resume, base=base, name=name)
 
 
 def best_of(run: Path) -> Path | None:
@@ -76,7 +90,7 @@ def latest_run(config: str | None, resume: str | None) -> str | None:
 
 def resumed_config(config: str | None, resume: str | None) -> str | None:
     """Return the spec to read: ``config``, or the resumed run's own where ``--resume PATH`` is given without ``-c``."""
-    if config is not None or resume in (None, AUTO):
+    if config is not None or resume in (None, AUTO, IF_ANY):
         return config
     path = Path(str(resume))
     folders = (path, path.parent, path.parent.parent)
@@ -241,6 +255,9 @@ def _replanner(loaded: "Loaded", where: Where, mode: str) -> Callable[[Path | No
 
 def created(loaded: "Loaded", where: Where, *, name: str | None = None) -> Where:
     """Return ``where`` with an existing run folder: the resumed one, or a new one with the next free name."""
+    if where.fixed:
+        runfolder.make(where.run_dir)
+        return where
     if where.checkpoint is not None and where.run_dir.exists() and name is None:
         runfolder.point_latest(where.run_dir)
         return where

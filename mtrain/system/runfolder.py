@@ -196,6 +196,20 @@ def create(base: Path, name: str, *, latest: bool = True) -> Path:
     raise AssertionError("the numbers never end")
 
 
+def make(run: Path) -> None:
+    """Make the run folder ``run`` if it does not exist, and point the link ``latest`` to it.
+
+    Raises:
+        UsageError: the folder cannot be made.
+    """
+    try:
+        run.parent.mkdir(parents=True, exist_ok=True)
+        run.mkdir(mode=0o700, exist_ok=True)
+        point_latest(run)
+    except OSError as error:
+        raise UsageError(f"{run}: the run folder could not be made: {error.strerror or error}") from error
+
+
 def names_like(base: Path, name: str) -> list[str]:
     """Return which of the names ``name``, ``name-2`` ... exist in ``base``."""
     return sorted(path.name for path in base.glob(f"{glob.escape(name)}*") if _is_numbered(path.name, name))
@@ -266,13 +280,18 @@ def _candidates(base: Path, name: str) -> Iterator[Path]:
 
 
 # ------------------------------------------------------------------------------------------------------------- resuming
+IF_ANY = "if-any"
+"""The value of ``--resume`` for one command that starts a job the first time and continues it each further time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resume:
     """The run that a job continues, and the checkpoint that it starts from."""
 
     run: Path
     """Run folder in which the job was started and goes on."""
-    checkpoint: Path
+    checkpoint: Path | None
+    """None with ``IF_ANY``: there is no intact one, so the job begins."""
 
 
 def find_resume(requested: str | None, *, base: Path, name: str) -> Resume:
@@ -280,13 +299,15 @@ def find_resume(requested: str | None, *, base: Path, name: str) -> Resume:
 
     Args:
         requested: a checkpoint or a run folder; None: the newest run of ``name`` in ``base`` that has an intact
-            checkpoint.
+            checkpoint; ``IF_ANY``: the run folder ``name`` itself, with or without a checkpoint.
 
     Raises:
         CheckpointError: there is no intact checkpoint; every folder that was searched is named.
     """
     from mtrain.core.checkpoint import store as checkpoint
 
+    if requested == IF_ANY:
+        return Resume(base / name, checkpoint.newest(base / name / "checkpoints"))
     if requested is not None:
         path = Path(requested)
         if path.name.startswith(checkpoint.PREFIX):
