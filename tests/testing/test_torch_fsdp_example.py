@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from mtrain.core.interfaces import State
+from tests.script.runs import SCRIPTS, largest_difference, weights
 from tests.testing.conftest import ROOT, mtrain
 
 EXAMPLE = ROOT / "examples" / "mtrain-fsdp"
@@ -92,3 +93,26 @@ def test_a_detector_learns_what_it_learns_under_ddp(installed: Path, tmp_path: P
     worst = max(training.differences(states["ddp"], states["fsdp"]).values())
     assert np.isfinite(worst)
     assert worst <= 1e-9
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_script_trains_to_the_weights_of_ddp(installed: Path, tmp_path: Path, ranks: int) -> None:
+    """Weights tied over parts of the model, weights used never or now and then, accumulation; in float64."""
+    script = [str(SCRIPTS / "train_torch.py"), "--precision", "fp64", "--dropout", "0", "--epochs", "1"]
+    quiet = ["-o", "report.plots=false", "report.tensorboard=false"]
+    for backend in ("ddp", "fsdp"):
+        argv = ["run", *quiet, "--name", backend, "--backend", backend, "--nproc-per-node", str(ranks)]
+        process = mtrain(*argv, *script, cwd=tmp_path, PYTHONPATH=path(installed))
+        assert process.returncode == 0, process.stdout + process.stderr
+    difference = largest_difference(weights(tmp_path, "fsdp"), weights(tmp_path, "ddp"))
+    print(f"fsdp on {ranks} ranks: largest difference to ddp {difference:.1e}")
+    assert difference <= 1e-12
+
+
+@pytest.mark.slow
+def test_compare_finds_that_a_script_trains_the_same_bits_under_ddp_and_fsdp(installed: Path, tmp_path: Path) -> None:
+    argv = ["compare", "--script", str(SCRIPTS / "train_torch.py"), "--backends", "ddp,fsdp,fsdp:unit=model"]
+    process = mtrain(*argv, "--updates", "6", "--out", "out", cwd=tmp_path, PYTHONPATH=path(installed))
+    assert process.returncode == 0, process.stdout + process.stderr
+    figures = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert figures["same_bits"] == [["ddp", "fsdp", "fsdp:unit=model"]]

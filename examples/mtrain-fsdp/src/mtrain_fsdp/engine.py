@@ -1,5 +1,6 @@
 """mtrain's torch engine over FSDP2: it splits the model over ranks, trains the parts, and saves whole arrays."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -53,7 +54,7 @@ class FsdpEngine(TorchEngine):
         """Split ``model`` over ranks, in place."""
         if self._channels_last:
             use_channels_last(model)
-        for unit in [*(_children(model) if self._unit == "children" else ()), model]:
+        for unit in [*(_units(model, _places(model)) if self._unit == "children" else ()), model]:
             # Resharding after each use means that no whole copy survives: a change to the parts takes effect at the
             # next use.
             fully_shard(unit, mesh=self._mesh, reshard_after_forward=True)
@@ -155,6 +156,25 @@ def _children(model: nn.Module) -> Iterator[nn.Module]:
             yield from _children(child)
         elif any(True for _ in child.parameters()):
             yield child
+
+
+def _units(module: nn.Module, places: Counter[int]) -> Iterator[nn.Module]:
+    """Yield the parts of ``module`` that FSDP gathers one by one: its children that have parameters.
+
+    A weight can belong to one unit only. A child with a weight that other parts of the model use too is replaced by its
+    own children; what none of them holds alone belongs to the unit of the whole model. ``places``: see ``_places``.
+    """
+    for child in _children(module):
+        if all(count == places[weight] for weight, count in _places(child).items()):
+            yield child
+        else:
+            yield from _units(child, places)
+
+
+def _places(module: nn.Module) -> Counter[int]:
+    """Return the number of places of each weight in ``module``, by the identity of the weight."""
+    parts = (part for _, part in module.named_modules(remove_duplicate=False))
+    return Counter(id(weight) for part in parts for weight in part.parameters(recurse=False))
 
 
 def _cut(model: nn.Module) -> dict[str, DTensor]:
