@@ -10,7 +10,9 @@ from typing_extensions import override
 
 from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.nn import BatchNorm2d
+from mtrain.errors import SpecError
 
+NATIVE = (paddle.nn.BatchNorm1D, paddle.nn.BatchNorm2D, paddle.nn.BatchNorm3D, paddle.nn.BatchNorm)
 # Legend: B batch, C channels, H, W; R ranks.
 _REDUCED = (0, 2, 3)
 
@@ -112,8 +114,17 @@ class FrozenBatchNorm2d(BatchNorm2d):
 
 
 def synchronize(model: Layer, collective: PaddleCollective) -> None:
-    """Make every trainable BatchNorm2d of ``model`` take its statistics over all ranks, in place."""
-    for module in model.sublayers(include_self=True):
+    """Make every trainable BatchNorm2d of ``model`` take its statistics over all ranks, in place.
+
+    Raises:
+        SpecError: there is one of Paddle's own, which on the CPU has no form over ranks.
+    """
+    for name, module in model.named_sublayers(include_self=True):
+        if isinstance(module, NATIVE):
+            raise SpecError(
+                f"train.sync_batchnorm: true given, but {name or 'the model'} is Paddle's own {type(module).__name__}, which "
+                "mtrain cannot synchronise; use false"
+            )
         if isinstance(module, BatchNorm2d) and not isinstance(module, FrozenBatchNorm2d):
             module.__class__ = SyncBatchNorm2d
             cast(SyncBatchNorm2d, module).collective = collective

@@ -22,6 +22,8 @@ from typing_extensions import override
 
 TESTED = ("2.13.0", "2.14.1")
 """Versions of torch with which these internals were tested; see docs/versions.md."""
+AnyBatchNorm = nn.modules.batchnorm._BatchNorm
+"""The base of all of torch's BatchNorm layers."""
 
 
 # ------------------------------------------------------------------------------ one kernel for a whole list of tensors

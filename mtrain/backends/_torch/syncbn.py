@@ -1,12 +1,17 @@
 """Replace the BatchNorm layers of a model by exact ones, synchronised ones (on the CPU too) or frozen ones."""
 
+from collections.abc import Mapping
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from mtrain.backends._torch import batchnorm
 from mtrain.backends._torch.collective import TorchCollective
+from mtrain.backends._torch.internals import AnyBatchNorm
 from mtrain.backends._torch.nn import BatchNorm2d
+from mtrain.errors import SpecError
 
 
 class SyncBatchNorm2d(BatchNorm2d):
@@ -22,13 +27,71 @@ class SyncBatchNorm2d(BatchNorm2d):
         return self.normalized(input, self.collective) if self.training else super().forward(input)
 
 
-class FrozenBatchNorm2d(nn.BatchNorm2d):
-    """A BatchNorm2d with a frozen weight, which uses its running statistics in training mode too."""
+class _OverRanks(AnyBatchNorm):
+    """torch's own BatchNorm layers, as users' models have them, over the micro batches of all ranks."""
+
+    collective: TorchCollective
 
     @override
-    def train(self, mode: bool = True) -> "FrozenBatchNorm2d":
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        weight = input.new_ones(self.num_features) if self.weight is None else self.weight
+        bias = input.new_zeros(self.num_features) if self.bias is None else self.bias
+        planes_BCP1 = input.reshape(len(input), self.num_features, -1, 1)
+        output, mean, var, count = batchnorm.normalize(
+            planes_BCP1, weight, bias, eps=self.eps, collective=self.collective
+        )
+        self._follow(mean, var * (count / (count - 1)))
+        return output.reshape(input.shape)
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, var: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_(var.to(self.running_var.dtype), share)
+
+
+class _OwnBatchNorm1d(_OverRanks, nn.BatchNorm1d): ...
+
+
+class _OwnBatchNorm2d(_OverRanks, nn.BatchNorm2d): ...
+
+
+class _OwnBatchNorm3d(_OverRanks, nn.BatchNorm3d): ...
+
+
+class _Frozen(AnyBatchNorm):
+    """A BatchNorm with a frozen weight, which uses its running statistics in training mode too."""
+
+    @override
+    def train(self, mode: bool = True) -> "_Frozen":
         super().train(False)  # noqa: FBT003
         return self
+
+
+class FrozenBatchNorm2d(_Frozen, nn.BatchNorm2d): ...
+
+
+class _FrozenBatchNorm1d(_Frozen, nn.BatchNorm1d): ...
+
+
+class _FrozenBatchNorm3d(_Frozen, nn.BatchNorm3d): ...
+
+
+OVER_RANKS: Mapping[type[nn.Module], type[_OverRanks]] = {
+    nn.BatchNorm1d: _OwnBatchNorm1d,
+    nn.BatchNorm2d: _OwnBatchNorm2d,
+    nn.BatchNorm3d: _OwnBatchNorm3d,
+}
+FROZEN: Mapping[type[nn.Module], type[_Frozen]] = {
+    nn.BatchNorm1d: _FrozenBatchNorm1d,
+    nn.BatchNorm2d: FrozenBatchNorm2d,
+    nn.BatchNorm3d: _FrozenBatchNorm3d,
+}
 
 
 def make_exact(model: nn.Module) -> None:
@@ -47,11 +110,24 @@ def make_exact(model: nn.Module) -> None:
 
 
 def synchronize(model: nn.Module, collective: TorchCollective) -> None:
-    """Make every trainable BatchNorm2d of ``model`` take its statistics over all ranks, in place."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d) and not isinstance(module, FrozenBatchNorm2d):
+    """Make every trainable BatchNorm of ``model`` take its statistics over all ranks, in place.
+
+    Raises:
+        SpecError: there is one of a class of its own, whose forward pass would be lost.
+    """
+    for name, module in model.named_modules():
+        if not isinstance(module, AnyBatchNorm) or isinstance(module, _Frozen | nn.SyncBatchNorm):
+            continue
+        if type(module) in OVER_RANKS:
+            module.__class__ = OVER_RANKS[type(module)]
+        elif isinstance(module, BatchNorm2d):
             _turn_into(SyncBatchNorm2d, module)
-            cast(SyncBatchNorm2d, module).collective = collective
+        else:
+            raise SpecError(
+                f"train.sync_batchnorm: true given, but {name or 'the model'} is a {type(module).__name__}, a BatchNorm of its "
+                "own class; use one of torch.nn, or false"
+            )
+        cast(SyncBatchNorm2d, module).collective = collective
 
 
 def _turn_into(kind: type[BatchNorm2d], module: nn.BatchNorm2d) -> None:
@@ -61,8 +137,11 @@ def _turn_into(kind: type[BatchNorm2d], module: nn.BatchNorm2d) -> None:
 
 
 def freeze(model: nn.Module) -> None:
-    """Make every BatchNorm2d of ``model`` whose weight takes no gradient keep its running statistics, in place."""
+    """Make every BatchNorm of ``model`` whose weight takes no gradient keep its running statistics, in place."""
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d) and module.weight is not None and not module.weight.requires_grad:
-            module.__class__ = FrozenBatchNorm2d
+        if not isinstance(module, AnyBatchNorm) or module.weight is None or module.weight.requires_grad:
+            continue
+        kind = next((kind for kind in FROZEN if isinstance(module, kind)), None)
+        if kind is not None:
+            module.__class__ = FROZEN[kind]
             module.eval()

@@ -4,7 +4,6 @@ import argparse
 import time
 
 import numpy as np
-import torch
 from points import Plain, accuracy
 from torch import nn
 
@@ -12,11 +11,11 @@ import mtrain
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
         self.stem = nn.Linear(8, 32)
         self.norm = nn.BatchNorm1d(32)
-        self.head = nn.Sequential(nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
+        self.head = nn.Sequential(nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 2))
 
     def forward(self, inputs):
         return self.head(self.norm(self.stem(inputs)))
@@ -38,12 +37,13 @@ def predicted(model, batch):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--precision", default=None)
+    parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--save-at", type=int, default=4)
     flags = parser.parse_args()
     with mtrain.session() as session:
         model, optimizer = session.prepare(
-            Net,
+            lambda: Net(flags.dropout),
             optimizer=mtrain.SGD(rate=0.05, momentum=0.9),
             schedule=mtrain.Cosine(warmup=2),
             clip_norm=1.0,
@@ -55,8 +55,7 @@ def main() -> None:
         for batch in session.batches(Plain(240, 0), global_batch=24, epochs=2, collate=joined):
             assert len(batch["names"]) == len(batch["inputs"])
             time.sleep(flags.delay)
-            loss = nn.functional.cross_entropy(model(batch["inputs"]).float(), batch["targets"])
-            optimizer.update(loss.to(torch.float64) if flags.precision == "fp64" else loss)
+            optimizer.update(nn.functional.cross_entropy(model(batch["inputs"]), batch["targets"]))
             if session.progress.update == flags.save_at:
                 session.save()
         session.evaluate(model, Plain(101, 1), metric=accuracy, step=predicted, collate=joined, score="accuracy")
