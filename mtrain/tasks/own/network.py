@@ -12,8 +12,7 @@ PARTS = ("predictions", "targets")
 
 def is_module(value: Any) -> bool:
     """Return whether ``value`` is a module of torch or Paddle, without importing either."""
-    is_instance = not isinstance(value, type)  # the class of a module builds one when it is called
-    return is_instance and hasattr(value, "named_parameters") and hasattr(value, "state_dict") and not isinstance(value, type)
+    return hasattr(value, "named_parameters") and hasattr(value, "state_dict") and not isinstance(value, type)
 
 
 def adapt(module: Any, *, name: str) -> Any:
