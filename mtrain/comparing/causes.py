@@ -239,7 +239,8 @@ def _weights(step: _Step) -> list[str]:
     names = [name for name in step.a.named(WEIGHTS) if name in step.b.digests]
     parts_a, parts_b = ([step.after(trace, name) - step.before(name) for name in names] for trace in (step.a, step.b))
     steps_a, steps_b = np.concatenate(parts_a), np.concatenate(parts_b)
-    if step.facts.recipe.rule == "sgd":
+    # An optimizer of a script's own has moments of its own, and mtrain does not know its rule.
+    if step.facts.recipe.rule == "sgd" and step.first_moments():
         if _is(steps_b, step.plain(names)):
             return ["moments are the same, its step is the plain momentum: nesterov is off"]
         if _is(steps_b, step.ahead(names)):

@@ -31,7 +31,7 @@ class Sketcher:
     """
 
     def __init__(self) -> None:
-        self._signs: dict[str, Array] = {}
+        self._signs: dict[tuple[str, int], Array] = {}
 
     def sketch(self, arrays: Mapping[str, Array]) -> Array:
         """Return the sketch of float arrays, (SIZE,) float64. Integer arrays are left out.
@@ -48,10 +48,12 @@ class Sketcher:
         return total
 
     def _signs_of(self, name: str, count: int) -> Array:
-        if name not in self._signs:
+        # The moments of one weight share its name, and an optimizer of the user's own may have some of another size.
+        key = name, count
+        if key not in self._signs:
             generator = np.random.default_rng(zlib.crc32(name.encode()))
-            self._signs[name] = generator.integers(0, 2, count, dtype=np.int8) * 2 - 1
-        return self._signs[name]
+            self._signs[key] = generator.integers(0, 2, count, dtype=np.int8) * 2 - 1
+        return self._signs[key]
 
 
 def parts(state: State, groups: Sequence[Sequence[str]]) -> dict[str, dict[str, Array]]:

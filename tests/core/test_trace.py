@@ -117,3 +117,12 @@ def test_what_this_process_sends_is_counted():
                 left -= len(here.recv(left))
             sent = sent_bytes()
     assert sent - before == 51_000
+
+
+def test_moments_of_one_weight_may_have_different_sizes():
+    """As those of an optimizer of torch: `step` is a single number."""
+    sketcher = Sketcher()
+    sketcher.sketch({"weight": np.ones((4, 40), "f4")})
+    assert np.array_equal(
+        sketcher.sketch({"weight": np.ones((), "f4")}), Sketcher().sketch({"weight": np.ones((), "f4")})
+    )
