@@ -30,6 +30,9 @@ FORM = "expected PATH.py:Name, such as ./nets.py:MyNet, or package.module:Name"
 class May:
     """Metadata of a key of a spec whose text, or each text of its list, may be a reference."""
 
+    files: tuple[str, ...] = ()
+    """Suffixes of files that may be named instead, relative to the spec. Reading one runs no code."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
@@ -81,8 +84,13 @@ def parsed(text: str) -> Reference:
     return Reference(text, None, place, name)
 
 
-def anchored(text: str, folder: Path) -> str:
-    """Return a reference with its path absolute, taken from ``folder`` if it is relative; any other text unchanged."""
+def anchored(text: str, folder: Path, *, files: tuple[str, ...] = ()) -> str:
+    """Return a reference with its path absolute, taken from ``folder`` if it is relative; any other text unchanged.
+
+    ``files``: see ``May.files``.
+    """
+    if files and text.lower().endswith(files):
+        return str((folder / Path(text).expanduser()).resolve())
     place, sign, name = text.rpartition(":")
     path = place if sign else name
     if not is_reference(text) or not path.endswith(".py"):

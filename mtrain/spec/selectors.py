@@ -198,24 +198,27 @@ def settle_references(layers: Layers, schema: type[Spec], *, is_of_a_run: bool) 
     """
     problems = []
     for path, key_field in walk(schema):
-        if not any(isinstance(entry, references.May) for entry in key_field.metadata):
+        marks = [entry for entry in key_field.metadata if isinstance(entry, references.May)]
+        if not marks:
             continue
+        files = marks[0].files
         value = layers.get(path)
         texts = {path: value} if isinstance(value, str) else {}
         if isinstance(value, list):
             texts = {(*path, place): text for place, text in enumerate(value)}
         for place, text in texts.items():
-            if not isinstance(text, str) or not references.is_reference(text):
+            is_file = isinstance(text, str) and bool(files) and text.lower().endswith(files)
+            if not isinstance(text, str) or not (is_file or references.is_reference(text)):
                 continue
             origin = layers.origin(place)
-            if is_of_a_run and origin.file is not None:
+            if is_of_a_run and not is_file and origin.file is not None:
                 problems.append(
                     f"{origin} {dotted(place)}: names code, {text}, and a run folder is not trusted to run code; give the "
                     f"spec that names it with -c, or name it yourself: -o {_override(path, value)}"
                 )
                 continue
             folder = FilePath() if origin.file is None else FilePath(origin.file).parent
-            _replace(layers, place, references.anchored(text, folder))
+            _replace(layers, place, references.anchored(text, folder, files=files))
     return problems
 
 

@@ -158,10 +158,10 @@ def test_the_library_loads_no_framework_and_asks_no_server(here):
 
 
 BAD = {
-    "gone.yml": (None, r"gone\.yml: No such file or directory; relative paths start at"),
-    "gone.py:make": (None, r"gone\.py: no such Python file"),
-    "aug.py:mk": (None, "defines no function 'mk'"),
-    "aug.py": (None, r"given 'aug\.py', expected a \.yml"),
+    "gone.yml": (None, r"gone\.yml: No such file or directory; paths are relative to the spec"),
+    "gone.py:make": (None, r"gone\.py: no such file or directory; name an existing Python file"),
+    "aug.py:mk": (None, "defines no 'mk'"),
+    "aug.py": (None, r"given 'aug\.py', expected PATH\.py:Name"),
     "aug.txt": ("", r"expected a \.yml, \.yaml or \.json file"),
     "text.json": ("{", r"text\.json is no pipeline that albumentations 2\S+ can build \(JSONDecodeError"),
     "brackets.json": ("[" * 100_000, "nested too deeply"),
@@ -172,7 +172,7 @@ BAD = {
         "gives a HorizontalFlip",
     ),
     "raise.py:make": ("def make():\n    raise RuntimeError('no')\n", r"cannot be called \(RuntimeError: no\)"),
-    "broken.py:make": ("def make(:\n", r"cannot be called \(SyntaxError"),
+    "broken.py:make": ("def make(:\n", "is not valid Python"),
     "normal.py:make": (
         "import albumentations as A\ndef make():\n    return A.Compose([A.Normalize()])\n",
         r"makes float32 \(30, 40, 3\) of picture 0; expected a uint8 picture .* leave out Normalize",
@@ -247,3 +247,36 @@ def test_mosaics_with_a_pipeline_repeat_too(here):
         again = other.sample(2, index)
         np.testing.assert_array_equal(items[index].image, again.image)
         np.testing.assert_array_equal(items[index].targets, again.targets)
+
+
+# -------------------------------------------------------------------------------------------------------------- in a spec
+SPEC = "model: {{name: vit}}\ndata: {{format: image_folder, augment: {{albumentations: {}}}}}\n"
+
+
+@pytest.mark.parametrize(("text", "ending"), [("aug.json", ""), ("./aug.yml", ""), ("aug.py:make", ":make")])
+def test_paths_start_at_the_spec_or_on_the_command_line_here(here, text, ending):
+    from mtrain.spec import config
+
+    (here / "specs").mkdir()
+    (here / "specs/a.yml").write_text(SPEC.format(text))
+    file = Path(text.removesuffix(ending)).name
+    loaded = config.load("specs/a.yml", overrides=[], flags={}, environ={})
+    assert loaded.spec.data.augment.albumentations == f"{here / 'specs' / file}{ending}"
+    given = config.load("specs/a.yml", overrides=[f"data.augment.albumentations={text}"], flags={}, environ={})
+    assert given.spec.data.augment.albumentations == f"{here / file}{ending}"
+
+
+def test_a_run_folder_may_name_a_saved_pipeline_but_no_code(here):
+    """A run folder may come from somebody else: evaluating or resuming it must not run code that only it names."""
+    from mtrain.errors import SpecError
+    from mtrain.spec import config
+
+    (here / "spec.json").write_text("{}")  # beside it, a spec.yml is one that mtrain wrote
+    (here / "spec.yml").write_text(SPEC.format(here / "aug.json"))
+    loaded = config.load("spec.yml", overrides=[], flags={}, environ={})
+    assert loaded.spec.data.augment.albumentations == str(here / "aug.json")
+    (here / "spec.yml").write_text(SPEC.format(f"{here / 'aug.py'}:make"))
+    with pytest.raises(SpecError, match=r"data\.augment\.albumentations: names code, .*a run folder is not trusted"):
+        config.load("spec.yml", overrides=[], flags={}, environ={})
+    again = ["data.augment.albumentations=aug.py:make"]
+    assert config.load("spec.yml", overrides=again, flags={}, environ={}).spec.data.augment.albumentations is not None

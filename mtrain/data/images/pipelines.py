@@ -6,7 +6,6 @@ happen together. So each transform is given a seed of its own for each sample.
 """
 
 import importlib
-import importlib.util
 import os
 import random
 import sys
@@ -18,10 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.data.images.section import PIPELINE_FILES
 from mtrain.data.objects import first_unrepeatable
-from mtrain.errors import DataError
+from mtrain.errors import DataError, PluginError
 from mtrain.files import parse_json, read_text
-from mtrain.spec import yaml_reader
+from mtrain.spec import references, yaml_reader
 from mtrain.spec.remedies import install
 
 KEY = "data.augment.albumentations"
@@ -143,11 +143,10 @@ def _all_transforms(node: Any) -> Iterator[Any]:
 
 
 def _made(reference: str, library: Any) -> Any:
-    file, _, name = reference.rpartition(":")
-    if file.endswith(".py"):
-        return _from_code(Path(file).expanduser(), name, reference)
+    if references.is_reference(reference) and not reference.lower().endswith(PIPELINE_FILES):
+        return _from_code(reference)
     path = Path(reference).expanduser()
-    if path.suffix.lower() not in (".yml", ".yaml", ".json"):
+    if not reference.lower().endswith(PIPELINE_FILES):
         raise DataError(
             f"{KEY}: given {reference!r}, expected a .yml, .yaml or .json file that albumentations.save has written, or "
             "FILE.py:FUNCTION"
@@ -155,7 +154,7 @@ def _made(reference: str, library: Any) -> Any:
     try:
         text = read_text(path, limit=MAX_BYTES)
     except OSError as error:
-        raise DataError(f"{KEY}: {path}: {error.strerror}; relative paths start at {Path.cwd()}") from error
+        raise DataError(f"{KEY}: {path}: {error.strerror}; paths are relative to the spec") from error
     except ValueError as error:
         raise DataError(f"{KEY}: {path}: {error}") from error
     try:
@@ -176,21 +175,16 @@ def _parsed_yaml(text: str, path: Path) -> Any:
     return parsed.values
 
 
-def _from_code(file: Path, name: str, reference: str) -> Any:
-    """Call the function ``name`` of a Python file. This runs the user's code."""
-    spec = importlib.util.spec_from_file_location(f"_mtrain_pipeline_{file.stem}", file)
-    if not file.is_file() or spec is None or spec.loader is None:
-        raise DataError(f"{KEY}: {file}: no such Python file; relative paths start at {Path.cwd()}")
-    module = importlib.util.module_from_spec(spec)
+def _from_code(reference: str) -> Any:
+    """Call the function that a reference ``FILE.py:FUNCTION`` names. This runs the user's code."""
     try:
-        spec.loader.exec_module(module)
-        function = getattr(module, name, None)
-        if callable(function):
-            return function()
-    except Exception as error:  # a user's file may raise any exception
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise DataError(f"{KEY}: {reference} cannot be called ({reason})") from error
-    raise DataError(f"{KEY}: {file} defines no function {name!r}; expected one that returns an albumentations.Compose")
+        function = references.imported(references.parsed(reference))
+    except PluginError as error:
+        raise DataError(f"{KEY}: {error}") from error
+    try:
+        return function()
+    except Exception as error:  # a user's function may raise any exception
+        raise DataError(f"{KEY}: {reference} cannot be called ({references.told(error)})") from error
 
 
 def _with_boxes(composed: Any, library: Any) -> Any:

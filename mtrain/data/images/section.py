@@ -7,6 +7,9 @@ from pydantic import AfterValidator, Field, model_validator
 from mtrain.spec.model import DataSpec
 from mtrain.spec.section import Count, Fraction, Off, Positive, Section
 
+PIPELINE_FILES = (".yml", ".yaml", ".json")
+"""Suffixes of files with a pipeline of albumentations."""
+
 
 def ascending(span: list[float]) -> list[float]:
     """Return a span as it is. Raises: ``ValueError`` unless it is [smallest, largest]."""

@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from mtrain.data.images.section import DividedDataSpec, VariationSpec, ascending
+from mtrain.data.images.section import PIPELINE_FILES, DividedDataSpec, VariationSpec, ascending
 from mtrain.spec.model import Spec
+from mtrain.spec.references import May
 from mtrain.spec.section import Fraction, Section, narrowed
 
 _PositiveRatio = Annotated[float, Field(gt=0, le=100)]
@@ -29,10 +30,10 @@ class ClassificationAugmentSpec(VariationSpec):
         default=RandomCropSpec(),
         description="with `resize: crop`: a random window becomes the input; null: the centre, as in evaluation",
     )
-    albumentations: str | None = Field(
+    albumentations: Annotated[str | None, May(files=PIPELINE_FILES)] = Field(
         default=None,
         description="pipeline in place of all other keys of augment: a file of albumentations.save (.yml, .json), or "
-        "FILE.py:FUNCTION, from the current directory",
+        "FILE.py:FUNCTION, relative to the spec",
     )
     translate: float = Field(default=0.0, ge=0, le=0.9, description="shift, +- fraction of the side")
     scale: float = Field(default=0.0, ge=0, lt=1, description="zoom, 1 +- this")

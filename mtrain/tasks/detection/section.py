@@ -4,8 +4,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from mtrain.data.images.section import DistortSpec, DividedDataSpec, Factors, Side, VariationSpec, ascending
+from mtrain.data.images.section import (
+    PIPELINE_FILES,
+    DistortSpec,
+    DividedDataSpec,
+    Factors,
+    Side,
+    VariationSpec,
+    ascending,
+)
 from mtrain.spec.model import EvaluateSpec, Spec
+from mtrain.spec.references import May
 from mtrain.spec.section import Fraction, Off, Positive, Section, narrowed
 
 
@@ -71,10 +80,10 @@ class AugmentSpec(VariationSpec):
     interpolations: list[Literal["nearest", "linear", "area", "cubic", "lanczos4"]] = Field(
         default=["linear"], min_length=1, description="with `resize: stretch`: one drawn for each update"
     )
-    albumentations: str | None = Field(
+    albumentations: Annotated[str | None, May(files=PIPELINE_FILES)] = Field(
         default=None,
         description="pipeline that is applied after the other keys of augment: a file of albumentations.save (.yml, "
-        ".json), or FILE.py:FUNCTION, from the current directory",
+        ".json), or FILE.py:FUNCTION, relative to the spec",
     )
     distort: DistortSpec | None = Field(default=None, description="with `resize: stretch`; null: none")
     expand: ExpandSpec | None = Field(default=None, description="with `resize: stretch`; null: none")
