@@ -49,12 +49,17 @@ def computed(metric: Any, predictions: Any, targets: Any) -> Any:
 
 
 def _stop_synchronising(metric: Any) -> None:
-    """Keep a metric, or a collection of metrics, from communicating when it is computed."""
-    if hasattr(metric, "sync_on_compute"):
-        metric.sync_on_compute = False
-    elif isinstance(metric, Mapping) or hasattr(metric, "values"):
-        for part in metric.values():
-            _stop_synchronising(part)
+    """Keep a metric of torchmetrics, and those inside it, from communicating when it is computed.
+
+    ``sync_on_compute`` counts in the constructor only (seen in torchmetrics 1.9); this is asked at every ``compute``.
+    """
+    for part in metric.modules() if hasattr(metric, "modules") else ():
+        if hasattr(part, "distributed_available_fn"):
+            part.distributed_available_fn = _one_process
+
+
+def _one_process() -> bool:
+    return False
 
 
 def figures_of(value: Any, *, name: str) -> dict[str, float]:
