@@ -123,9 +123,23 @@ def collate(samples: Sequence[Any]) -> Any:
     return np.stack(arrays)  # type: ignore[arg-type]
 
 
+def contents(value: Any) -> dict[str, Array]:
+    """Return everything in a sample that can be compared, by path: arrays, tensors and numbers."""
+    found: dict[str, Array] = {}
+
+    def leaf(path: str, value: Any) -> Any:
+        array = np.asarray(value) if isinstance(value, bool | int | float) else as_array(value)
+        if array is not None and array.dtype != object:
+            found[path] = array
+        return value
+
+    mapped(value, leaf)
+    return found
+
+
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two samples are equal bit for bit; values that are neither containers nor arrays count as equal."""
-    ones, others = flattened(one)[0], flattened(other)[0]
+    """Return whether two samples are equal bit for bit; texts and other objects count as equal."""
+    ones, others = contents(one), contents(other)
     return ones.keys() == others.keys() and all(
         ones[name].dtype == others[name].dtype
         and ones[name].shape == others[name].shape

@@ -1,25 +1,115 @@
-"""Jobs on a user's own torch model: the same weights for every number of ranks, resume to the same bits."""
+"""Jobs on a user's own torch model: the same weights for every number of ranks, resume to the same bits, no hang."""
 
-from tests.own_model.runs import EXAMPLE, losses, trained
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.own_model.runs import EXAMPLE, QUIET, command, losses, refused, trained
 
 FP64 = (
-    "-o",
-    "train.precision=fp64",
-    "-o",
-    "train.epochs=2",
-    "-o",
-    "model.options.dropout=0.0",
-    "-o",
-    "evaluate.metrics=[]",
-)
+    "-o", "train.precision=fp64", "-o", "train.epochs=1", "-o", "model.options.dropout=0.0",
+    "-o", "evaluate.metrics=[torchmetrics.classification:BinaryAccuracy]",
+)  # fmt: skip
 SPEC = EXAMPLE / "own.yml"
+WRONG = """
+import os
+import numpy as np
+import torch
+
+class Net(torch.nn.Linear):
+    def __init__(self, fault):
+        super().__init__(1, 1)
+        self.fault = fault
+
+    def forward(self, batch):
+        loss = super().forward(batch[:, None]).mean()
+        if self.fault == "one rank" and os.environ["RANK"] == "0":
+            return loss
+        return {"vector": loss.reshape(1).repeat(2), "detached": loss.detach()}.get(self.fault, {"los": loss})
+
+def data(split="train"):
+    return np.arange(32, dtype=np.float32)
+"""
 
 
-def test_one_two_and_three_ranks_have_the_same_losses(tmp_path):
-    trained(tmp_path, "one", SPEC, *FP64, "--backend", "solo")
-    trained(tmp_path, "two", SPEC, *FP64, "--nproc-per-node", "2", "-o", "train.accumulate=2")
-    trained(tmp_path, "three", SPEC, *FP64, "--backend", "horovod", "--nproc-per-node", "3")
-    one = losses(tmp_path, "one")
-    assert len(one) == 18
+def test_one_two_and_three_ranks_have_the_same_losses_and_figures(tmp_path):
+    one = trained(tmp_path, "one", SPEC, *FP64, "--backend", "solo")
+    two = trained(tmp_path, "two", SPEC, *FP64, "--nproc-per-node", "2", "-o", "train.accumulate=2")
+    three = trained(tmp_path, "three", SPEC, *FP64, "--backend", "horovod", "--nproc-per-node", "3")
+    expected = losses(tmp_path, "one")
+    assert len(expected) == 9
     for name in ("two", "three"):
-        assert max(abs(a - b) for a, b in zip(one, losses(tmp_path, name), strict=True)) <= 1e-12
+        assert max(abs(a - b) for a, b in zip(expected, losses(tmp_path, name), strict=True)) <= 1e-12
+    # a metric of torchmetrics would wait for the other ranks for ever, or count samples several times
+    assert one["last"]["BinaryAccuracy"] == two["last"]["BinaryAccuracy"] == three["last"]["BinaryAccuracy"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("vector", "Net.forward(batch) has the shape (2,); expected a single number"),
+        pytest.param("detached", "Net.forward(batch) carries no gradient", marks=pytest.mark.slow),
+        pytest.param("one rank", "returned a dict with los; expected the loss to", marks=pytest.mark.slow),
+    ],
+)
+def test_a_wrong_forward_ends_all_ranks_with_one_sentence(fault, sentence, tmp_path):
+    (tmp_path / "nets.py").write_text(WRONG)
+    (tmp_path / "wrong.yml").write_text(
+        f"model: {{name: ./nets.py:Net, options: {{fault: {fault}}}}}\ndata: {{format: ./nets.py:data}}\n"
+        "train: {updates: 2, batch_size: 4}\n"
+    )
+    message = refused(tmp_path, "train", "-c", "wrong.yml", *QUIET, "--nproc-per-node", "2")
+    assert sentence in message
+
+
+@pytest.mark.slow
+def test_torchmetrics_on_two_ranks_counts_each_sample_once(tmp_path):
+    words = ("-o", "train.updates=2", "-o", "model.options.layers=1", "--nproc-per-node", "2")
+    two = trained(tmp_path, "two", EXAMPLE / "vision.yml", *words)
+    assert 0 <= two["last"]["MulticlassAccuracy"] <= 1
+    assert round(two["last"]["MulticlassAccuracy"] * 300, 3) == round(round(two["last"]["MulticlassAccuracy"] * 300), 3)
+
+
+def test_a_killed_job_with_dropout_continues_to_the_same_bits(tmp_path):
+    words = ("--nproc-per-node", "2", "-o", "train.epochs=2", "-o", "checkpoint.every_updates=3")
+    whole = trained(tmp_path, "whole", SPEC, *words)
+    (tmp_path / "slow_cells.py").write_text(
+        f"import sys, time\nsys.path.insert(0, {str(EXAMPLE)!r})\nimport cells\n"
+        "class Cells(cells.Cells):\n"
+        "    def __getitem__(self, index):\n        time.sleep(0.01)\n        return super().__getitem__(index)\n"
+    )
+    line = [sys.executable, "-m", "mtrain", "train", "-c", str(SPEC), "--name", "cut", *QUIET, *words]
+    slow = ["-o", "data.format=./slow_cells.py:Cells", "-o", "data.options.noise=0.1"]
+    job = subprocess.Popen([*line, *slow], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(tmp_path / "runs/cut/checkpoints/step-00000006/MANIFEST.json")
+    ranks = [
+        child for child in psutil.Process(job.pid).children(recursive=True) if "mtrain.rank.worker" in child.cmdline()
+    ]
+    os.kill(max(ranks, key=lambda child: child.create_time()).pid, signal.SIGKILL)
+    assert job.wait(120) == 1
+    result = command(tmp_path, "train", "-c", str(SPEC), "--resume", "runs/cut", *QUIET, *words)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "goes on from" in result.stdout
+    cut = trained_summary(tmp_path, "cut")
+    assert cut["weights_sha256"] == whole["weights_sha256"]
+    assert cut["last"] == whole["last"]
+
+
+def trained_summary(here: Path, name: str) -> dict:
+    import json
+
+    return json.loads((here / "runs" / name / "summary.json").read_text())
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(1200):
+        if path.exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{path} did not appear")

@@ -38,13 +38,13 @@ def check_equal_data(sources: Mapping[str, OwnSource], collective: Collective, *
 def _digest(source: OwnSource) -> str:
     arrays = {}
     for index in range(min(CHECKED_SAMPLES, len(source))):
-        found = trees.flattened(source.sample(0, index)[1])[0]
+        found = trees.contents(source.sample(0, index)[1])
         arrays.update({f"{index}.{name}": array for name, array in found.items()})
     return digest(arrays)
 
 
 def outlined(sample: Any) -> str:
     """Return the structure of a sample in words: shapes and types of its arrays."""
-    arrays = trees.flattened(sample)[0]
+    arrays = trees.contents(sample)
     parts = [f"{name or 'value'} {array.dtype} {array.shape}" for name, array in arrays.items()]
     return ", ".join(parts) or f"a {type(sample).__name__} without arrays"

@@ -11,7 +11,7 @@ from mtrain.core.interfaces import Collective, HostBatch
 from mtrain.data import outcomes
 from mtrain.errors import SpecError, UsageError
 from mtrain.spec import references
-from mtrain.spec.references import Reference
+from mtrain.spec.references import Parameters, Reference
 from mtrain.tasks.own import calls
 from mtrain.tasks.own.network import is_module
 
@@ -38,25 +38,31 @@ def metric(reference: Reference, options: Mapping[str, Any]) -> Metric:
     Raises:
         UsageError: it cannot be imported or made, or is no metric.
     """
-    target, path = references.imported(reference), f"evaluate.metric_options.{reference.name}"
-    if not isinstance(target, type) and not outcomes.is_object(target):
-        named = _parameters(target)
+    target = references.imported(reference)
+    if outcomes.is_object(target) and not isinstance(target, type):
+        return Metric(reference.name, _fed(target))
+    parameters = calls.parameters_of(target)
+    if not isinstance(target, type):
+        named = _named(parameters)
         if named is not None:
             return Metric(reference.name, _function(target, named, options))
-    found = target if outcomes.is_object(target) and not isinstance(target, type) else None
-    if found is None:
-        found = calls.made(reference, options, {}, path=path)
+        if parameters is None or set(parameters.required) - options.keys():
+            raise SpecError(_unclear(reference))
+    found = calls.made(reference, options, {}, path=f"evaluate.metric_options.{reference.name}")
     if not outcomes.is_object(found):
-        raise SpecError(
-            f"evaluate.metrics: {reference.words}: cannot tell how to call it; expected a function with parameters such as "
-            "predictions and targets, or a class with update(predictions, targets) and compute()"
-        )
+        raise SpecError(_unclear(reference))
     return Metric(reference.name, _fed(found))
 
 
-def _parameters(function: Any) -> tuple[str, str | None] | None:
-    """Return the names of the parameters for predictions and for targets; None if it has no such parameter."""
-    parameters = calls.parameters_of(function)
+def _unclear(reference: Reference) -> str:
+    return (
+        f"evaluate.metrics: {reference.words}: cannot tell how to call it; expected a function with parameters named like "
+        "predictions and targets, or a class with update(predictions, targets) and compute()"
+    )
+
+
+def _named(parameters: Parameters | None) -> tuple[str, str | None] | None:
+    """Return the names of the parameters for predictions and for targets; None if there is no such parameter."""
     names = () if parameters is None else parameters.names
     predictions = next((name for name in names if name in PREDICTIONS), None)
     return None if predictions is None else (predictions, next((name for name in names if name in TARGETS), None))
