@@ -20,11 +20,13 @@ if TYPE_CHECKING:
         open_run,
         plan,
         predict,
+        run,
         train,
     )
     from mtrain.results import EvaluateResult, Evaluation, Metrics, PredictResult, TrainResult
     from mtrain.script.rules import SGD, Adam, AdamW, Constant, Cosine, Group, Linear, OneCycle, Step
     from mtrain.script.session import Session, session
+    from mtrain.spec.typed import Spec
 
 __all__ = [
     "SGD",
@@ -41,6 +43,7 @@ __all__ = [
     "OneCycle",
     "PredictResult",
     "Session",
+    "Spec",
     "Step",
     "TrainResult",
     "__version__",
@@ -51,6 +54,7 @@ __all__ = [
     "open_run",
     "plan",
     "predict",
+    "run",
     "session",
     "train",
 ]

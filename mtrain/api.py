@@ -3,8 +3,8 @@
 ``import mtrain`` offers them as ``mtrain.train``, ``mtrain.evaluate`` and so on. None imports a framework: training runs in
 processes of its own, one for each rank, exactly as the command line starts them.
 
-Every function takes the spec in the same way: ``spec`` is a YAML file or the name of a shipped config (None: ``mtrain.yml`` in
-the current folder, else the embedded demo), ``backend`` replaces ``backend.name``, ``ranks`` replaces
+Every function takes the spec in the same way: ``spec`` is a YAML file, the name of a shipped config, or a dict with the keys of
+a YAML file (None: ``mtrain.yml`` in the current folder, else the embedded demo), ``backend`` replaces ``backend.name``, ``ranks`` replaces
 ``cluster.nproc_per_node``, and ``overrides`` sets any other value, by dotted path or nested::
 
     mtrain.train("digits", backend="ddp", ranks=2, overrides={"train.epochs": 2, "optimizer": {"rate": 0.005}})
@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from mtrain import results
 from mtrain.errors import TrainingError, UsageError
 from mtrain.results import EvaluateResult, PredictResult, TrainResult
+from mtrain.spec.typed import Spec
 
 if TYPE_CHECKING:
     from mtrain.cluster.doctor import Checkup
-    from mtrain.cluster.job import Outcome
     from mtrain.comparing.results import Comparison
     from mtrain.jobs.plan import Plan
-    from mtrain.spec.config import Loaded
+    from mtrain.spec.config import Loaded, Source
 
-SpecFile = str | os.PathLike[str] | None
+File = str | os.PathLike[str] | None
+SpecSource = File | Spec
 FAILED = (1, 2)
 """Exit codes of a job that did not end as it should."""
 
@@ -45,7 +46,7 @@ class JobFailed(TrainingError):
 
 
 def load_spec(
-    spec: SpecFile = None,
+    spec: SpecSource = None,
     *,
     backend: str | None = None,
     ranks: int | None = None,
@@ -59,16 +60,16 @@ def load_spec(
     """
     from mtrain.spec import config
 
-    return config.load(_text(spec), flags=_flags(backend=backend, ranks=ranks, overrides=overrides))
+    return config.load(_source(spec), flags=_flags(backend=backend, ranks=ranks, overrides=overrides))
 
 
 def plan(
-    spec: SpecFile = None,
+    spec: SpecSource = None,
     *,
     backend: str | None = None,
     ranks: int | None = None,
     overrides: Mapping[str, Any] | None = None,
-    resume: SpecFile = None,
+    resume: File = None,
 ) -> "Plan":
     """Return the commands, the environment and the numbers of a job without starting anything.
 
@@ -84,12 +85,12 @@ def plan(
 
 
 def train(
-    spec: SpecFile = None,
+    spec: SpecSource = None,
     *,
     backend: str | None = None,
     ranks: int | None = None,
     overrides: Mapping[str, Any] | None = None,
-    resume: SpecFile = None,
+    resume: File = None,
     quiet: bool = False,
 ) -> TrainResult:
     """Train a model and wait for the end; progress is shown as on the command line.
@@ -109,17 +110,49 @@ def train(
         LaunchError: ranks or hosts did not come up.
         JobFailed: it was started and failed.
     """
-    from mtrain.cluster import job, start
+    from mtrain.cluster import start
 
     _need_main_thread("train")
-    loaded = load_spec(
-        spec or start.resumed_config(None, _text(resume)), backend=backend, ranks=ranks, overrides=overrides
-    )
-    start.refuse_copies(loaded, nnodes=None)
-    outcome = job.train(loaded, resume=_text(resume), quiet=quiet)
-    if outcome.code in FAILED:
-        raise JobFailed("training", exit_code=outcome.code, run_dir=outcome.run_dir)
-    return _train_result(outcome)
+    source = start.resumed_config(None, _text(resume)) if spec is None else spec
+    loaded = load_spec(source, backend=backend, ranks=ranks, overrides=overrides)
+    return _trained(loaded, resume, quiet=quiet)
+
+
+def run(
+    script: str | os.PathLike[str],
+    *,
+    arguments: Sequence[str] = (),
+    spec: SpecSource = None,
+    backend: str | None = None,
+    ranks: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    resume: File = None,
+    quiet: bool = False,
+) -> TrainResult:
+    """Run your own training script, which calls ``mtrain.session()``, on the ranks of a job, and wait for the end.
+
+    Args:
+        script: the script, a file of its own: ranks cannot run the cells of a notebook.
+        arguments: arguments of the script.
+        spec: see the module; None: the values of a plain training loop.
+        backend: replaces ``backend.name``.
+        ranks: number of ranks on each host.
+        overrides: further values of the spec.
+        resume: a checkpoint or a run folder to go on from; ``"auto"``: the newest run of this script.
+        quiet: show no progress.
+
+    Raises:
+        UsageError: the job cannot be started; nothing was changed.
+        LaunchError: ranks or hosts did not come up.
+        JobFailed: it was started and failed.
+    """
+    from mtrain.cluster import script_job
+    from mtrain.script.settings import PLAIN
+
+    _need_main_thread("run")
+    loaded = load_spec(PLAIN if spec is None else spec, backend=backend, ranks=ranks, overrides=overrides)
+    words = [os.fspath(word) if isinstance(word, os.PathLike) else str(word) for word in arguments]
+    return _trained(script_job.with_script(loaded, Path(script), words), resume, quiet=quiet)
 
 
 def open_run(run: str | os.PathLike[str]) -> TrainResult:
@@ -132,14 +165,14 @@ def open_run(run: str | os.PathLike[str]) -> TrainResult:
 
 
 def evaluate(
-    spec: SpecFile = None,
+    spec: SpecSource = None,
     *,
     backend: str | None = None,
     ranks: int | None = None,
     overrides: Mapping[str, Any] | None = None,
-    run: SpecFile = None,
-    checkpoint: SpecFile = None,
-    weights: SpecFile = None,
+    run: File = None,
+    checkpoint: File = None,
+    weights: File = None,
     quiet: bool = False,
 ) -> EvaluateResult:
     """Score trained weights on the evaluation split.
@@ -163,7 +196,7 @@ def evaluate(
     _need_main_thread("evaluate")
     source = _text(checkpoint) or _text(run)
     values = {**dict(_flat(overrides or {})), **({} if weights is None else {"model.weights": _text(weights)})}
-    config = spec or start.resumed_config(None, source)
+    config = start.resumed_config(None, source) if spec is None else spec
     loaded = load_spec(config, backend=backend, ranks=ranks, overrides=values)
     if run is not None and checkpoint is None:
         if not Path(run).is_dir():
@@ -179,10 +212,10 @@ def evaluate(
 def predict(
     pictures: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    run: SpecFile = None,
-    checkpoint: SpecFile = None,
-    weights: SpecFile = None,
-    spec: SpecFile = None,
+    run: File = None,
+    checkpoint: File = None,
+    weights: File = None,
+    spec: SpecSource = None,
     overrides: Mapping[str, Any] | None = None,
     out: str | os.PathLike[str] = "predictions",
     confidence: float = 0.25,
@@ -210,6 +243,7 @@ def predict(
         JobFailed: prediction was started and failed.
     """
     from mtrain.cluster import prediction
+    from mtrain.spec import config
 
     _need_main_thread("predict")
     if not 0 <= confidence < 1:
@@ -219,7 +253,7 @@ def predict(
         raise UsageError("predict: no picture was given; give a file, a folder, or a list of them")
     request = prediction.Request(
         sources=[os.fspath(source) for source in sources],
-        config=_text(spec),
+        config=_source(spec),
         run=_text(run),
         checkpoint=_text(checkpoint),
         weights=_text(weights),
@@ -230,8 +264,9 @@ def predict(
         device=device,
     )
 
-    def load(path: str | None, needed: Mapping[str, Any]) -> "Loaded":
-        return load_spec(path, overrides={**dict(_flat(overrides or {})), **needed})
+    def load(path: "Source", needed: Mapping[str, Any]) -> "Loaded":
+        flags = _flags(backend=None, ranks=None, overrides={**dict(_flat(overrides or {})), **needed})
+        return config.load(path, flags=flags)
 
     result = prediction.predict(request, load)
     if result.code != 0:
@@ -240,7 +275,7 @@ def predict(
 
 
 def doctor(
-    spec: SpecFile = None,
+    spec: SpecSource = None,
     *,
     backend: str | None = None,
     ranks: int | None = None,
@@ -266,11 +301,11 @@ def doctor(
 
     _need_main_thread("doctor")
     flags = _flags(backend=backend, ranks=ranks, overrides=overrides)
-    return examine(Request(config=_text(spec), backend=backend, flags=flags, quick=quick))
+    return examine(Request(config=_source(spec), backend=backend, flags=flags, quick=quick))
 
 
 def compare_backends(
-    spec: SpecFile = None,
+    spec: SpecSource = None,
     *,
     backends: str | Sequence[str],
     updates: int = 50,
@@ -278,9 +313,9 @@ def compare_backends(
     profile: Literal["bitwise", "float32", "loose"] = "float32",
     rounds: int = 1,
     overrides: Mapping[str, Any] | None = None,
-    out: SpecFile = None,
+    out: File = None,
     quiet: bool = False,
-    script: SpecFile = None,
+    script: File = None,
     arguments: Sequence[str] = (),
 ) -> "Comparison":
     """Train one spec, or run one script, on several backends and compare what they learn, update by update.
@@ -319,7 +354,7 @@ def compare_backends(
     if arguments and script is None:
         raise UsageError(f"arguments={list(arguments)!r}: given without a script; name it with script=")
     order = Order(
-        config=_text(spec),
+        config=_source(spec),
         overrides=[f"{path}={_yaml(value)}" for path, value in _flat(overrides or {})],
         variants=parse_variants(backends if isinstance(backends, str) else ",".join(backends)),
         updates=updates,
@@ -349,19 +384,33 @@ def _flags(*, backend: str | None, ranks: int | None, overrides: Mapping[str, An
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested values by dotted path; an empty mapping stays a value."""
-    for key, value in values.items():
+    """Nested values by dotted path, as YAML would have given them; an empty mapping stays a value."""
+    from mtrain.spec.in_code import plain
+
+    for key, value in (plain(values, where="overrides") if not prefix else values).items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{path}.")
         else:
-            yield (
-                path,
-                list(value) if isinstance(value, tuple) else os.fspath(value) if isinstance(value, Path) else value,
-            )
+            yield path, value
 
 
-def _text(path: SpecFile) -> str | None:
+def _source(spec: SpecSource) -> "Source":
+    """Return a spec as ``config.load`` takes it.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if spec is None or isinstance(spec, Mapping):
+        return spec
+    if not isinstance(spec, str | os.PathLike):
+        raise UsageError(
+            f"given a spec of type {type(spec).__name__}, expected a file, the name of a config, or a dict"
+        )
+    return os.fspath(spec)
+
+
+def _text(path: File) -> str | None:
     return None if path is None else os.fspath(path)
 
 
@@ -380,6 +429,12 @@ def _need_main_thread(name: str) -> None:
         )
 
 
-def _train_result(outcome: "Outcome") -> TrainResult:
+def _trained(loaded: "Loaded", resume: File, *, quiet: bool) -> TrainResult:
+    from mtrain.cluster import job, start
+
+    start.refuse_copies(loaded, nnodes=None)
+    outcome = job.train(loaded, resume=_text(resume), quiet=quiet)
+    if outcome.code in FAILED:
+        raise JobFailed("training", exit_code=outcome.code, run_dir=outcome.run_dir)
     reason = "interrupted" if outcome.code else results.exit_reason(outcome.summary)
     return results.train_result(outcome.run_dir, outcome.summary, reason=reason)

@@ -9,7 +9,7 @@ import click
 from mtrain.cli.options import JobCommand, load_job, spec_options
 
 if TYPE_CHECKING:
-    from mtrain.spec.config import Loaded
+    from mtrain.spec.config import Loaded, Source
 
 
 @click.command("predict", cls=JobCommand)
@@ -47,7 +47,7 @@ def predict(context: click.Context, /, **params: Any) -> None:
     overrides = tuple(params.pop("overrides") or ())
     request = prediction.Request(**params)
 
-    def load(config: str | None, needed: Mapping[str, Any]) -> "Loaded":
+    def load(config: "Source", needed: Mapping[str, Any]) -> "Loaded":
         further = [f"{path}={json.dumps(value)}" for path, value in needed.items()]  # JSON is read as YAML
         return load_job({"config": config, "overrides": (*overrides, *further)})
 

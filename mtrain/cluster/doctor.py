@@ -25,7 +25,7 @@ from mtrain.system import environment
 from mtrain.system.runfolder import read_summary
 
 if TYPE_CHECKING:
-    from mtrain.spec.config import Loaded
+    from mtrain.spec.config import Loaded, Source
     from mtrain.spec.plugins import Entry
 
 RANKS = 2
@@ -47,7 +47,7 @@ Report = Callable[[Sequence[Finding], str], None]
 class Request:
     """The checks that are requested."""
 
-    config: str | None = None
+    config: "Source" = None
     """The spec; None: the default one, of which only the hosts, the ranks and the backend matter."""
     backend: str | None = None
     """The only backend to check; None: all."""
@@ -109,7 +109,7 @@ class _Examination:
             code = 1 if worst(self._findings) == "bad" or code else 0
         return Checkup(code=code, findings=self._findings)
 
-    def _load(self, file: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> "Loaded":
+    def _load(self, file: "Source", overrides: Sequence[str], flags: Mapping[str, Any]) -> "Loaded":
         backend = self._request.backend
         typed = {} if backend is None else {"backend.name": config.Given(backend, f"--backend {backend}")}
         return config.load(file, overrides=overrides, flags={**typed, **flags})

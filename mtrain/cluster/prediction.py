@@ -13,12 +13,12 @@ from mtrain.rank.predict import SKIPPED
 from mtrain.report.reporter import write_json
 
 if TYPE_CHECKING:
-    from mtrain.spec.config import Loaded
+    from mtrain.spec.config import Loaded, Source
 
 WORK_FOLDER = ".run"
 """Subfolder of the results in which the rank works; removed when it has succeeded."""
 PREDICTIONS = "predictions.json"
-Load = Callable[[str | None, Mapping[str, Any]], "Loaded"]
+Load = Callable[["Source", Mapping[str, Any]], "Loaded"]
 """Load a spec from a config (None: the default one) with further values by dotted path."""
 
 
@@ -28,7 +28,7 @@ class Request:
 
     sources: Sequence[str]
     """Picture files and folders of pictures."""
-    config: str | None = None
+    config: "Source" = None
     run: str | None = None
     """A run folder: its spec and its best checkpoint; None: ``runs/latest``."""
     checkpoint: str | None = None
@@ -135,7 +135,7 @@ def pictures(sources: Sequence[str]) -> dict[Path, str]:
     return names
 
 
-def _on_one_rank(config: str | None, load: Load, request: Request) -> "Loaded":
+def _on_one_rank(config: "Source", load: Load, request: Request) -> "Loaded":
     """Load the spec of a run for one process without hosts, on the framework that the run was trained with.
 
     That framework is installed where the run was made; the other one need not be.

@@ -8,6 +8,7 @@ from typing import Any
 
 from mtrain.comparing.profiles import Profile
 from mtrain.errors import UsageError
+from mtrain.spec.config import Source
 from mtrain.spec.yaml_reader import parse_value
 
 
@@ -31,7 +32,7 @@ class Variant:
 class Order:
     """The settings of a comparison."""
 
-    config: str | None
+    config: Source
     overrides: Sequence[str]
     variants: Sequence[Variant]
     updates: int

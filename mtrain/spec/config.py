@@ -29,8 +29,12 @@ from mtrain.spec.yaml_reader import Path
 
 __all__ = ["Given", "Loaded", "Origin", "debug", "dump", "from_json", "load", "read", "resolved_json", "shipped_names"]
 
+Source = str | Mapping[str, Any] | None
+"""A spec to read: a file, the name of a shipped config, or its values as Python has them; None: the default one."""
 DEMO = "digits"
 HERE = "mtrain.yml"
+IN_CODE = "spec"
+"""Name of a spec that was written in Python, for messages and for its run folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +79,7 @@ class Loaded:
 
 
 def load(
-    path: str | None,
+    path: Source,
     *,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
@@ -83,14 +87,19 @@ def load(
 ) -> Loaded:
     """Read and validate a spec.
 
-    ``path``: a file, or the name of a shipped config; None: ``./mtrain.yml``, else the embedded demo. ``overrides``:
-    texts of the form ``PATH=VALUE``. ``flags``: value or ``Given`` by dotted path. ``environ``: environment variables;
-    None: those of the process.
+    ``path``: a file, the name of a shipped config, or the values of a spec, whose relative paths are taken from the current
+    folder; None: ``./mtrain.yml``, else the embedded demo. ``overrides``: texts of the form ``PATH=VALUE``. ``flags``: value
+    or ``Given`` by dotted path. ``environ``: environment variables; None: those of the process.
 
     Raises: ``SpecError`` that lists every mistake of every source, one line each.
     """
-    file, source = _locate(path)
-    inputs = _Inputs(Files.read(file), os.environ if environ is None else environ, overrides, flags or {})
+    if isinstance(path, Mapping):
+        file, source = FilePath.cwd() / IN_CODE, "a spec written in Python"
+        files = Files.written_in_code(path, file)
+    else:
+        file, source = _locate(path)
+        files = Files.read(file)
+    inputs = _Inputs(files, os.environ if environ is None else environ, overrides, flags or {})
     first = inputs.merged(Spec)
     policy, policy_file, policy_problems = _policy(first.layers, file)
     tasks = Tasks(policy)
@@ -110,7 +119,7 @@ def load(
     return Loaded(
         spec=spec,
         source=source,
-        path=file,
+        path=None if isinstance(path, Mapping) else file,
         name=file.stem,
         provenance={dotted(key): origin for key, origin in layers.origins.items()},
         values=spec.model_dump(mode="json"),

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
+from mtrain.spec.in_code import plain
 from mtrain.spec.model import Spec
 from mtrain.spec.provenance import Layers, Misplaced, Origin
 from mtrain.spec.schema import has_value, walk
@@ -70,6 +71,17 @@ class Files:
         files._collect(file, (), set())
         return files
 
+    @classmethod
+    def written_in_code(cls, values: Mapping[str, Any], place: FilePath) -> "Files":
+        """Take the values of a spec that was written in Python, and read its bases, which are searched beside ``place``.
+
+        Raises:
+            SpecError: there is a value that YAML does not have.
+        """
+        files = cls()
+        files._lay(Parsed(values=plain(values, where=place.name)), place, place.name, (), {place})
+        return files
+
     def _collect(self, file: FilePath, chain: tuple[FilePath, ...], visited: set[FilePath]) -> None:
         """Add ``file`` and its bases to ``laid``.
 
@@ -95,6 +107,12 @@ class Files:
             return
         parsed = parse(text, name=name)
         self.problems.extend(parsed.problems)
+        self._lay(parsed, file, name, chain, visited)
+
+    def _lay(
+        self, parsed: Parsed, file: FilePath, name: str, chain: tuple[FilePath, ...], visited: set[FilePath]
+    ) -> None:
+        """Add the content of ``file`` as a layer, and its bases."""
         bases = self._bases(parsed, file, name)
         self.laid.append(_Laid(parsed, name, "base" if chain else "file"))
         for base in reversed(bases):
@@ -106,7 +124,7 @@ class Files:
         bases = []
         for position, entry in enumerate(entries):
             line = parsed.lines.get((BASE_KEY, position), parsed.lines.get((BASE_KEY,)))
-            where = f"{name}:{line} {BASE_KEY}"
+            where = f"{name}{f':{line}' if line else ''} {BASE_KEY}"
             if not isinstance(entry, str):
                 self.problems.append(f"{where}: given {shortened(repr(entry))}, expected the name of a file")
                 continue

@@ -1,0 +1,652 @@
+"""The keys of a spec as types, for specs that are written in Python: editors complete them, type checkers check them.
+
+``Spec(train={"epochs": 3})`` is a plain dict with the keys of a YAML file. Every function of ``mtrain`` takes one in place
+of a file, and checks it as a file is checked. The types have the keys of all tasks that come with mtrain.
+
+Written by scripts/spec-types from the sections of the spec; a test keeps them equal.
+"""
+
+from collections.abc import Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import Any, Literal, TypedDict
+
+
+class Model(TypedDict, total=False):
+    """The network, and the weights that it starts from."""
+
+    name: str
+    """a plugin of kind `models`: see `mtrain plugins list`; or a class of your own, PATH.py:Name or
+    package.module:Name"""
+
+    weights: str | None
+    """file to start from (.safetensors, .pdparams, .pt, checkpoint, run); entries that fit are taken, the others
+    are reported"""
+
+    options: Mapping[str, Any]
+    """the model plugin's own options"""
+
+    framework: Literal["torch", "paddle"] | None
+    """framework of the model; a backend of another one is refused at once; null: not said"""
+
+
+class DataAugmentRandomCrop(TypedDict, total=False):
+    """Random window of a training picture that becomes the input (torchvision's RandomResizedCrop)."""
+
+    scale: Sequence[float]
+    """share of the picture's area"""
+
+    aspect_ratio: Sequence[float]
+    """width / height of the window"""
+
+
+class DataAugmentDistort(TypedDict, total=False):
+    """Random change of colours in four steps; each is applied with the given probability, in random order."""
+
+    probability: float
+    """of each step"""
+
+    hue: float
+    """rotation of the chroma in YIQ, +- degrees"""
+
+    saturation: Sequence[float]
+    """factor of the distance to grey"""
+
+    contrast: Sequence[float]
+    """factor of all values"""
+
+    brightness: Sequence[float]
+    """grey levels (of 255) added to all values"""
+
+
+class DataAugmentExpand(TypedDict, total=False):
+    """Random placement of the picture on a larger canvas."""
+
+    probability: float
+    """of an expansion"""
+
+    ratio: float
+    """largest canvas, as a multiple of the picture's sides"""
+
+    fill: Sequence[float]
+    """colour around it: red, green, blue"""
+
+
+class DataAugmentCrop(TypedDict, total=False):
+    """Random crop to a window that holds the centre of at least one box (SSD: Liu et al. 2016, section 2.2)."""
+
+    thresholds: Sequence[float]
+    """one is drawn: some box overlaps the window by at least this IoU"""
+
+    allow_no_crop: bool
+    """one more choice beside the thresholds: no crop"""
+
+    scaling: Sequence[float]
+    """square root of the window's share of the picture's area"""
+
+    aspect_ratio: Sequence[float]
+    """width / height of the window over those of the picture"""
+
+    num_attempts: int
+    """windows tried for a threshold before the next one is drawn"""
+
+
+class DataAugment(TypedDict, total=False):
+    """Augmentation of training pictures: a random window, then changes of position, shape and colours, and flips."""
+
+    degrees: float
+    """rotation, +- degrees"""
+
+    translate: float
+    """shift, +- fraction of the side"""
+
+    scale: float
+    """zoom, 1 +- this"""
+
+    shear: float
+    """+- degrees"""
+
+    perspective: float
+    """+- per pixel"""
+
+    hsv_h: float
+    """hue gain, +- fraction"""
+
+    hsv_s: float
+    """saturation gain, +- fraction"""
+
+    hsv_v: float
+    """value gain, +- fraction"""
+
+    flip_ud: float
+    """probability of an up-down flip"""
+
+    flip_lr: float
+    """probability of a left-right flip"""
+
+    random_crop: DataAugmentRandomCrop | None
+    """with `resize: crop`: a random window becomes the input; null: the centre, as in evaluation"""
+
+    albumentations: str | None
+    """pipeline in place of all other keys of augment: a file of albumentations.save (.yml, .json), or
+    FILE.py:FUNCTION, from the current directory"""
+
+    mosaic: float
+    """probability of a mosaic"""
+
+    mosaic9: float
+    """of the mosaics, the share that uses nine pictures instead of four"""
+
+    mixup: float
+    """probability of mixing a mosaic with another one"""
+
+    close_mosaic_epochs: int
+    """no mosaic and no mixup in this many last epochs"""
+
+    sizes: Sequence[int] | None
+    """sides of the network input in pixels, one drawn for each update (multi-scale training); null: image_size,
+    or multi_scale around it"""
+
+    multi_scale: float
+    """x: each update draws its input size from the multiples of 32 between image_size * (1 - x) and image_size *
+    (1 + x); needs `resize: letterbox`; YOLOv5's --multi-scale is 0.5; 0: off"""
+
+    interpolations: Sequence[Literal["nearest", "linear", "area", "cubic", "lanczos4"]]
+    """with `resize: stretch`: one drawn for each update"""
+
+    distort: DataAugmentDistort | None
+    """with `resize: stretch`; null: none"""
+
+    expand: DataAugmentExpand | None
+    """with `resize: stretch`; null: none"""
+
+    crop: DataAugmentCrop | None
+    """with `resize: stretch`; null: none"""
+
+
+class Data(TypedDict, total=False):
+    """The data set, and how it is loaded. A task's own section derives from this one."""
+
+    format: str
+    """a plugin of kind `datasets`: see `mtrain plugins list`; or a data set of your own, PATH.py:Name or
+    package.module:Name"""
+
+    root: str | None
+    """folder of the data set; null: where the plugin keeps its own"""
+
+    train: str | None
+    """the training split: a file, folder or list, as the format has it (docs/data.md); null: the format's usual
+    place"""
+
+    val: str | None
+    """the same for the evaluation split"""
+
+    images: str | None
+    """folder of the pictures; null: the format's usual place"""
+
+    names: Sequence[str] | None
+    """class names in label order; null: as the data set says"""
+
+    options: Mapping[str, Any]
+    """the data set plugin's own options"""
+
+    workers: int | Literal["auto"]
+    """loader processes per rank; 0: in the rank itself; auto: by cores"""
+
+    prefetch: int
+    """micro batches prepared ahead per rank"""
+
+    image_size: int
+    """side of the square network input, in pixels"""
+
+    resize: Literal["crop", "letterbox", "stretch"] | Literal["letterbox", "stretch"]
+    """crop: the shorter side to image_size / crop_share, then the central square, or in training a random window;
+    letterbox: keep the picture's shape, fill up with grey; stretch: both sides to image_size"""
+
+    max_pixels: int
+    """pixels of the largest picture that is decoded: a small file can hold an enormous picture"""
+
+    split: float | None
+    """share of the pictures of `train` (null: of all there are) that becomes the evaluation split; it depends on
+    names and split_seed alone"""
+
+    split_seed: int
+    """another one chooses other pictures for `split`"""
+
+    crop_share: float
+    """with `resize: crop`: share of the shorter side that the central square has"""
+
+    augment: DataAugment
+    """of the training split"""
+
+    skip_missing: bool
+    """leave out pictures that are annotated but not there, and say how many"""
+
+    cache: Literal["none", "ram", "disk"]
+    """where decoded pictures are kept"""
+
+    cache_dir: str | None
+    """folder of the disk cache; null: the user's cache folder"""
+
+    nondeterministic: Literal["refuse", "allow"]
+    """allow: accept samples that differ when they are read again, so that a resumed job may train on others"""
+
+
+class TrainEma(TypedDict, total=False):
+    """Exponential moving average of the weights, which is evaluated and exported in their place."""
+
+    decay: float
+    """per update; 0: no average"""
+
+    ramp: float
+    """updates over which the decay rises: decay * (1 - exp(-k / ramp))"""
+
+    rule: Literal["ramp", "threshold"]
+    """ramp: YOLOv5's, see `ramp`; threshold: PaddleDetection's, min(decay, (1 + k) / (10 + k)), corrected for its
+    start"""
+
+
+class Train(TypedDict, total=False):
+    """Length, batch size, precision and further settings of training."""
+
+    epochs: int | None
+    """passes over the training split; give this or `updates`"""
+
+    updates: int | None
+    """optimizer steps in all; give this or `epochs`"""
+
+    batch_size: int
+    """GLOBAL batch: samples per update over all ranks"""
+
+    reference_batch_size: int
+    """the global batch for which rate and weight decay are given"""
+
+    rate_scaling: Literal["none", "linear", "sqrt", "yolov5"]
+    """none: rate as written; linear, sqrt: rate x (batch/reference) or its root; yolov5: rate as written, weight
+    decay x batch/reference"""
+
+    accumulate: int | Literal["auto"]
+    """micro batches per update; auto: as few as max_micro_batch allows"""
+
+    max_micro_batch: int | None
+    """largest micro batch of one rank that `accumulate: auto` may choose; null: no limit"""
+
+    precision: Literal["fp32", "bf16", "fp16", "fp64"]
+    """of the forward and backward pass; fp64 is for proofs of equality"""
+
+    clip_norm: float | None
+    """largest global L2 norm of the gradient; null: no limit"""
+
+    ema: TrainEma | None
+    """null: no average"""
+
+    sync_batchnorm: bool
+    """BatchNorm statistics over all ranks; works on CPU too"""
+
+    seed: int
+    """of weights, order and augmentation"""
+
+    channels_last: bool | Literal["auto"]
+    """memory layout of torch's convolutions; false: contiguous; auto: the fastest known for the device"""
+
+    compile: bool
+    """compile the model where the framework can"""
+
+    freeze: Sequence[str]
+    """regexes of parameter names that are not trained"""
+
+    patience: int | None
+    """stop after this many evaluations without a better score"""
+
+    max_nonfinite: int
+    """stop with an error after this many non-finite updates in a row"""
+
+
+class OptimizerGroups(TypedDict, total=False):
+    """Parameters that share options. A parameter belongs to the first group whose regex is found in its name."""
+
+    match: str
+    """regex searched in the parameter name; '' takes all"""
+
+    rate_factor: float
+    """times the rate"""
+
+    weight_decay: float | None
+    """null: the optimizer's"""
+
+    warmup_from: float | None
+    """rate at update 0 of the warm-up; null: schedule.warmup.rate_from"""
+
+
+class Optimizer(TypedDict, total=False):
+    """The rule that turns gradients into weights."""
+
+    rule: Literal["sgd", "adam", "adamw"]
+    """sgd with momentum, adam, or adam with decoupled weight decay"""
+
+    rate: float
+    """learning rate after warm-up, before the schedule"""
+
+    momentum: float
+    """sgd: momentum; adam and adamw: beta1"""
+
+    nesterov: bool
+    """sgd: look ahead along the momentum"""
+
+    weight_decay: float
+    """of the groups that do not give their own"""
+
+    beta2: float
+    """adam and adamw: decay of the squared gradient"""
+
+    eps: float
+    """adam and adamw: added to the root of the squared gradient"""
+
+    groups: Sequence[OptimizerGroups]
+    """by name, the first match wins"""
+
+
+class ScheduleWarmup(TypedDict, total=False):
+    """Linear rise of rate and momentum at the start, as long as the larger of `epochs` and `updates`."""
+
+    epochs: float | None
+    """length in epochs"""
+
+    updates: int | None
+    """length in updates"""
+
+    rate_from: float
+    """rate at update 0"""
+
+    momentum_from: float | None
+    """momentum at update 0; null: no warm-up of momentum"""
+
+    before_curve: bool
+    """true: the curve begins after the warm-up, which rises to the curve's first value, and ends at the same
+    horizon (PaddleDetection); false: both begin at update 0 (YOLOv5)"""
+
+
+class Schedule(TypedDict, total=False):
+    """Course of the learning rate over the job, as a factor of optimizer.rate."""
+
+    name: Literal["cosine", "linear", "step", "one_cycle", "constant"]
+    """shape of the curve"""
+
+    final_factor: float
+    """factor at the end (cosine, linear, one_cycle)"""
+
+    milestones: Sequence[float]
+    """step: epochs after which the rate is multiplied by gamma"""
+
+    gamma: float
+    """step: the multiplier"""
+
+    peak: float
+    """one_cycle: where the peak lies, as a share of the job"""
+
+    per: Literal["epoch", "update"]
+    """the factor changes at each epoch (YOLOv5) or each update"""
+
+    horizon_epochs: float | None
+    """epochs over which the curve is drawn; null: the job's length"""
+
+    warmup: ScheduleWarmup | None
+    """null: no warm-up"""
+
+
+class Backend(TypedDict, total=False):
+    """The backend that trains."""
+
+    name: str
+    """a plugin of kind `backends`: see `mtrain plugins list`"""
+
+    options: Mapping[str, Any]
+    """the backend plugin's own options"""
+
+    python: str | None
+    """interpreter of the ranks; null: the one that runs mtrain"""
+
+
+class ClusterSsh(TypedDict, total=False):
+    """How the cluster `ssh` reaches hosts."""
+
+    port: int | None
+    """null: as ssh has it"""
+
+    user: str | None
+    """null: as ssh has it"""
+
+    identity_file: str | None
+    """private key; null: as ssh has it"""
+
+    python: str | None
+    """interpreter on the hosts that has mtrain; null: the path of the one that runs mtrain here"""
+
+    connect_timeout_s: int
+    """seconds for a host to answer"""
+
+
+class Cluster(TypedDict, total=False):
+    """Hosts, ranks and ports, and what brings the job to the hosts."""
+
+    name: str
+    """what brings the job to the hosts, a plugin of kind `clusters`. ssh: this command starts all hosts; auto:
+    this host alone, or several hosts that are each started by hand with the same command; manual: print that
+    command for each"""
+
+    options: Mapping[str, Any]
+    """the cluster plugin's own options"""
+
+    ips: Sequence[str]
+    """addresses of the hosts, the first is the master; empty: this machine"""
+
+    nproc_per_node: int | Literal["auto"]
+    """ranks per host; auto: one per device, on CPU one"""
+
+    slots: Sequence[int] | None
+    """ranks on each of ips, where they differ (a:2,b:4); null: nproc_per_node on each"""
+
+    devices: Sequence[int] | None
+    """numbers of the GPUs on every host; null: all"""
+
+    node_rank: int | None
+    """this host's place in ips; null: found from its addresses"""
+
+    master_addr: str | None
+    """null: the first of ips, or 127.0.0.1"""
+
+    master_port: int | Literal["auto"]
+    """rendezvous port of the ranks on the first host; auto: one that is free there"""
+
+    control_port: int | Literal["auto"]
+    """where hosts that are started by hand meet, on the first one; auto: master_port + 1, or 29501"""
+
+    start_port: int | Literal["auto"]
+    """first port of the ranks, for stacks that need one per rank"""
+
+    launcher: str
+    """former key of cluster.name (ssh, manual) and of launcher.name (torchrun, ...)"""
+
+    interface: str | None
+    """network interface of the collectives; null: the one that owns this host's address"""
+
+    ssh: ClusterSsh
+    """former place of the options of the cluster `ssh`"""
+
+    forward_env: Sequence[str]
+    """further environment variables, NAME or NAME*, that the cluster `ssh` passes on to the other hosts"""
+
+    failure_timeout_s: int
+    """seconds within which a job ends when one of several hosts is silent or never joins"""
+
+    max_restarts: int
+    """times the job is started again from its newest checkpoint after a failure"""
+
+    threads: int | Literal["auto"]
+    """CPU threads per rank; auto: 1 on CPU-only ranks that share cores"""
+
+    log_dir: str | None
+    """folder of the per-rank logs; null: logs/ in the run folder"""
+
+
+class Launcher(TypedDict, total=False):
+    """The launcher, which starts the ranks of one host."""
+
+    name: str
+    """a plugin of kind `launchers`: see `mtrain plugins list`; auto: as the backend needs"""
+
+    options: Mapping[str, Any]
+    """the launcher plugin's own options"""
+
+
+class Evaluate(TypedDict, total=False):
+    """How often and in what way the evaluation split is scored."""
+
+    enabled: bool
+    """false: training needs no evaluation split, nothing is scored, and the last checkpoint counts as best"""
+
+    every_epochs: int | None
+    """null: only at the end"""
+
+    every_updates: int | None
+    """instead of every_epochs"""
+
+    batch_size: int | None
+    """samples per rank and forward pass; null: the micro batch"""
+
+    at_end: bool
+    """score the last weights, whatever every_epochs says"""
+
+    score: str | None
+    """the figure to maximise, as evaluations name it; null: the task's own"""
+
+    max_detections: int
+    """the best predictions of one picture that are scored; raise it where pictures hold more objects"""
+
+    metrics: Sequence[str]
+    """functions or classes, PATH.py:Name or package.module:Name: a function has parameters named like predictions
+    and targets, an object has update(predictions, targets) and compute()"""
+
+    metric_options: Mapping[str, Mapping[str, Any]]
+    """options of metrics, by the metric's name without its path"""
+
+    lower_is_better: bool
+    """whether the best checkpoint has the lowest first figure"""
+
+
+class Checkpoint(TypedDict, total=False):
+    """The checkpoints from which a job can be resumed: how often they are written, and how many are kept."""
+
+    every_updates: int | None
+    """one per this many updates"""
+
+    every_epochs: int | None
+    """one per this many epochs"""
+
+    every_minutes: float | None
+    """one when this many minutes have passed"""
+
+    keep_last: int
+    """newest ones kept"""
+
+    keep_best: int
+    """best ones kept besides, by evaluate.score; of equal ones the first"""
+
+    asynchronous: bool
+    """write while training goes on"""
+
+
+class Report(TypedDict, total=False):
+    """The run folder, the progress display, and the records and pictures that are written."""
+
+    name: str | None
+    """run folder runs/<name>; null: the spec's name and a number"""
+
+    dir: str
+    """where run folders are made"""
+
+    every_updates: int
+    """one record of losses per this many updates"""
+
+    tensorboard: bool
+    """write TensorBoard events"""
+
+    plots: bool
+    """results.png and val_batch.jpg"""
+
+    trace: Literal["none", "traffic", "state"]
+    """what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the seconds
+    waited for each other so far; state, the bytes, and digests of samples, weights, averages and moments"""
+
+    display: Literal["auto", "rich", "plain", "quiet"]
+    """progress on the console; auto: rich on a terminal, one live output in a notebook, plain lines elsewhere"""
+
+
+class Spec(TypedDict, total=False):
+    """A whole spec: the complete description of a job, as far as no task, model or backend adds to it."""
+
+    _BASE_: str | Sequence[str]
+    """a YAML file or shipped config, or several, whose values this spec changes"""
+
+    model: Model
+    """the network, and the weights that it starts from"""
+
+    data: Data
+    """the data set, and how it is loaded"""
+
+    train: Train
+    """length, batch size, precision"""
+
+    optimizer: Optimizer
+    """the rule that turns gradients into weights"""
+
+    schedule: Schedule
+    """learning rate over the job"""
+
+    backend: Backend
+    """the backend that trains"""
+
+    cluster: Cluster
+    """hosts, ranks and ports"""
+
+    launcher: Launcher
+    """what starts the ranks of one host"""
+
+    evaluate: Evaluate
+    """when and how the evaluation split is scored"""
+
+    checkpoint: Checkpoint
+    """checkpoints: how often, how many"""
+
+    report: Report
+    """run folder, progress display, records"""
+
+    plugins: str | None
+    """a plugins.toml with local plugins; null: the one beside the spec, else in the current directory"""
+
+
+for _section in (
+    Model,
+    DataAugmentRandomCrop,
+    DataAugmentDistort,
+    DataAugmentExpand,
+    DataAugmentCrop,
+    DataAugment,
+    Data,
+    TrainEma,
+    Train,
+    OptimizerGroups,
+    Optimizer,
+    ScheduleWarmup,
+    Schedule,
+    Backend,
+    ClusterSsh,
+    Cluster,
+    Launcher,
+    Evaluate,
+    Checkpoint,
+    Report,
+    Spec,
+):
+    # A running notebook completes keywords from the signature, which such classes do not have by themselves.
+    _keys = [Parameter(key, Parameter.KEYWORD_ONLY) for key in _section.__annotations__]
+    type.__setattr__(_section, "__signature__", Signature(_keys))
