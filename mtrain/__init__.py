@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mtrain.results import EvaluateResult, Evaluation, Metrics, PredictResult, TrainResult
     from mtrain.script.rules import SGD, Adam, AdamW, Constant, Cosine, Group, Linear, OneCycle, Step
     from mtrain.script.session import Session, session
-    from mtrain.spec.typed import Spec
+    from mtrain.typed import Spec
 
 __all__ = [
     "SGD",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mtrain import results
 from mtrain.errors import TrainingError, UsageError
 from mtrain.results import EvaluateResult, PredictResult, TrainResult
-from mtrain.spec.typed import Spec
+from mtrain.typed import Spec
 
 if TYPE_CHECKING:
     from mtrain.cluster.doctor import Checkup

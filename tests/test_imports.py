@@ -30,7 +30,7 @@ LAYERS = (
     {"clusters"},
     {"comparing"},
     {"testing"},
-    {"results"},
+    {"results", "typed"},
     {"api"},
     {"cli"},
 )

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import mtrain
+from mtrain import typed
 from mtrain.errors import SpecError, UsageError
-from mtrain.spec import typed
 from mtrain.spec.sources import shipped_folder
 
 ROOT = Path(__file__).parents[2]
@@ -102,12 +102,12 @@ def test_what_is_no_spec_is_refused_by_every_function(tmp_path, monkeypatch):
 def test_the_types_have_the_keys_of_the_sections():
     line = [sys.executable, str(ROOT / "scripts/spec-types")]
     written = subprocess.run(line, check=True, capture_output=True, text=True, timeout=100).stdout
-    assert written == (ROOT / "mtrain/spec/typed.py").read_text(), "run scripts/spec-types > mtrain/spec/typed.py"
+    assert written == (ROOT / "mtrain/typed.py").read_text(), "run scripts/spec-types > mtrain/typed.py"
 
 
 SAMPLE = """
 import mtrain
-from mtrain.spec.typed import Spec, Train
+from mtrain.typed import Spec, Train
 
 spec = Spec(_BASE_="digits", train=Train(epochs=3), optimizer={"rule": "adamw", "rate": 1})
 spec["schedule"] = {"name": "cosine", "warmup": None}
@@ -125,7 +125,7 @@ Train(batch=3)
 def test_a_type_checker_knows_the_keys(tmp_path):
     (tmp_path / "sample.py").write_text(SAMPLE + WRONG)
     package = ROOT / "mtrain"
-    files = [package / name for name in ("__init__.py", "api.py", "results.py", "spec/typed.py")]
+    files = [package / name for name in ("__init__.py", "api.py", "results.py", "typed.py")]
     line = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=skip", "--cache-dir", str(tmp_path / "cache")]
     line += ["--config-file", "/dev/null", *map(str, files), "sample.py"]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)

@@ -128,7 +128,7 @@ class DataAugment(TypedDict, total=False):
 
     albumentations: str | None
     """pipeline in place of all other keys of augment: a file of albumentations.save (.yml, .json), or
-    FILE.py:FUNCTION, from the current directory"""
+    FILE.py:FUNCTION, relative to the spec"""
 
     mosaic: float
     """probability of a mosaic"""
