@@ -119,7 +119,13 @@ def plain_losses(name: str, *, updates: int, shares: int) -> list[float]:
 def job_losses(here: Path, name: str, backend: str, ranks: int, *, updates: int) -> list[float]:
     """Train with mtrain; return the loss of each update."""
     run = f"{name}-{backend.replace(':', '-').replace('=', '')}-{ranks}"
-    values = [*overrides(updates), "report.plots=false", "report.tensorboard=false", "report.display=quiet"]
+    values = [
+        *overrides(updates),
+        "cluster.threads=1",
+        "report.plots=false",
+        "report.tensorboard=false",
+        "report.display=quiet",
+    ]
     line = [sys.executable, "-m", "mtrain", "train", "-c", str(EXAMPLE / f"{name}.yml"), "--name", run]
     line += [*BACKENDS[backend], "--nproc-per-node", str(ranks), *(word for value in values for word in ("-o", value))]
     result = subprocess.run(line, cwd=here, capture_output=True, text=True, timeout=300, check=False)
