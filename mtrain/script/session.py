@@ -153,6 +153,7 @@ class Session:
         precision: str | None = None,
         sync_batchnorm: bool | None = None,
         freeze: Sequence[str] | None = None,
+        seed: int | None = None,
     ) -> tuple[Any, Updater]:
         """Build the model on this rank, and bind an optimizer to it. Every rank must call.
 
@@ -170,6 +171,7 @@ class Session:
             precision: ``fp32``, ``bf16``, ``fp16`` (mixed) or ``fp64``.
             sync_batchnorm: BatchNorm statistics over all ranks.
             freeze: Regular expressions; parameters in whose name one is found are not trained.
+            seed: Of start values, order, augmentation and dropout.
 
         Returns:
             The model to call in the loop, and its optimizer.
@@ -182,7 +184,7 @@ class Session:
         building = Building(build)
         changes = changes_of(
             optimizer=optimizer, schedule=schedule, clip_norm=clip_norm, accumulate=accumulate, ema=ema,
-            precision=precision, sync_batchnorm=sync_batchnorm, freeze=freeze,
+            precision=precision, sync_batchnorm=sync_batchnorm, freeze=freeze, seed=seed,
         )  # fmt: skip
         if self._spec.train.accumulate == "auto" and accumulate is None:
             changes["train.accumulate"] = 1

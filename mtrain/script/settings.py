@@ -90,7 +90,7 @@ def changes_of(**arguments: Any) -> dict[str, Any]:
                 "from the number of the update to the rate"
             )
     simple = {"clip_norm": "train.clip_norm", "accumulate": "train.accumulate", "precision": "train.precision",
-              "sync_batchnorm": "train.sync_batchnorm"}  # fmt: skip
+              "sync_batchnorm": "train.sync_batchnorm", "seed": "train.seed"}  # fmt: skip
     changes |= {path: arguments[name] for name, path in simple.items() if arguments[name] is not None}
     if arguments["freeze"] is not None:
         changes["train.freeze"] = list(arguments["freeze"])

@@ -271,6 +271,21 @@ def test_a_batch_can_be_left_out_by_a_loss_times_zero(torch):
         assert torch.equal(model.weight, start)
 
 
+def test_a_script_may_set_the_seed(torch):
+    starts = []
+    for seed in (None, 0, 1):
+        with mtrain.session() as session:
+            model, optimizer = prepared(torch, session, seed=seed)
+            starts.append(model.weight.detach().clone())
+            inputs, _ = next(iter(session.batches(Plain(64, 0), **LOOP)))
+            optimizer.update(model(inputs).mean())
+            starts.append(inputs.clone())
+    assert torch.equal(starts[0], starts[2])
+    assert torch.equal(starts[1], starts[3])
+    assert not torch.equal(starts[0], starts[4])
+    assert not torch.equal(starts[1], starts[5])
+
+
 def test_a_class_can_be_given_in_the_place_of_a_function_that_builds_the_model(torch):
     class Net(torch.nn.Linear):
         def __init__(self):
