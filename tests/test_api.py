@@ -106,6 +106,28 @@ def test_predict_returns_what_it_writes(here):
     assert {entry["file_name"] for entry in result.predictions} == {"a.png"}
 
 
+SCRIPT = """
+import sys
+import torch
+import mtrain
+
+with mtrain.session() as session:
+    model, optimizer = session.prepare(lambda: torch.nn.Linear(2, 1), optimizer=mtrain.SGD(rate=0.1))
+    for batch in session.batches(torch.arange(16.0).reshape(8, 2), global_batch=4, epochs=int(sys.argv[1])):
+        optimizer.update(model(batch).square().mean())
+"""
+
+
+def test_a_script_is_run_with_its_arguments_and_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("loop.py").write_text(SCRIPT)
+    result = mtrain.run("loop.py", arguments=[2], backend="solo", quiet=True)
+    assert (result.exit_reason, result.summary["updates"], result.run_dir) == ("finished", 4, Path("runs/loop"))
+    assert len(result.metrics.updates) == 4
+    longer = mtrain.run(Path("loop.py"), arguments=["3"], backend="solo", resume=result.run_dir, quiet=True)
+    assert (longer.summary["updates"], longer.run_dir) == (6, result.run_dir)
+
+
 def test_plan_starts_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = mtrain.plan("yolov5n_bccd", backend="ddp", ranks=2)
@@ -140,6 +162,7 @@ def test_doctor_returns_its_findings_and_prints_nothing(tmp_path, monkeypatch, c
     ("call", "message"),
     [
         (lambda: mtrain.train("no_such_spec"), "no_such_spec: no such file"),
+        (lambda: mtrain.run("no_such.py"), "no_such.py: No such file or directory"),
         (lambda: mtrain.evaluate(run="nowhere"), "nowhere"),
         (lambda: mtrain.predict([]), "no picture was given"),
         (lambda: mtrain.predict("nothing.png"), "no such file or folder"),

@@ -118,8 +118,14 @@ def test_curves_are_a_picture_in_a_notebook_and_a_figure_elsewhere(killed, tmp_p
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert [axes.get_title(loc="left") for axes in figure.axes[:3]] == ["loss", "evaluation", "learning rate"]
     assert figure.axes[0].lines[1].get_ydata().tolist() == [4.0, 3.0, 2.5]
+    assert figure.axes[3].get_title(loc="left") == "pictures per second"
     figure.savefig(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_speed_is_drawn_in_the_unit_of_the_records(tmp_path):
+    folder = run_folder(tmp_path / "run", START, {**update(0, 4.0), "unit": "samples", "samples_per_s": 9.0})
+    assert mtrain.open_run(folder).plot().axes[3].get_title(loc="left") == "samples per second"
 
 
 def test_tables_of_notebooks_escape_what_users_have_named(tmp_path):

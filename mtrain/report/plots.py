@@ -123,7 +123,8 @@ def _rate(axes: Axes, history: History) -> None:
 
 
 def _speed(axes: Axes, history: History) -> None:
-    _frame(axes, "pictures per second")
+    unit = next((record["unit"] for record in history.updates.values() if record.get("unit")), "pictures")
+    _frame(axes, f"{unit} per second")
     x, y = _series(history.updates, lambda r: r.get("samples_per_s"))
     axes.plot(x, y, color=COLOURS[2], alpha=0.22, linewidth=0.8)
     axes.plot(x, smoothed(y), color=COLOURS[2], linewidth=1.7)
