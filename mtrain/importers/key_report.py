@@ -15,7 +15,7 @@ NO_COUNTERPART = "no counterpart"
 _SHOWN = 100
 """Largest number of characters of a value in messages and comments."""
 _LARGEST = 1e300
-_PLAIN = re.compile(r"^[\w-]+$")
+_PLAIN = re.compile(r"^[\w-]+\Z")
 
 
 @dataclass(frozen=True, slots=True)

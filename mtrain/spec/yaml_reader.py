@@ -24,15 +24,15 @@ MAX_BYTES = 1_000_000
 LARGEST = 2**63 - 1
 """Largest absolute value of an integer. A larger one is read as a float; no integer of a spec is that large."""
 
-_BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
-_NULL = re.compile(r"^(?:null|Null|NULL|~|)$")
-_INT = re.compile(r"^[-+]?(?:0x[0-9a-fA-F]{1,3000}|0o[0-7]{1,3000}|[0-9][0-9_]{0,3000})$")
+_BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)\Z")
+_NULL = re.compile(r"^(?:null|Null|NULL|~|)\Z")
+_INT = re.compile(r"^[-+]?(?:0x[0-9a-fA-F]{1,3000}|0o[0-7]{1,3000}|[0-9][0-9_]{0,3000})\Z")
 """At most about 3,000 digits: Python refuses to convert numbers of more than 4,300 digits."""
-_FLOAT = re.compile(r"^[-+]?(?:(?:[0-9][0-9_]*)?\.[0-9]+|[0-9][0-9_]*\.?)(?:[eE][-+]?[0-9]+)?$")
-_SPECIAL = re.compile(r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$")
-_PLAIN = re.compile(r"^[A-Za-z_./][\w./+-]*$")
+_FLOAT = re.compile(r"^[-+]?(?:(?:[0-9][0-9_]*)?\.[0-9]+|[0-9][0-9_]*\.?)(?:[eE][-+]?[0-9]+)?\Z")
+_SPECIAL = re.compile(r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z")
+_PLAIN = re.compile(r"^[A-Za-z_./][\w./+-]*\Z")
 _TAG = "tag:yaml.org,2002:"
-_LOCAL_TAG = re.compile(r"^!\w+$")
+_LOCAL_TAG = re.compile(r"^!\w+\Z")
 
 
 @dataclass(slots=True)

@@ -315,6 +315,13 @@ _PLAIN = st.recursive(
 """Keys are short: YAML ends a key on one line at 1024 characters. Whole numbers are those that a spec may hold."""
 
 
+@pytest.mark.parametrize("text", ["A\n", "true\n", "null\n", "1\n", "1.5\n", ".inf\n", "\n"])
+def test_a_last_newline_of_a_text_is_kept(text):
+    for value in ([text], {"key": text}, {text: 1}):
+        assert parse(f"value: {flow(value)}", name="x").values["value"] == value
+        assert parse_value(flow(value)) == value
+
+
 @settings(max_examples=150, deadline=None)
 @given(_PLAIN)
 def test_what_is_printed_reads_back_as_itself(value):

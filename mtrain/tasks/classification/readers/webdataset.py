@@ -29,7 +29,7 @@ from mtrain.tasks.classification.readers.numbering import numbered
 
 MAX_LABEL_BYTES = 1 << 20
 """Largest label of one sample that is read, in bytes."""
-_NAME = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$")
+_NAME = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)\Z")
 """Key and extension of a member: the extension begins at the first dot of the file name, as in webdataset."""
 Place = tuple[int, int]
 """Offset and size of a member in its shard, in bytes."""
