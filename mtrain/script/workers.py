@@ -36,7 +36,7 @@ class Workers:
             ScriptError: the data set or ``collate`` cannot be pickled.
         """
         try:
-            content = pickle.dumps((dataset, collate))
+            pickle.dumps((dataset, collate))
         except Exception as error:
             raise ScriptError(
                 f"session.batches: workers={count} given, but the data set or collate cannot be pickled: {error}; define its "
@@ -47,7 +47,7 @@ class Workers:
             count,
             mp_context=multiprocessing.get_context("forkserver"),
             initializer=_begin,
-            initargs=(content, seed),
+            initargs=(dataset, collate, seed),
         )
 
     def read(self, requests: Iterable[Request]) -> Iterator[Any]:
@@ -80,7 +80,13 @@ class Workers:
 
 def is_imported_by_worker() -> bool:
     """Return whether this process is a worker that is importing the script."""
-    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
+    # Python imports a worker's script under the name __mp_main__, and makes it __main__ when that has ended.
+    imported = sys.modules.get("__mp_main__")
+    return (
+        multiprocessing.parent_process() is not None
+        and imported is not None
+        and imported is not sys.modules.get("__main__")
+    )
 
 
 _dataset: Any = None
@@ -89,14 +95,13 @@ _seed = 0
 _epoch: int | None = None
 
 
-def _begin(content: bytes, seed: int) -> None:
+def _begin(dataset: Any, collate: Collate, seed: int) -> None:
     """Prepare this worker."""
     global _dataset, _collate, _seed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank decides when its workers end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_parent()  # the server that has forked this process ends with the rank
-    _dataset, _collate = pickle.loads(content)  # noqa: S301 - it comes from the rank
-    _seed = seed
+    _dataset, _collate, _seed = dataset, collate, seed
 
 
 def _read(epoch: int, indices: Sequence[int]) -> Any:

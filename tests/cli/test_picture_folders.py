@@ -53,6 +53,7 @@ def losses_of(run: Path) -> list[float]:
     return [record["losses"]["total"] for record in records if record["kind"] == "update"]
 
 
+@pytest.mark.slow
 def test_the_shipped_resnet_learns_a_folder_on_two_ranks_is_scored_and_predicts(here: Path) -> None:
     values = [*SMALL, "data.augment.random_crop.scale=[0.6,1.0]", "train.epochs=2", "train.batch_size=32"]
     values += ["optimizer.rate=0.02", "schedule.warmup.epochs=0", "data.workers=1", "evaluate.every_epochs=2"]

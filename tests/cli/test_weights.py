@@ -235,8 +235,8 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, capsys):
 def test_a_checkpoint_of_a_model_of_its_own_is_read_with_the_plugins_of_its_run(tmp_path, capsys):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "own_model_of_a_run.py").write_text("from mtrain.models.yolov5.model import YOLOv5n as Own\n")
-    (tmp_path / "own" / "plugins.toml").write_text('[models.own]\nmodule = "own_model_of_a_run:Own"\n')
-    spec = {"plugins": str(tmp_path / "own" / "plugins.toml"), "model": {"name": "own", "options": {}}}
+    (tmp_path / "own" / "plugins.toml").write_text('[models.mine]\nmodule = "own_model_of_a_run:Own"\n')
+    spec = {"plugins": str(tmp_path / "own" / "plugins.toml"), "model": {"name": "mine", "options": {}}}
     neutral = tmp_path / "neutral.safetensors"
     published = tmp_path / "yolov5n.pt"
     write(published, golden.yolov5("n"))
@@ -245,4 +245,4 @@ def test_a_checkpoint_of_a_model_of_its_own_is_read_with_the_plugins_of_its_run(
     write_checkpoint(tmp_path / "step-00000001", Saved(state=state, progress=Progress(update=1), spec=spec))
     target = tmp_path / "out.pt"
     assert main(["weights", "export", str(tmp_path / "step-00000001"), "--to", str(target)]) == 0, capsys.readouterr()
-    assert "own with 80 classes: 349 of 349 arrays taken" in capsys.readouterr().out
+    assert "mine with 80 classes: 349 of 349 arrays taken" in capsys.readouterr().out

@@ -44,7 +44,13 @@ def test_one_rank_trains_the_bits_of_the_plain_script(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("ddp_tutorial", 2), ("ddp_tutorial", 3), ("accelerate_vision", 3), ("paddle_fleet", 2)]
+    ("name", "size"),
+    [
+        ("ddp_tutorial", 2),
+        ("ddp_tutorial", 3),
+        pytest.param("accelerate_vision", 3, marks=pytest.mark.slow),
+        pytest.param("paddle_fleet", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_several_ranks_train_what_the_plain_script_trains(name, size):
     port = jobs.by_name(name)

@@ -76,6 +76,7 @@ def test_torchmetrics_on_two_ranks_counts_each_sample_once(tmp_path):
     assert round(two["last"]["MulticlassAccuracy"] * 300, 3) == round(round(two["last"]["MulticlassAccuracy"] * 300), 3)
 
 
+@pytest.mark.slow
 def test_a_killed_job_with_dropout_continues_to_the_same_bits(tmp_path):
     words = ("--nproc-per-node", "2", "-o", "train.epochs=2", "-o", "checkpoint.every_updates=3")
     whole = trained(tmp_path, "whole", SPEC, *words)
