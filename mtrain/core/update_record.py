@@ -1,4 +1,4 @@
-"""What the loops of specs and of scripts say about an update: its record, and the refusal of endless skipped updates."""
+"""Describe an update for the loops of specs and scripts, and refuse to skip updates without end."""
 
 import math
 from collections.abc import Mapping

@@ -47,3 +47,9 @@ def unusable(dataset: Any) -> str:
                 "(a stream without a length has to be written to files, or into a list, first)"
             )
     return ""
+
+
+def is_module(value: Any) -> bool:
+    """Return whether ``value`` is a module of torch or Paddle, without importing either."""
+    # A class of modules has these members too, and is a function that builds one.
+    return not isinstance(value, type) and hasattr(value, "named_parameters") and hasattr(value, "state_dict")

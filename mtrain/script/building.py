@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from mtrain.data.objects import is_module
 from mtrain.errors import ScriptError
 
 
@@ -36,9 +37,3 @@ class Building:
             )
         self.module = module
         return module
-
-
-def is_module(value: Any) -> bool:
-    """Return whether ``value`` is a module of torch or Paddle, without importing either."""
-    # A class of modules has these members too, and is a function that builds one.
-    return not isinstance(value, type) and hasattr(value, "named_parameters") and hasattr(value, "state_dict")

@@ -1,6 +1,7 @@
 """Read a stream: a data set that can only be iterated over, from its beginning to its end."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,8 @@ class Stream:
     ) -> list[Any] | None:
         """Return the samples of one update; None: the stream has ended."""
         if hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict") and self._shard is None:
-            self._states[epoch, update] = self.dataset.state_dict()
+            # Copied, because a stream may return an object that it goes on to change.
+            self._states[epoch, update] = deepcopy(self.dataset.state_dict())
         read: list[Any] = []
         for number in numbers:
             self._seed_for(epoch, number)

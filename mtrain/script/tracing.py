@@ -1,4 +1,4 @@
-"""What ``mtrain compare`` needs of a script's job: a trace of every update, and its changes to the script's training."""
+"""Trace every update of a script's job for ``mtrain compare``, and change its training as a trial asks."""
 
 from collections.abc import Mapping
 from typing import Any

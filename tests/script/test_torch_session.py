@@ -271,6 +271,36 @@ def test_a_batch_can_be_left_out_by_a_loss_times_zero(torch):
         assert torch.equal(model.weight, start)
 
 
+class Counted(Stream):
+    """A stream whose state is one object, which it goes on to change."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.state = {"next": 0}
+
+    def __iter__(self):
+        while self.state["next"] < len(self.points):
+            self.state["next"] += 1
+            yield self.points[self.state["next"] - 1]
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def test_the_saved_state_of_a_stream_is_that_of_before_the_next_update(torch, tmp_path):
+    with mtrain.session() as session:
+        model, optimizer = prepared(torch, session)
+        for batch in session.batches(Counted(64), global_batch=8, updates=6):
+            optimizer.update(loss_of(torch, model, batch))
+            if session.progress.update == 2:
+                session.save()
+    saved = store.load(tmp_path / "runs/script/checkpoints/step-00000003")
+    assert kept.from_plain(saved.meta["extra"]["stream"], tensor=None) == {"next": 24}
+
+
 def test_a_script_may_set_the_seed(torch):
     starts = []
     for seed in (None, 0, 1):

@@ -9,11 +9,11 @@ import numpy as np
 from mtrain.core.collective import broadcast
 from mtrain.core.interfaces import Collective, HostBatch
 from mtrain.data import outcomes
+from mtrain.data.objects import is_module
 from mtrain.errors import SpecError, UsageError
 from mtrain.spec import references
 from mtrain.spec.references import Parameters, Reference
 from mtrain.tasks.own import calls
-from mtrain.tasks.own.network import is_module
 
 PREDICTIONS = ("predictions", "preds", "pred", "predicted", "prediction", "y_pred", "y_score", "y_prob", "y_proba")
 TARGETS = ("targets", "target", "labels", "y_true", "truth", "references")

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Task
 from mtrain.data import trees
+from mtrain.data.objects import is_module
 from mtrain.errors import DataError, PluginError, SpecError
 from mtrain.spec import references
 from mtrain.spec.references import Reference
@@ -82,7 +83,7 @@ class OwnModel(Model):
 
         reference, seed = self._named(), getattr(task, "seed", 0)
         module = calls.made(reference, self._options, {}, path="model.options", seed=seed)
-        if not network.is_module(module):
+        if not is_module(module):
             raise PluginError(
                 f"model.name: {reference.words} gave a {type(module).__name__}; expected a torch.nn.Module or a paddle.nn.Layer, "
                 "or a function that returns one"

@@ -10,11 +10,6 @@ from mtrain.tasks.own import layout
 PARTS = ("predictions", "targets")
 
 
-def is_module(value: Any) -> bool:
-    """Return whether ``value`` is a module of torch or Paddle, without importing either."""
-    return hasattr(value, "named_parameters") and hasattr(value, "state_dict") and not isinstance(value, type)
-
-
 def adapt(module: Any, *, name: str) -> Any:
     """Replace the ``forward`` of a module, in place, by one that also takes the flat batches of a loader.
 
