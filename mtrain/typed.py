@@ -439,6 +439,9 @@ class Cluster(TypedDict, total=False):
     ips: Sequence[str]
     """addresses of the hosts, the first is the master; empty: this machine"""
 
+    nodes: int | None
+    """number of hosts to ask a scheduler for, where none is named; null: as many as ips, or one"""
+
     nproc_per_node: int | Literal["auto"]
     """ranks per host; auto: one per device, on CPU one"""
 

@@ -186,7 +186,7 @@ def load_job(params: Mapping[str, Any]) -> "Loaded":
     evaluate = loaded.spec.evaluate
     if params.get("eval_too") and evaluate.every_epochs is None and evaluate.every_updates is None:
         loaded = load({**flags, "evaluate.every_epochs": config.Given(1, "--eval")})
-    _check_nnodes(params.get("nnodes"), loaded.spec.cluster.ips)
+    _check_nnodes(params.get("nnodes"), loaded.spec.cluster.ips, asks=loaded.spec.cluster.name != "auto")
     return loaded
 
 
@@ -206,7 +206,16 @@ def spec_flags(params: Mapping[str, Any]) -> dict[str, Any]:
     flags.update(foreign_values(params))
     flags.update(_device_flags(params.get("devices")))
     flags.update(_host_flags(params.get("ips"), params.get("hostfile")))
+    flags.update(_number_of_hosts(params.get("nnodes")))
+    flags.update(params.get("flags") or {})  # those that a single command has
     return flags
+
+
+def _number_of_hosts(nnodes: str | None) -> dict[str, Any]:
+    """Return ``cluster.nodes`` for ``--nnodes``; a range, or text that is no number, is refused later."""
+    from mtrain.spec.config import Given
+
+    return {"cluster.nodes": Given(int(nnodes), f"--nnodes {nnodes}")} if nnodes and _NUMBER.fullmatch(nnodes) else {}
 
 
 def _device_flags(text: str | None) -> dict[str, Any]:
@@ -280,8 +289,8 @@ def _host_and_slots(entry: str, shown: str) -> tuple[str, int | None]:
     return host, int(slots) if slots else None
 
 
-def _check_nnodes(nnodes: str | None, ips: Sequence[str]) -> None:
-    """Refuse a number of hosts that contradicts the list of hosts."""
+def _check_nnodes(nnodes: str | None, ips: Sequence[str], *, asks: bool) -> None:
+    """Refuse a number of hosts that contradicts the list of hosts; ``asks``: a scheduler is asked for that many."""
     if nnodes is None:
         return
     low, _, high = nnodes.partition(":")
@@ -291,7 +300,7 @@ def _check_nnodes(nnodes: str | None, ips: Sequence[str]) -> None:
         raise click.UsageError(
             f"--nnodes {nnodes}: a job keeps its number of hosts; give one number and name them with --ips"
         )
-    if int(low) != max(1, len(ips)):
+    if int(low) != max(1, len(ips)) and (ips or not asks):
         named = f"--ips names {len(ips)}: {', '.join(ips)}" if ips else "no host is named; give --ips HOST,HOST"
         raise click.UsageError(f"--nnodes {nnodes}: {named}")
 
@@ -331,11 +340,16 @@ def _cluster_flags() -> list[Option]:
             "--failure-timeout-s", type=click.IntRange(min=4), metavar="SECONDS",
             help="A job ends so soon when a host is silent or does not come.",
         ),
-        click.option("--nnodes", metavar="N", help="Number of hosts; must agree with --ips."),
+        click.option(
+            "-N", "--nnodes", "--nodes", "nnodes", metavar="N",
+            help="Number of hosts: to ask a scheduler for; else it must agree with --ips.",
+        ),
         click.option("--node-rank", type=number, help="This host's place in --ips; else found by address."),
         click.option("--master-addr", metavar="ADDRESS", help="Where the ranks meet; the first of --ips otherwise."),
         click.option("--master-port", type=number, help="Port of the meeting point."),
-        click.option("--nproc-per-node", type=click.IntRange(min=1), metavar="N", help="Ranks on each host."),
+        click.option(
+            "--nproc-per-node", "--ntasks-per-node", "nproc_per_node", type=click.IntRange(min=1), metavar="N", help="Ranks on each host."
+        ),
         click.option(
             "--devices", "--gpus", "--selected_gpu", "--device", "devices", metavar="0,1",
             help="Devices on every host: numbers, cpu, cuda or all.",

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 @click.option("--diff", nargs=2, metavar="BACKEND BACKEND", help="Compare the plans of two backends.")
 def plan(**params: Any) -> None:
     """Print the commands, the environment and the numbers of a job, and start nothing."""
-    if params["diff"]:
+    request = None if params["diff"] else requested(params)
+    if request is not None:
+        click.echo(request, nl=False)
+    elif params["diff"]:
         click.echo(difference(params, *params["diff"]), nl=False)
     elif params["as_json"]:
         import json
@@ -25,6 +28,19 @@ def plan(**params: Any) -> None:
         click.echo(json.dumps(planned(params).as_json(), indent=2))
     else:
         click.echo(planned(params).text(), nl=False)
+
+
+def requested(params: Mapping[str, Any]) -> str | None:
+    """Return the request for a scheduler, where the spec chooses a cluster with a queue and names no host; else None."""
+    from mtrain.cluster import submission
+    from mtrain.jobs.plan import AUTO
+
+    if params.get("cluster") in (None, AUTO) or params.get("ips") or params.get("hostfile"):
+        return None
+    loaded = load_job(params)
+    if loaded.spec.cluster.ips or submission.cluster_of(loaded).queue() is None:
+        return None
+    return submission.prepare(loaded).request
 
 
 def planned(params: Mapping[str, Any]) -> "Plan":

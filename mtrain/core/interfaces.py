@@ -24,6 +24,7 @@ Module: TypeAlias = Any
 if TYPE_CHECKING:  # numpy takes 0.1 s to import, and `mtrain plan` needs these names only
     import numpy as np
 
+    from mtrain.core.queue import Queue
     from mtrain.spec.section import Section
 
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -800,4 +801,8 @@ class Cluster(Protocol):
 
         ``environ``: environment of the processes to start.
         """
+        return None
+
+    def queue(self) -> "Queue | None":
+        """Return the queue to which ``mtrain submit`` gives jobs; None: this cluster has none."""
         return None

@@ -140,6 +140,10 @@ class ClusterSpec(Section):
     ips: list[HostName] = Field(
         default_factory=list, description="addresses of the hosts, the first is the master; empty: this machine"
     )
+    nodes: PerHost | None = Field(
+        default=None,
+        description="number of hosts to ask a scheduler for, where none is named; null: as many as ips, or one",
+    )
     nproc_per_node: PerHost | Literal["auto"] = Field(
         default="auto", description="ranks per host; auto: one per device, on CPU one"
     )

@@ -22,7 +22,7 @@ DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "models": ("mtrain.core.interfaces.Model", ("kind", "published", "fused", "native")),
     "datasets": ("mtrain.core.interfaces.Dataset", ("kind", "made_on_first_use")),
     "launchers": ("mtrain.core.interfaces.Launcher", ("plan", "deaths")),
-    "clusters": ("mtrain.core.interfaces.Cluster", ("starts", "python", "command", "gathering")),
+    "clusters": ("mtrain.core.interfaces.Cluster", ("starts", "python", "command", "gathering", "queue")),
     "tasks": (
         "mtrain.tasks.base.TaskBase",
         (

@@ -1,0 +1,130 @@
+"""The interface between mtrain and the queue of a scheduler: what is submitted, and what is known about it later."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+Phase: TypeAlias = Literal["waiting", "running", "done", "failed", "cancelled", "unknown"]
+"""What a queued job does now, or how it ended."""
+ENDED: tuple[Phase, ...] = ("done", "failed", "cancelled")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """A job as it is given to the queue of a scheduler.
+
+    The scheduler runs ``command``, on every host or on the first one. The command continues the run if it has a
+    checkpoint, so a job that is put back into the queue goes on where it was.
+    """
+
+    name: str
+    """Name of the run."""
+    spec: str
+    """The complete spec as YAML; empty for a user's script, whose command names its spec itself."""
+    spec_path: Path
+    """Absolute path of the file that contains ``spec``."""
+    hosts: int
+    """Number of hosts."""
+    ranks_per_host: int | None
+    """None: decided on the hosts, one per device, or one on the CPU."""
+    backend: str
+    """Name of the backend."""
+    python: str
+    """Path of the interpreter that has mtrain."""
+    folder: Path
+    """Working directory of the job, absolute."""
+    script: Sequence[str] = ()
+    """For a user's script: the words after ``mtrain run`` that set the spec."""
+    arguments: Sequence[str] = ()
+    """For a user's script: its path and its arguments."""
+
+    def command(self, *, python: str | None = None, spec: str | None = None, more: Sequence[str] = ()) -> list[str]:
+        """Return the command that the scheduler runs, word by word.
+
+        Args:
+            python: the interpreter on the hosts; None: ``self.python``.
+            spec: path of the spec there; None: ``spec_path``.
+            more: further words, such as ``--ips A,B``.
+        """
+        start = [python or self.python, "-m", "mtrain"]
+        end = ["--resume", "if-any", "--name", self.name, *more]
+        if self.arguments:
+            return [*start, "run", *self.script, *end, *self.arguments]
+        return [*start, "train", "-c", spec or str(self.spec_path), *end]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueuedJob:
+    """A job that was given to a scheduler, as its record on disk describes it."""
+
+    cluster: str
+    """Name of the cluster plugin."""
+    id: str
+    """The scheduler's id of the job."""
+    name: str
+    """Name of the run."""
+    folder: Path
+    """Working directory of the job, absolute."""
+    request: Path
+    """The file that was handed to the scheduler."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The options of the cluster plugin."""
+    submitted: float = 0.0
+    """Time of the submission, in seconds since 1970."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueState:
+    """The state of a queued job."""
+
+    phase: Phase
+    text: str
+    """The state in the scheduler's own words, for example "PENDING (Resources)"."""
+    hosts: Sequence[str] = ()
+    """Names of the hosts on which it runs, where known."""
+    code: int | None = None
+    """Exit code of the job, once it has ended and where known."""
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the job has ended."""
+        return self.phase in ENDED
+
+
+class Queue(Protocol):
+    """The queue of a scheduler, see ``Cluster.queue``.
+
+    Every method raises ``UsageError`` if the scheduler refuses or cannot be reached, with the scheduler's own words.
+    """
+
+    @abstractmethod
+    def request(self, submission: Submission) -> str:
+        """Return the text of the file that is handed to the scheduler, without asking the scheduler anything."""
+        ...
+
+    @property
+    def suffix(self) -> str:
+        """Return the suffix of the request's file."""
+        return ".txt"
+
+    @abstractmethod
+    def submit(self, submission: Submission, request: Path) -> str:
+        """Hand the file ``request`` to the scheduler, and return the id of the job."""
+        ...
+
+    @abstractmethod
+    def state(self, job: QueuedJob) -> QueueState:
+        """Return the state of a job."""
+        ...
+
+    @abstractmethod
+    def logs(self, job: QueuedJob, *, follow: bool) -> Iterator[str]:
+        """Yield the lines that the job has printed. ``follow``: also those to come, until the job ends."""
+        ...
+
+    @abstractmethod
+    def cancel(self, job: QueuedJob) -> None:
+        """Ask the scheduler to end a job, which then saves its state. A job that has ended already is no error."""
+        ...

@@ -1,0 +1,115 @@
+"""``mtrain submit``, ``status``, ``logs`` and ``cancel``, with the queue of an outside cluster."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OUTSIDE = Path(__file__).parent / "outside"
+SUBMIT = ("submit", "-c", "spec.yml", "-b", "solo", "--cluster", "background")
+SCRIPT = """
+import sys
+
+import mtrain
+
+with mtrain.session() as session:
+    print("started with", sys.argv[1:], session.size)
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    shutil.copytree(OUTSIDE, tmp_path / "work", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "mtrain", *words], capture_output=True, text=True, timeout=300)
+
+
+def _mtrain(*words: str) -> str:
+    process = _run(*words)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+def test_a_job_is_submitted_watched_and_found_by_its_id(here):
+    request = _mtrain(*SUBMIT, "--partition", "long", "--dry-run")
+    assert request.startswith("# long\n")
+    assert not (here / "runs").exists()
+    submitted = _mtrain(*SUBMIT, "--partition", "long")
+    number = submitted.split()[2]
+    assert f"submitted job {number} to background: run spec\n" in submitted
+    (here / "spec.yml").write_text("a later version, which the waiting job must not see")
+    assert "3/3" in _mtrain("logs", "-f", number) or "update 3" in _mtrain("logs", number)
+    state = json.loads(_mtrain("status", "--json"))
+    assert (state["id"], state["phase"], state["code"]) == (number, "done", 0)
+    assert (state["update"], state["total_updates"], state["run_dir"]) == (3, 3, "runs/spec")
+    assert number in _mtrain("status", "--all")
+    assert "has ended already" in _mtrain("cancel", number)
+
+
+def test_what_the_queue_refuses_leaves_no_record(here):
+    process = _run(*SUBMIT, "--partition", "closed")
+    assert (process.returncode, process.stderr) == (2, "error: the partition closed takes no jobs\n")
+    assert list((here / "runs" / ".submitted").iterdir()) == []
+
+
+def test_two_submissions_of_one_spec_have_runs_of_their_own(here):
+    names = [_mtrain(*SUBMIT).splitlines()[0].rpartition(" ")[2] for _ in range(2)]
+    assert names == ["spec", "spec-2"]
+    assert _run(*SUBMIT, "--name", "spec").returncode == 2
+    for name in names:
+        _mtrain("logs", "-f", name)
+        assert (here / "runs" / name / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gres", "gpu:2"), "--gres gpu:2: cluster.options.gres: unknown key"),
+        (("--ips", "a,b"), "--ips a,b: the scheduler chooses the hosts"),
+        (("--resume", "runs/x"), "--resume: a submitted job continues the run of its name"),
+        (
+            ("--cluster", "ssh"),
+            "cluster.name: 'ssh' given, which has no queue; `mtrain submit` needs one of background",
+        ),
+        (("--nnodes", "3", "--batch-size", "7"), "train.batch_size"),
+        (("--cluster", "auto"), "no scheduler is named; choose one with --cluster: background"),
+    ],
+)
+def test_a_submission_that_cannot_work_is_refused_before_it_waits(here, words, message):
+    process = _run(*SUBMIT, "-b", "ddp", *words)
+    assert process.returncode == 2
+    assert message in process.stderr
+    assert "Traceback" not in process.stderr
+    assert not (here / "runs").exists()
+
+
+def test_options_may_be_given_under_the_name_of_the_cluster(here):
+    assert _mtrain(*SUBMIT, "-o", "background.partition=short", "--dry-run").startswith("# short\n")
+
+
+def test_a_plan_for_a_queue_is_its_request(here):
+    assert _mtrain("plan", *SUBMIT[1:]) == _mtrain(*SUBMIT, "--dry-run")
+
+
+def test_a_script_is_submitted_with_its_arguments_and_the_values_that_were_set(here):
+    (here / "mine.py").write_text(SCRIPT)
+    words = ("--cluster", "background", "-b", "solo", "--batch-size", "8", "mine.py", "--depth", "3")
+    request = _mtrain("submit", "--dry-run", *words)
+    assert "-o train.batch_size=8" in request
+    _mtrain("submit", *words)
+    _mtrain("logs", "-f")
+    assert "started with ['--depth', '3'] 1" in (here / "runs" / "mine" / "logs" / "rank-0.log").read_text()
+
+
+def test_without_a_submitted_job_the_message_says_so(here):
+    for command in ("status", "logs", "cancel"):
+        process = _run(command)
+        assert process.returncode == 2
+        assert "no job was submitted from here" in process.stderr
