@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mtrain.results import EvaluateResult, Evaluation, Metrics, PredictResult, TrainResult
     from mtrain.script.rules import SGD, Adam, AdamW, Constant, Cosine, Group, Linear, OneCycle, Step
     from mtrain.script.session import Session, session
+    from mtrain.submitted import SubmittedJob, open_job, submit
     from mtrain.typed import Spec
 
 __all__ = [
@@ -45,17 +46,20 @@ __all__ = [
     "Session",
     "Spec",
     "Step",
+    "SubmittedJob",
     "TrainResult",
     "__version__",
     "compare_backends",
     "doctor",
     "evaluate",
     "load_spec",
+    "open_job",
     "open_run",
     "plan",
     "predict",
     "run",
     "session",
+    "submit",
     "train",
 ]
 _IN_SCRIPTS = {"session": "session", "Session": "session"} | dict.fromkeys(
@@ -65,6 +69,8 @@ _IN_SCRIPTS = {"session": "session", "Session": "session"} | dict.fromkeys(
 
 _RESULTS = ("EvaluateResult", "Evaluation", "Metrics", "PredictResult", "TrainResult")
 """Names that ``mtrain.results`` defines."""
+_SUBMITTED = ("SubmittedJob", "open_job", "submit")
+"""Names that ``mtrain.submitted`` defines."""
 
 
 def __getattr__(name: str) -> Any:
@@ -72,7 +78,8 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from importlib import import_module
 
-        module = f"script.{_IN_SCRIPTS[name]}" if name in _IN_SCRIPTS else "results" if name in _RESULTS else "api"
+        modules = dict.fromkeys(_RESULTS, "results") | dict.fromkeys(_SUBMITTED, "submitted")
+        module = f"script.{_IN_SCRIPTS[name]}" if name in _IN_SCRIPTS else modules.get(name, "api")
         return getattr(import_module(f"mtrain.{module}"), name)
     raise AttributeError(f"module 'mtrain' has no attribute {name!r}")
 

@@ -32,6 +32,7 @@ LAYERS = (
     {"testing"},
     {"results", "typed"},
     {"api"},
+    {"submitted"},
     {"cli"},
 )
 """Folders (or files beside them) from the bottom up: one may import what stands lower, never what stands beside or

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import mtrain
+from mtrain.errors import UsageError
+
 OUTSIDE = Path(__file__).parent / "outside"
 SUBMIT = ("submit", "-c", "spec.yml", "-b", "solo", "--cluster", "background")
 SCRIPT = """
@@ -59,13 +62,14 @@ def test_what_the_queue_refuses_leaves_no_record(here):
     assert list((here / "runs" / ".submitted").iterdir()) == []
 
 
-def test_two_submissions_of_one_spec_have_runs_of_their_own(here):
+def test_two_submissions_of_one_spec_have_runs_of_their_own_and_each_can_be_cancelled(here):
     names = [_mtrain(*SUBMIT).splitlines()[0].rpartition(" ")[2] for _ in range(2)]
     assert names == ["spec", "spec-2"]
-    assert _run(*SUBMIT, "--name", "spec").returncode == 2
+    assert "job" in _run(*SUBMIT, "--name", "spec").stderr
     for name in names:
-        _mtrain("logs", "-f", name)
-        assert (here / "runs" / name / "summary.json").exists()
+        assert "asked to end" in _mtrain("cancel", name)
+    for name in names:
+        assert mtrain.open_job(name).wait(timeout_s=60, every_s=0.2).phase == "failed"
 
 
 @pytest.mark.parametrize(
@@ -113,3 +117,13 @@ def test_without_a_submitted_job_the_message_says_so(here):
         process = _run(command)
         assert process.returncode == 2
         assert "no job was submitted from here" in process.stderr
+
+
+def test_python_submits_and_finds_jobs_as_the_command_line_does(here):
+    job = mtrain.submit("spec.yml", cluster="background", backend="solo", options={"partition": "short"})
+    assert job.request.startswith("# short\n")
+    assert job.wait(timeout_s=120, every_s=0.2).phase == "done"
+    assert job.result().summary["updates"] == 3
+    assert mtrain.open_job(job.id) == mtrain.open_job() == job
+    with pytest.raises(UsageError, match="has no queue"):
+        mtrain.submit("spec.yml", cluster="ssh")

@@ -49,7 +49,7 @@ class Processes(Queue):
     def submit(self, submission: Submission, request: Path) -> str:
         if self._partition == "closed":
             raise UsageError("the partition closed takes no jobs")
-        subprocess.Popen(["sh", str(request)], cwd=submission.folder, start_new_session=True)
+        subprocess.run(["setsid", "--fork", "sh", str(request)], cwd=submission.folder, check=True)
         pid = Path(f"{request}.pid")
         while not pid.exists() or not pid.read_text():
             time.sleep(0.05)
