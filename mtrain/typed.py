@@ -481,6 +481,10 @@ class Cluster(TypedDict, total=False):
     failure_timeout_s: int
     """seconds within which a job ends when one of several hosts is silent or never joins"""
 
+    join_timeout_s: int | None
+    """seconds within which every host must have joined before the job starts; null: failure_timeout_s. For hosts
+    that a scheduler starts one after the other"""
+
     max_restarts: int
     """times the job is started again from its newest checkpoint after a failure"""
 

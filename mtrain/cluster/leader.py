@@ -158,7 +158,7 @@ class Leader:
             self.display.note(note)
         nodes = range(len(self.brief.hosts))
         self._members, missing = self.gathering.gather(
-            nodes, timeout_s=self.brief.spec.cluster.failure_timeout_s, stop=requests.any
+            nodes, timeout_s=self.brief.spec.cluster.joining_s, stop=requests.any
         )
         if self._end_requested(requests):
             return not_started(requests)

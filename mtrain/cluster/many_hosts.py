@@ -176,7 +176,7 @@ def run(
             display.note(f"host {node} of {len(brief.hosts)}; progress is shown on {brief.hosts[0]}")
             again = cluster.max_restarts > 0
             try:
-                farewell = join(party, timeout_s=cluster.failure_timeout_s, note=display.note, again=again)
+                farewell = join(party, timeout_s=cluster.joining_s, note=display.note, again=again)
             finally:
                 display.close()
             click.echo(farewell.text, file=stream or sys.stderr, nl=bool(farewell.text))

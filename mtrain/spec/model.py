@@ -181,6 +181,12 @@ class ClusterSpec(Section):
         ge=4,
         description="seconds within which a job ends when one of several hosts is silent or never joins",
     )
+    join_timeout_s: int | None = Field(
+        default=None,
+        ge=4,
+        description="seconds within which every host must have joined before the job starts; null: failure_timeout_s. "
+        "For hosts that a scheduler starts one after the other",
+    )
     max_restarts: int = Field(
         default=0, ge=0, description="times the job is started again from its newest checkpoint after a failure"
     )
@@ -188,6 +194,11 @@ class ClusterSpec(Section):
         default="auto", description="CPU threads per rank; auto: 1 on CPU-only ranks that share cores"
     )
     log_dir: str | None = Field(default=None, description="folder of the per-rank logs; null: logs/ in the run folder")
+
+    @property
+    def joining_s(self) -> int:
+        """Return the seconds within which every host must have joined before the job starts."""
+        return self.failure_timeout_s if self.join_timeout_s is None else self.join_timeout_s
 
 
 class EvaluateSpec(Section):
