@@ -59,7 +59,9 @@ class KubernetesOptions(BaseModel):
     tolerations: list[dict[str, Any]] = Field(default_factory=list, description="tolerations of taints, as in a pod")
     priority_class: Name | None = Field(None, description="PriorityClass of the pods")
     spread: bool = Field(default=False, description="no two pods of the job on one node")
-    isolate: bool = Field(default=True, description="a NetworkPolicy lets only the pods of the job connect to each other")
+    isolate: bool = Field(
+        default=True, description="a NetworkPolicy lets only the pods of the job connect to each other"
+    )
     env: dict[str, str] = Field(default_factory=dict, description="further environment variables of the pods")
 
 
