@@ -11,7 +11,7 @@ OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models
 OLDER_ALL = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py
 PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help demo horovod test test-all test-paddle test-paddle2 mutants check fmt contract parity fingerprints checkpoint-matrix bench ends clean debian
+.PHONY: help demo dist docs horovod test test-all test-paddle test-paddle2 mutants check fmt contract parity fingerprints checkpoint-matrix bench ends clean debian
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -58,7 +58,7 @@ test: debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2
 	$(PYTEST) -m "not slow" --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2
 
-test-all: debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## all tests
+test-all: debian $(VENV)/.installed-docs $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## all tests
 	$(PYTEST)
 	$(PYTEST) --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2 OLDER="$(OLDER_ALL)" SLOW=
@@ -107,6 +107,17 @@ $(VENV)-bench/.installed: pyproject.toml constraints.txt mtrain/backends/_horovo
 
 bench: $(VENV)-bench/.installed  ## the benchmark table: ratios against named peers
 	$(VENV)-bench/bin/python -m benchmarks
+
+dist: $(VENV)/.installed-dev  ## wheel and source distribution, checked, in dist/
+	@scripts/dist $(PY)
+
+$(VENV)/.installed-docs: pyproject.toml $(VENV)/.installed-ddp
+	@echo "installing what the documentation site needs into $(VENV)"
+	@scripts/quietly $(PY) -m pip install -c constraints.txt -e '.[ddp,docs]'
+	@touch $@
+
+docs: $(VENV)/.installed-docs  ## the documentation as a site that needs no network, in build/site
+	$(PY) -m mkdocs build --quiet --strict --site-dir build/site
 
 ends:      ## the oldest and the newest versions of what mtrain needs, each in an environment of its own: gigabytes, no part of `test`
 	scripts/ends
