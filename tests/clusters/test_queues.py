@@ -63,7 +63,8 @@ def test_what_the_queue_refuses_leaves_no_record(here):
 
 
 def test_two_submissions_of_one_spec_have_runs_of_their_own_and_each_can_be_cancelled(here):
-    names = [_mtrain(*SUBMIT).splitlines()[0].rpartition(" ")[2] for _ in range(2)]
+    words = (*SUBMIT, "-o", "train.updates=1000000")
+    names = [_mtrain(*words).splitlines()[0].rpartition(" ")[2] for _ in range(2)]
     assert names == ["spec", "spec-2"]
     assert "job" in _run(*SUBMIT, "--name", "spec").stderr
     for name in names:
