@@ -78,9 +78,9 @@ def plan(
     Raises:
         UsageError: the spec is wrong, or there is nothing to resume.
     """
-    from mtrain.cluster import start
+    from mtrain.cluster import allocated_hosts, start
 
-    loaded = load_spec(spec, backend=backend, ranks=ranks, overrides=overrides)
+    loaded = allocated_hosts.completed(load_spec(spec, backend=backend, ranks=ranks, overrides=overrides))
     return start.planned(loaded, start.locate(loaded, resume=_text(resume)))
 
 
@@ -191,13 +191,13 @@ def evaluate(
         UsageError: there is nothing to evaluate, or the job cannot be started.
         JobFailed: it was started and failed.
     """
-    from mtrain.cluster import job, start
+    from mtrain.cluster import allocated_hosts, job, start
 
     _need_main_thread("evaluate")
     source = _text(checkpoint) or _text(run)
     values = {**dict(_flat(overrides or {})), **({} if weights is None else {"model.weights": _text(weights)})}
     config = start.resumed_config(None, source) if spec is None else spec
-    loaded = load_spec(config, backend=backend, ranks=ranks, overrides=values)
+    loaded = allocated_hosts.completed(load_spec(config, backend=backend, ranks=ranks, overrides=values))
     if run is not None and checkpoint is None:
         if not Path(run).is_dir():
             raise UsageError(f"run={_text(run)!r}: no such run folder; give one such as runs/digits")
@@ -430,10 +430,9 @@ def _need_main_thread(name: str) -> None:
 
 
 def _trained(loaded: "Loaded", resume: File, *, quiet: bool) -> TrainResult:
-    from mtrain.cluster import job, start
+    from mtrain.cluster import allocated_hosts, job
 
-    start.refuse_copies(loaded, nnodes=None)
-    outcome = job.train(loaded, resume=_text(resume), quiet=quiet)
+    outcome = job.train(allocated_hosts.completed(loaded), resume=_text(resume), quiet=quiet)
     if outcome.code in FAILED:
         raise JobFailed("training", exit_code=outcome.code, run_dir=outcome.run_dir)
     reason = "interrupted" if outcome.code else results.exit_reason(outcome.summary)

@@ -21,7 +21,7 @@ LAYERS = (
     {"core"},
     {"report"},
     {"system"},
-    {"data", "models", "backends", "launchers", "weights", "importers"},
+    {"data", "models", "backends", "launchers", "allocations", "weights", "importers"},
     {"tasks"},
     {"rank"},
     {"script"},
@@ -45,11 +45,12 @@ NARROWER = {
     "rank": {"core", "spec", "data", "tasks", "weights", "report", "system", "errors"},
     "weights": {"core", "spec", "errors"},
     "importers": {"spec", "errors"},
+    "allocations": {"core", "errors", "files"},
     "testing": {"core", "spec", "report", "system", "rank", "jobs", "cluster", "comparing", "errors"},
 }
 """Folder -> all that it may import, where that is less than its layer allows. What is missing is loaded by plugin
 name."""
-PLUGINS = {"models", "backends", "launchers", "clusters"}
+PLUGINS = {"models", "backends", "launchers", "clusters", "allocations"}
 """Folders whose modules nobody imports: they are loaded by plugin name."""
 MODELS_MAY_IMPORT = {"nn", "ops", "interfaces"}
 """The modules of core that a model may import."""

@@ -30,9 +30,10 @@ def show(*, origins: bool, as_json: bool, **params: Any) -> None:
 
     Every flag of `mtrain train` is taken too, and becomes part of the spec.
     """
+    from mtrain.cluster import allocated_hosts
     from mtrain.spec.config import resolved_json
 
-    loaded = load_job(params)
+    loaded = allocated_hosts.described(load_job(params))
     if as_json:
         click.echo(resolved_json(loaded.spec), nl=False)
         return
@@ -49,11 +50,12 @@ def explain(path: str, **params: Any) -> None:
 
     Every flag of `mtrain train` is taken too, and becomes part of the spec.
     """
+    from mtrain.cluster import allocated_hosts
     from mtrain.spec.provenance import lookup
     from mtrain.spec.schema import describe, dotted, field_at, has_value, walk
     from mtrain.spec.suggest import hint
 
-    loaded = load_job(params)
+    loaded = allocated_hosts.described(load_job(params))
     schema = type(loaded.spec)
     keys = tuple(int(part) if part.isdigit() else part for part in path.split("."))
     field = field_at(schema, keys)

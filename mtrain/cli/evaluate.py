@@ -17,12 +17,11 @@ from mtrain.cli.options import JobCommand, evaluation_options, load_job
 @click.pass_context
 def evaluate(context: click.Context, /, **params: Any) -> None:
     """Score the averaged weights of a checkpoint; without --run or -c, those of the newest run of the spec here."""
-    from mtrain.cluster import job, many_hosts, start
+    from mtrain.cluster import allocated_hosts, job, many_hosts, start
 
     requested = params["checkpoint"] or params["run"] or params["resume"]
     params["config"] = start.resumed_config(params["config"], requested)
-    loaded = load_job(params)
-    start.refuse_copies(loaded, nnodes=params.get("nnodes"))
+    loaded = allocated_hosts.completed(load_job(params))
     missing = params["run"] and not params["checkpoint"] and not Path(params["run"]).is_dir()
     if missing and not many_hosts.joins(loaded):
         raise click.UsageError(f"--run {params['run']}: no such run folder; give one such as runs/digits")

@@ -186,7 +186,7 @@ def load_job(params: Mapping[str, Any]) -> "Loaded":
     evaluate = loaded.spec.evaluate
     if params.get("eval_too") and evaluate.every_epochs is None and evaluate.every_updates is None:
         loaded = load({**flags, "evaluate.every_epochs": config.Given(1, "--eval")})
-    _check_nnodes(params.get("nnodes"), loaded.spec.cluster.ips, asks=loaded.spec.cluster.name != "auto")
+    _check_nnodes(params.get("nnodes"), loaded.spec.cluster.ips)
     return loaded
 
 
@@ -215,7 +215,9 @@ def _number_of_hosts(nnodes: str | None) -> dict[str, Any]:
     """Return ``cluster.nodes`` for ``--nnodes``; a range, or text that is no number, is refused later."""
     from mtrain.spec.config import Given
 
-    return {"cluster.nodes": Given(int(nnodes), f"--nnodes {nnodes}")} if nnodes and _NUMBER.fullmatch(nnodes) else {}
+    low, _, high = (nnodes or "").partition(":")
+    is_number = _NUMBER.fullmatch(low) and high in ("", low)
+    return {"cluster.nodes": Given(int(low), f"--nnodes {nnodes}")} if is_number else {}
 
 
 def _device_flags(text: str | None) -> dict[str, Any]:
@@ -289,8 +291,8 @@ def _host_and_slots(entry: str, shown: str) -> tuple[str, int | None]:
     return host, int(slots) if slots else None
 
 
-def _check_nnodes(nnodes: str | None, ips: Sequence[str], *, asks: bool) -> None:
-    """Refuse a number of hosts that contradicts the list of hosts; ``asks``: a scheduler is asked for that many."""
+def _check_nnodes(nnodes: str | None, ips: Sequence[str]) -> None:
+    """Refuse a number of hosts that contradicts the list of hosts. Without a list, a scheduler may know them."""
     if nnodes is None:
         return
     low, _, high = nnodes.partition(":")
@@ -300,9 +302,8 @@ def _check_nnodes(nnodes: str | None, ips: Sequence[str], *, asks: bool) -> None
         raise click.UsageError(
             f"--nnodes {nnodes}: a job keeps its number of hosts; give one number and name them with --ips"
         )
-    if int(low) != max(1, len(ips)) and (ips or not asks):
-        named = f"--ips names {len(ips)}: {', '.join(ips)}" if ips else "no host is named; give --ips HOST,HOST"
-        raise click.UsageError(f"--nnodes {nnodes}: {named}")
+    if ips and int(low) != len(ips):
+        raise click.UsageError(f"--nnodes {nnodes}: --ips names {len(ips)}: {', '.join(ips)}")
 
 
 def _spec_flags() -> list[Option]:

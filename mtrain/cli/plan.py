@@ -45,10 +45,10 @@ def requested(params: Mapping[str, Any]) -> str | None:
 
 def planned(params: Mapping[str, Any]) -> "Plan":
     """Return the plan that the parameters of the command describe."""
-    from mtrain.cluster import start
+    from mtrain.cluster import allocated_hosts, start
 
     config = start.resumed_config(params.get("config"), params.get("resume"))
-    loaded = load_job({**params, "config": config})
+    loaded = allocated_hosts.completed(load_job({**params, "config": config}))
     for note in loaded.notes:
         click.echo(note, err=True)
     where = start.locate(loaded, resume=params.get("resume"))
@@ -60,12 +60,12 @@ def difference(params: Mapping[str, Any], first: str, second: str) -> str:
     import difflib
     from dataclasses import replace
 
-    from mtrain.cluster import start
+    from mtrain.cluster import allocated_hosts, start
 
     texts = []
     machine = None
     for backend in (first, second):
-        loaded = load_job({**params, "backend": backend})
+        loaded = allocated_hosts.completed(load_job({**params, "backend": backend}))
         machine = machine or start.here(loaded)
         machine = replace(machine, line=_line_for(backend, start.typed_line()))
         where = start.locate(loaded, resume=params.get("resume"))

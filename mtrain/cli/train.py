@@ -25,12 +25,14 @@ def train(context: click.Context, /, **params: Any) -> None:
 
 def train_job(context: click.Context, loaded: "Loaded", *, resume: str | None, params: Mapping[str, Any]) -> None:
     """Train as a command of the terminal does: show the plan with ``--dry-run``, else train and exit with the result."""
-    from mtrain.cluster import job, start
+    from mtrain.cluster import allocated_hosts, job, start
 
+    loaded = allocated_hosts.completed(loaded)
     if params.get("dry_run"):
+        for note in loaded.notes:
+            click.echo(note, err=True)
         click.echo(start.planned(loaded, start.locate(loaded, resume=resume)).text(), nl=False)
         return
-    start.refuse_copies(loaded, nnodes=params.get("nnodes"))
     outcome = job.train(loaded, resume=resume)
     for line in outcome.lines:
         click.echo(line)

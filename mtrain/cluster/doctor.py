@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrain.cluster import many_hosts, start
+from mtrain.cluster import allocated_hosts, many_hosts, start
 from mtrain.cluster.leader import PREFLIGHT_ONLY
 from mtrain.cluster.many_hosts import Brief
 from mtrain.cluster.preflight.findings import Finding, State, worst
@@ -112,7 +112,7 @@ class _Examination:
     def _load(self, file: "Source", overrides: Sequence[str], flags: Mapping[str, Any]) -> "Loaded":
         backend = self._request.backend
         typed = {} if backend is None else {"backend.name": config.Given(backend, f"--backend {backend}")}
-        return config.load(file, overrides=overrides, flags={**typed, **flags})
+        return allocated_hosts.completed(config.load(file, overrides=overrides, flags={**typed, **flags}))
 
     def _report(self, findings: Sequence[Finding]) -> None:
         self._findings += findings

@@ -122,7 +122,8 @@ def _evaluate_on_hosts(loaded: "Loaded", name: str, checkpoint: Path | None, *, 
         quiet=quiet,
         latest=False,
     )
-    result = many_hosts.run(brief, notes=[f"evaluates {checkpoint or loaded.spec.model.weights}"])
+    notes = [*loaded.notes, f"evaluates {checkpoint or loaded.spec.model.weights}"]
+    result = many_hosts.run(brief, notes=notes)
     return _evaluated(loaded, result)
 
 

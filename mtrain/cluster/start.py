@@ -43,7 +43,8 @@ def run_name_for(loaded: "Loaded", *, resume: str | None) -> str:
     """
     from mtrain.cluster import allocation
 
-    job = allocation.job_id(environment.caller()) if resume == IF_ANY and not loaded.spec.report.name else None
+    environ, policy = environment.caller(), loaded.policy
+    job = allocation.job_id(environ, policy=policy) if resume == IF_ANY and not loaded.spec.report.name else None
     return run_name(loaded) if job is None else f"{run_name(loaded)}-{job}"
 
 
@@ -120,23 +121,6 @@ def planned(loaded: "Loaded", where: Where, *, mode: str = "train", machine: Mac
     """Return the plan of a job; ``machine``: None, this one."""
     machine = machine or here(loaded)
     return make_plan(loaded, run_dir=where.run_dir, resume=where.checkpoint, machine=machine, mode=mode)
-
-
-def refuse_copies(loaded: "Loaded", *, nnodes: str | None) -> None:
-    """Refuse a job of one host that a scheduler would start several times, or that leaves hosts of its allocation idle.
-
-    ``nnodes``: ``--nnodes`` as it was typed; 1 states that a job of one host is intended.
-
-    Raises:
-        UsageError: there is an allocation of several processes or hosts, and the spec names no host.
-    """
-    from mtrain.cluster import allocation
-
-    if loaded.spec.cluster.ips or nnodes is not None:
-        return
-    current = allocation.recognised(environment.caller())
-    if current is not None:
-        raise UsageError(allocation.contradiction(current))
 
 
 def own_node(loaded: "Loaded") -> int:

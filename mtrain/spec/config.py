@@ -7,7 +7,7 @@ This is the only module of ``spec`` that reads ``os.environ``.
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -27,7 +27,19 @@ from mtrain.spec.trial import Trial
 from mtrain.spec.validation import given_or_default, validated
 from mtrain.spec.yaml_reader import Path
 
-__all__ = ["Given", "Loaded", "Origin", "debug", "dump", "from_json", "load", "read", "resolved_json", "shipped_names"]
+__all__ = [
+    "Given",
+    "Loaded",
+    "Origin",
+    "debug",
+    "dump",
+    "from_json",
+    "load",
+    "read",
+    "resolved_json",
+    "shipped_names",
+    "with_values",
+]
 
 Source = str | Mapping[str, Any] | None
 """A spec to read: a file, the name of a shipped config, or its values as Python has them; None: the default one."""
@@ -126,6 +138,35 @@ def load(
         history={dotted(key): tuple(entries) for key, entries in layers.history.items()},
         policy=policy,
         notes=tuple(notes),
+    )
+
+
+def with_values(loaded: Loaded, values: Mapping[str, tuple[Any, Origin]], *, notes: Sequence[str] = ()) -> Loaded:
+    """Return ``loaded`` with values that were found after reading: dotted path -> (value, where it comes from).
+
+    Raises: ``SpecError`` if a value is not valid.
+    """
+    plain = loaded.spec.model_dump(mode="json")
+    provenance, history = dict(loaded.provenance), dict(loaded.history)
+    for path, (value, origin) in values.items():
+        *sections, key = path.split(".")
+        section = plain
+        for name in sections:
+            section = section[name]
+        if path in provenance:
+            history[path] = (*history.get(path, ()), (section[key], provenance[path]))
+        section[key] = value
+        children = range(len(value)) if isinstance(value, list) else ()
+        provenance |= {path: origin, **{f"{path}.{index}": origin for index in children}}
+    origins = ", ".join(dict.fromkeys(str(origin) for _, origin in values.values()))
+    spec = from_json(json.dumps(plain), name=f"{origins}:")
+    return replace(
+        loaded,
+        spec=spec,
+        values=spec.model_dump(mode="json"),
+        provenance=provenance,
+        history=history,
+        notes=(*loaded.notes, *notes),
     )
 
 

@@ -13,6 +13,7 @@ SINGULAR: Mapping[str, str] = {
     "tasks": "task",
     "launchers": "launcher",
     "clusters": "cluster",
+    "allocations": "reader of allocations",
     "importers": "importer",
 }
 """Kind of plugin, which is the last part of its entry point group ``mtrain.<kind>``, and the word for one of it."""
@@ -23,6 +24,7 @@ DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "datasets": ("mtrain.core.interfaces.Dataset", ("kind", "made_on_first_use")),
     "launchers": ("mtrain.core.interfaces.Launcher", ("plan", "deaths")),
     "clusters": ("mtrain.core.interfaces.Cluster", ("starts", "python", "command", "gathering", "queue")),
+    "allocations": ("mtrain.core.allocation.AllocationReader", ("distance", "read", "job_id")),
     "tasks": (
         "mtrain.tasks.base.TaskBase",
         (
