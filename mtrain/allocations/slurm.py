@@ -14,7 +14,7 @@ MAX_HOSTS = 1 << 16
 """Largest list of hosts that is expanded here."""
 FIRST_PORT, PORTS = 10_000, 10_000
 """The ports of steps: below 32768, where Linux begins to give ports to programs that ask for any."""
-_PART = re.compile(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*")
+_PART = re.compile(r"[^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*")
 """One entry of a list of hosts: text and brackets in turn, up to the next comma outside of brackets."""
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 

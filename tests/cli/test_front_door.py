@@ -126,7 +126,6 @@ def test_a_host_file_gives_hosts_and_ranks(here):
         (("-H", "a", "--hostfile", "b"), "both given"),
         (("--hostfile", "absent"), "--hostfile absent: no such file"),
         (("--hostfile", "/dev/zero"), "--hostfile /dev/zero: is no file"),
-        (("--nnodes", "2"), "no host is named"),
         (("--nnodes", "3", "-H", "a,b"), "--ips names 2"),
         (("--nnodes", "1:4"), "keeps its number of hosts"),
         (("--nnodes", "²"), "expected a number of hosts"),

@@ -1,35 +1,58 @@
-"""A scheduler that starts the command on every host, or several times, does not get as many jobs of one host in
-silence."""
+"""The allocation of a scheduler is recognised by its variables; it never gets several jobs of one host in silence."""
 
 from pathlib import Path
 
 import pytest
 
+from mtrain.allocations.slurm import expanded
 from mtrain.cli import main
-from mtrain.cluster.allocation import contradiction, recognised
+from mtrain.cluster.allocation import contradiction, readers, recognised
 
 FOLDER = Path(__file__).parents[1] / "data" / "allocations"
 STARTED = {
-    "slurm-srun-4-tasks": ("Slurm", 4, 2, 1),
-    "torchrun": ("torchrun", 2, None, 1),
-    "horovodrun": ("horovodrun", 2, None, 1),
-    "fleetrun": ("fleetrun", 2, None, 1),
-    "openmpi": ("Open MPI", 8, None, 3),
-    "mpich": ("MPI", 2, None, 1),
-    "kubeflow": ("Kubeflow", 2, 2, 1),
-    "kubeflow-v1": ("a starter of torch jobs", 2, None, 1),
-    "kubernetes-indexed-job": ("Kubernetes, as an indexed Job,", None, None, 0),
+    "slurm-srun-4-tasks": ("Slurm", 4, 2, 1, None),
+    "slurm-srun-1-each": ("Slurm", 2, 2, 1, 1),
+    "slurm-srun-1-each-pmi2": ("Slurm", 2, 2, 1, 1),
+    "torchrun": ("torchrun", 2, None, 1, None),
+    "horovodrun": ("horovodrun", 2, None, 1, None),
+    "fleetrun": ("fleetrun", 2, None, 1, None),
+    "openmpi": ("Open MPI", 8, None, 3, None),
+    "openmpi-1-each": ("Open MPI", 2, 2, 1, 1),
+    "mpich": ("MPI", 2, 2, 1, 1),
+    "kubeflow": ("Kubeflow", 2, 2, 1, 1),
+    "kubeflow-elastic": ("Kubeflow", 4, 4, 0, 0),
+    "kubeflow-v1-pet": ("Kubeflow", 3, 3, 2, 2),
+    "kubeflow-v1": ("a starter of torch jobs", 2, None, 1, None),
+    "sagemaker": ("SageMaker", 3, 3, 1, 1),
+    "sagemaker-resource-config": ("SageMaker", 3, 3, 1, 1),
+    "kubernetes-indexed-job": ("Kubernetes, as an indexed Job,", None, None, 0, 0),
 }
-"""(scheduler, processes, hosts, place) of each."""
-GIVEN = {"slurm-sbatch-2-hosts": ("Slurm", 1, 2, None), "lsf": ("LSF", 1, 2, None)}
+"""(scheduler, processes, hosts, number of the process, place of its host) of each."""
+GIVEN = {
+    "slurm-sbatch-2-hosts": ("Slurm", 1, 2, None, None),
+    "slurm-salloc-2-hosts": ("Slurm", 1, 2, None, None),
+    "lsf": ("LSF", 1, 2, None, None),
+    "pbs": ("PBS", 1, 2, None, None),
+}
 """The command runs once, on the first of the hosts."""
-ALONE = ["slurm-sbatch-1-host", "slurm-srun-1-task", "lsf-1-host", "kubernetes-pod", "stale-shell"]
+ALONE = [
+    "slurm-sbatch-1-host",
+    "slurm-srun-1-task",
+    "lsf-1-host",
+    "pbs-1-host",
+    "sagemaker-1-host",
+    "kubernetes-pod",
+    "stale-shell",
+]
 
 
 def environ(name: str) -> dict[str, str]:
     """Return a recorded or documented environment; the first line of each file names its origin."""
     lines = (FOLDER / f"{name}.env").read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    variables = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    if "PBS_NODEFILE" in variables:
+        variables["PBS_NODEFILE"] = str(FOLDER / f"{name}.nodefile")
+    return variables
 
 
 @pytest.mark.parametrize("name", [*STARTED, *GIVEN])
@@ -37,7 +60,7 @@ def test_an_allocation_is_recognised_with_its_size_and_the_place_in_it(name):
     actual = recognised(environ(name))
     assert actual is not None
     expected = {**STARTED, **GIVEN}[name]
-    assert (actual.scheduler, actual.processes, actual.hosts, actual.place) == expected
+    assert (actual.scheduler, actual.processes, actual.hosts, actual.process, actual.place) == expected
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -55,22 +78,51 @@ def test_the_starter_closest_to_the_process_is_named():
     assert recognised(environ("kubernetes-indexed-job") | environ("openmpi")).scheduler == "Open MPI"
 
 
+def test_the_order_is_the_declared_distance_and_none_is_declared_twice():
+    distances = [reader.distance for reader in readers()]
+    assert distances == sorted(set(distances))
+    assert [type(reader).__name__ for reader in readers()][:2] == ["Torchrun", "Fleetrun"]
+
+
+@pytest.mark.parametrize(
+    ("names", "hosts"),
+    [
+        ("node[1-3,7],gpu01", "node1 node2 node3 node7 gpu01"),
+        ("n[08-10,3]", "n08 n09 n10 n3"),
+        ("rack[1-2]n[1-2]-ib,login", "rack1n1-ib rack1n2-ib rack2n1-ib rack2n2-ib login"),
+        ("node1", "node1"),
+        ("a.b.c,d-[1]", "a.b.c d-1"),
+        ("", ""),
+        ("node[1-", ""),
+        ("node[a-b]", ""),
+        ("node1]", ""),
+        ("n,,m", ""),
+        ("node[1-99999999]", ""),
+        ("n[1-65536]m[1-65536]", ""),
+    ],
+)
+def test_slurms_short_form_of_hosts_is_expanded_without_scontrol(names, hosts):
+    assert expanded(names) == hosts.split()
+
+
 def test_the_message_says_what_would_happen_and_what_to_type():
     assert contradiction(recognised(environ("slurm-srun-4-tasks"))) == (
         "this is process number 1 of 4 that Slurm starts (SLURM_JOB_ID=1, SLURM_STEP_NUM_TASKS=4, SLURM_PROCID=1), but no host "
         "is named with --ips: each of them would train a job of its own. For one job on all hosts, start mtrain once on each host "
-        '(srun --ntasks-per-node=1 mtrain ...) with --ips "$(scontrol show hostnames | paste -sd,)"; mtrain itself starts the '
-        "ranks of a host (--nproc-per-node). For a job of this process alone, add --nnodes 1"
+        "(srun --ntasks-per-node=1 mtrain ...); mtrain itself starts the ranks of a host (--nproc-per-node). For a job of this "
+        "process alone, add --nnodes 1"
     )
     assert contradiction(recognised(environ("lsf"))).startswith(
         "LSF has given this job 2 hosts (LSB_JOBID=4711, LSB_MCPU_HOSTS=hosta 4 hostb 4), but no host is named with --ips: it "
-        "would train on this one alone. For one job on all hosts, start mtrain once on each host (blaunch -z HOSTS mtrain ...) "
-        "with --ips hosta,hostb;"
+        "would train on this one alone. For one job on all hosts, add --cluster ssh --ips hosta,hostb, or start mtrain once on "
+        "each host (blaunch -z HOSTS mtrain ...) with --ips hosta,hostb;"
     )
+    assert "add --cluster ssh --ips n001.cluster,n002.cluster, or" in contradiction(recognised(environ("pbs")))
+    assert "start mtrain once on each host with --ips A,B,..." in contradiction(recognised(environ("kubeflow-v1")))
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
-@pytest.mark.parametrize("name", ["slurm-srun-4-tasks", "slurm-sbatch-2-hosts", "torchrun", "kubernetes-indexed-job"])
+@pytest.mark.parametrize("name", ["slurm-srun-4-tasks", "pbs", "torchrun", "kubernetes-indexed-job", "kubeflow-elastic"])
 def test_a_job_of_one_host_is_refused_in_an_allocation_of_several(command, name, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     for variable, value in environ(name).items():
