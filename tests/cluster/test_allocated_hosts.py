@@ -105,7 +105,7 @@ def test_scontrol_lists_the_hosts_where_there_is_one(tmp_path):
     variables = environ("slurm-srun-1-each") | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     assert completed(loaded(), variables).spec.cluster.ips == ["a1", "a2"]
     program.write_text("#!/bin/sh\necho a1\n")
-    with pytest.raises(UsageError, match="has given this job 2 hosts .* but names 1: a1"):
+    with pytest.raises(UsageError, match=r"has given this job 2 hosts .* but names 1: a1"):
         completed(loaded(), variables)
     program.write_text("#!/bin/sh\nexit 1\n")
     assert completed(loaded(), variables).spec.cluster.ips == ["node1", "node2"]
@@ -127,7 +127,12 @@ def test_containers_that_know_one_another_are_the_hosts_of_a_job(name, hosts, pl
 
 
 def test_what_was_typed_stays():
-    flags = {"cluster__node_rank": 0, "cluster__interface": "ib0", "cluster__control_port": 9, "cluster__nproc_per_node": 4}
+    flags = {
+        "cluster__node_rank": 0,
+        "cluster__interface": "ib0",
+        "cluster__control_port": 9,
+        "cluster__nproc_per_node": 4,
+    }
     for name in ("sagemaker", "kubeflow-v1-pet"):
         cluster = in_environment(name, **flags).spec.cluster
         assert (cluster.node_rank, cluster.interface, cluster.control_port, cluster.nproc_per_node) == (0, "ib0", 9, 4)
@@ -136,7 +141,7 @@ def test_what_was_typed_stays():
 @pytest.mark.parametrize("first", ["job-node-0-1.job", "10.0.0.1", "master", "", "Job_0;x"])
 def test_pods_whose_names_do_not_follow_from_the_first_are_a_contradiction(first):
     variables = environ("kubeflow") | {"PET_MASTER_ADDR": first}
-    with pytest.raises(UsageError, match="process number 1 of 2 that Kubeflow starts .* no host is named"):
+    with pytest.raises(UsageError, match=r"process number 1 of 2 that Kubeflow starts .* no host is named"):
         completed(loaded(), variables)
 
 
@@ -152,9 +157,11 @@ def test_the_index_of_a_pod_is_its_place_among_hosts_that_are_named():
         assert in_environment(name, **hosts).spec.cluster.node_rank is None, name
 
 
-@pytest.mark.parametrize("name", ["slurm-srun-4-tasks", "lsf", "pbs", "openmpi-1-each", "mpich", "torchrun", "fleetrun"])
+@pytest.mark.parametrize(
+    "name", ["slurm-srun-4-tasks", "lsf", "pbs", "openmpi-1-each", "mpich", "torchrun", "fleetrun"]
+)
 def test_an_allocation_that_is_not_enough_is_a_contradiction(name):
-    with pytest.raises(UsageError, match="no host is named with --ips.*add --nnodes 1"):
+    with pytest.raises(UsageError, match=r"no host is named with --ips.*add --nnodes 1"):
         in_environment(name)
 
 
@@ -168,13 +175,13 @@ def test_one_host_means_this_process_alone_only_where_it_was_typed(name, tmp_pat
 
 
 def test_another_number_of_hosts_than_the_scheduler_has_given_is_refused():
-    with pytest.raises(UsageError, match="3 hosts wanted, but Slurm has given this job 2 .*; give 2, or name"):
+    with pytest.raises(UsageError, match=r"3 hosts wanted, but Slurm has given this job 2 .*; give 2, or name"):
         in_environment("slurm-srun-1-each", cluster__nodes=3)
     assert in_environment("slurm-srun-1-each", cluster__nodes=2).spec.cluster.ips == ["node1", "node2"]
 
 
 def test_a_cluster_that_starts_hosts_is_not_started_on_each_of_them():
-    with pytest.raises(UsageError, match="'ssh' brings a job to its hosts from one of them, but Slurm starts this"):
+    with pytest.raises(UsageError, match=r"'ssh' brings a job to its hosts from one of them, but Slurm starts this"):
         in_environment("slurm-srun-1-each", cluster__name="ssh")
 
 
@@ -225,7 +232,7 @@ def test_python_starts_no_job_of_one_host_in_an_allocation_of_several(function, 
     monkeypatch.chdir(tmp_path)
     for variable, value in environ("openmpi").items():
         monkeypatch.setenv(variable, value)
-    with pytest.raises(UsageError, match="process number 3 of 8 that Open MPI starts"):
+    with pytest.raises(UsageError, match=r"process number 3 of 8 that Open MPI starts"):
         function("digits", backend="solo")
     assert list(tmp_path.iterdir()) == []
 

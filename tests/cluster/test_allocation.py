@@ -122,7 +122,9 @@ def test_the_message_says_what_would_happen_and_what_to_type():
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
-@pytest.mark.parametrize("name", ["slurm-srun-4-tasks", "pbs", "torchrun", "kubernetes-indexed-job", "kubeflow-elastic"])
+@pytest.mark.parametrize(
+    "name", ["slurm-srun-4-tasks", "pbs", "torchrun", "kubernetes-indexed-job", "kubeflow-elastic"]
+)
 def test_a_job_of_one_host_is_refused_in_an_allocation_of_several(command, name, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     for variable, value in environ(name).items():
