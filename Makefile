@@ -11,7 +11,7 @@ OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models
 OLDER_ALL = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py
 PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help demo dist docs horovod test test-all test-paddle test-paddle2 mutants check fmt contract parity fingerprints checkpoint-matrix bench ends clean debian
+.PHONY: help demo slurm-lab dist docs horovod test test-all test-paddle test-paddle2 mutants check fmt contract parity fingerprints checkpoint-matrix bench ends clean debian
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -49,7 +49,10 @@ demo: $(VENV)/.installed-ddp  ## train a small YOLOv5 on the embedded digits wit
 	$(VENV)/bin/mtrain train -c digits --backend ddp --nproc-per-node 2
 
 debian:
-	@scripts/debian-packages openssh-server openssh-client iproute2
+	@scripts/debian-packages openssh-server openssh-client iproute2 slurm-wlm munge
+
+slurm-lab: debian  ## a real Slurm on three hosts in namespaces of this machine; prints how to use and remove it
+	@scripts/slurm-lab
 
 horovod: $(VENV)/.installed-horovod  ## build Horovod for the installed torch: minutes, once; the wheel is kept
 
