@@ -12,10 +12,13 @@ from typing import Any
 
 from mtrain.clusters._kubernetes.pods import Manifest
 from mtrain.errors import UsageError
+from mtrain.system import environment
 
 CONFLICT, NOT_FOUND = 409, 404
 CONNECT_S, READ_S = 10, 60
 """Seconds that the API server may take to accept a connection, and to answer a question."""
+SILENT_S = 24 * 3600
+"""Seconds that a pod whose log is followed may print nothing."""
 
 
 class Missing(UsageError):
@@ -129,7 +132,7 @@ class Client:
             self.namespace,
             follow=follow,
             _preload_content=False,
-            _request_timeout=(CONNECT_S, None if follow else READ_S),
+            _request_timeout=(CONNECT_S, SILENT_S if follow else READ_S),
         )
         with contextlib.closing(response):
             rest = b""
@@ -163,9 +166,10 @@ def _loaded_context() -> str | None:
     """Load kubeconfig, or what a pod has instead, and return the namespace of its context."""
     from kubernetes import config
 
+    file = environment.caller().get("KUBECONFIG")  # the client would read it once, when it is imported
     try:
-        config.load_kube_config()
-        _, active = config.list_kube_config_contexts()
+        config.load_kube_config(file)
+        _, active = config.list_kube_config_contexts(file)
         namespace = active.get("context", {}).get("namespace")
         return None if namespace is None else str(namespace)
     except config.ConfigException as error:
