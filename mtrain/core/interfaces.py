@@ -703,7 +703,9 @@ class Loader(Protocol):
     def micro_batches(self, epoch: int, start: int = 0) -> Iterator[HostBatch]:
         """Yield ``accumulate`` micro batches for each update from ``start`` to the end of the epoch.
 
-        Each holds ``epoch`` (int64, shape (1,)), for models whose training changes over the epochs.
+        Each holds ``epoch`` (int64, shape (1,)), for models whose training changes over the epochs. In training it also
+        holds ``random_key`` (int32, one for each sample), from which ``nn.Dropout`` makes its random bits: see
+        ``core.noise``.
         """
         ...
 

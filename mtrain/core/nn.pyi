@@ -6,7 +6,7 @@ new layer depend on the framework and do not matter, because a model's ``initial
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from mtrain.core.interfaces import Array, Tensor
 
@@ -49,6 +49,25 @@ class Conv2d(Module):
         bias: bool = True,
     ) -> None: ...
 
+class ConvTranspose2d(Module):
+    """Transpose of a 2-D convolution. ``weight`` (in, out / groups, kh, kw), ``bias`` (out).
+
+    The output has ``(H - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1`` rows.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        output_padding: int | tuple[int, int] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | tuple[int, int] = 1,
+    ) -> None: ...
+
 class Linear(Module):
     """``x @ weight.T + bias``. ``weight`` (out, in), ``bias`` (out)."""
 
@@ -72,6 +91,33 @@ class LayerNorm(Module):
 
     def __init__(self, normalized_shape: int, eps: float = 1e-5) -> None: ...
 
+class GroupNorm(Module):
+    """Normalises each of ``num_groups`` groups of channels of each sample by its own statistics, (B, C, H, W).
+
+    ``weight`` and ``bias`` (C). The variance is the biased one. Wu and He 2018.
+    """
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5) -> None: ...
+
+class Embedding(Module):
+    """Looks up rows of ``weight`` (num_embeddings, embedding_dim) by int64 indices of any shape."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int) -> None: ...
+
+class Dropout(Module):
+    """In training sets elements to 0 with probability ``p``, below 1, and divides the others by ``1 - p``.
+
+    ``layer(x, random_key)`` takes the keys of the samples, ``batch.get("random_key")`` int32 (B,), where B is the first axis
+    of ``x``. Which elements are dropped depends on the key, on ``name`` and on the element's place in its sample alone, so
+    it is the same on every framework and for every number of ranks: see ``core.noise``. Give each layer of a network a
+    name of its own. In evaluation and with ``p`` 0 the input itself is returned, and the key may be None.
+
+    Raises (from a call in training with ``p`` > 0):
+        ValueError: the key is None, or has another number of samples than ``x``.
+    """
+
+    def __init__(self, p: float = 0.5, *, name: str) -> None: ...
+
 class SiLU(Module):
     """``x * sigmoid(x)``, also called swish."""
 
@@ -83,9 +129,9 @@ class ReLU(Module):
     def __init__(self) -> None: ...
 
 class GELU(Module):
-    """``x * Phi(x)`` with the exact normal distribution function."""
+    """``x * Phi(x)``, see ``ops.gelu``."""
 
-    def __init__(self) -> None: ...
+    def __init__(self, approximate: Literal["none", "tanh"] = "none") -> None: ...
 
 class Sigmoid(Module):
     """``1 / (1 + exp(-x))``."""

@@ -18,12 +18,12 @@ NAMES = (
     "argsort", "nonzero", "put_along_axis", "take", "take_along_axis", "topk", "where",
     # element by element
     "abs", "atan", "clip", "exp", "floor", "gelu", "hardsigmoid", "isfinite", "log", "maximum", "minimum", "pow",
-    "relu", "round", "sigmoid", "silu", "softplus", "sqrt", "square", "trunc",
+    "relu", "round", "sigmoid", "silu", "softplus", "sqrt", "square", "tanh", "trunc",
     # along an axis
     "all", "any", "argmax", "cumulative_sum", "log_softmax", "max", "mean", "min", "softmax", "sum", "var",
     # networks and losses
-    "binary_cross_entropy_with_logits", "conv2d", "cross_entropy", "matmul", "max_pool2d",
-    "scaled_dot_product_attention", "upsample_nearest",
+    "avg_pool2d", "binary_cross_entropy_with_logits", "conv2d", "cross_entropy", "einsum", "matmul", "max_pool2d",
+    "resize_bilinear", "scaled_dot_product_attention", "upsample_nearest",
 )  # fmt: skip
 
 

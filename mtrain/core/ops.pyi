@@ -174,11 +174,17 @@ def relu(x: Tensor) -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """``x * sigmoid(x)``."""
 
-def gelu(x: Tensor) -> Tensor:
-    """``x * Phi(x)`` with the exact normal distribution function."""
+def gelu(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
+    """``x * Phi(x)`` with the exact normal distribution function.
+
+    "tanh": with ``(1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2`` in its place. Hendrycks and Gimpel 2016, section 2.
+    """
 
 def softplus(x: Tensor) -> Tensor:
     """``log(1 + exp(x))``."""
+
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent."""
 
 # ------------------------------------------------------------------------------------------------------ along an axis
 def sum(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
@@ -220,6 +226,9 @@ def log_softmax(x: Tensor, axis: int) -> Tensor:
 def matmul(x1: Tensor, x2: Tensor) -> Tensor:
     """Matrix product of the last two axes; the others broadcast."""
 
+def einsum(equation: str, *operands: Tensor) -> Tensor:
+    """Sum of products in Einstein's notation, such as ``"bchw,cd->bdhw"``; the equation names the result's axes."""
+
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """``softmax(query @ key.T / sqrt(D)) @ value``, each (B, heads, N, D). Vaswani et al. 2017, equation 1."""
 
@@ -236,6 +245,16 @@ def conv2d(
 
 def max_pool2d(x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
     """Largest value of each window, as ``nn.MaxPool2d``."""
+
+def avg_pool2d(x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
+    """Mean of each window; padding counts as zeros. ``stride`` None: the kernel size."""
+
+def resize_bilinear(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Resize (B, C, H, W) to ``size`` (height, width) by linear interpolation in both directions.
+
+    Pixels are squares: the centre of output pixel i is at ``(i + 0.5) * H / height - 0.5`` of the input, and the border is
+    continued outwards. Shrinking does not average over more than the two nearest pixels.
+    """
 
 def upsample_nearest(x: Tensor, scale: int) -> Tensor:
     """Repeat every pixel of (B, C, H, W) ``scale`` times in both directions."""

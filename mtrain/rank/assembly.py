@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mtrain.core import binding
 from mtrain.core.completeness import check_session
 from mtrain.core.interfaces import (
@@ -31,6 +33,7 @@ from mtrain.core.interfaces import (
     TaskData,
     TaskKind,
 )
+from mtrain.core.noise import KeyedLoader
 from mtrain.core.recipe import check_frozen, make_recipe
 from mtrain.core.sampler import Padded, Shuffled, rank_share
 from mtrain.core.schedule import total_updates
@@ -77,7 +80,7 @@ class Assembly:
             batch = order.global_batch_indices(epoch, update)
             return rank_share(batch, rank=collective.rank, size=collective.size, accumulate=recipe.accumulate)
 
-        return self.pool.loader(
+        loader: Loader = self.pool.loader(
             "train",
             indices,
             micro_batch=recipe.micro_batch,
@@ -86,6 +89,11 @@ class Assembly:
             prefetch=self.spec.data.prefetch,
             epochs=-(-total_updates(self.spec, order.updates_per_epoch) // order.updates_per_epoch),
         )
+        if self.plugin.native:
+            return loader  # a user's own model gets its own batch and nothing else
+        all_places = np.arange(self.spec.train.batch_size)
+        places = rank_share(all_places, rank=collective.rank, size=collective.size, accumulate=recipe.accumulate)
+        return KeyedLoader(loader, lambda epoch, update: places, seed=self.spec.train.seed)
 
     def evaluation_loader(self) -> Loader:
         """Make the loader of this rank's micro batches for evaluation.

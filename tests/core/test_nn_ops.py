@@ -112,7 +112,10 @@ def test_own_signatures_agree_with_the_stub(framework, name):
     assert compared >= 3
 
 
-@pytest.mark.parametrize("key", ["Conv2d", "Linear", "LayerNorm", "MaxPool2d", "Upsample"])
+@pytest.mark.parametrize(
+    "key",
+    ["Conv2d", "ConvTranspose2d", "Embedding", "GELU", "GroupNorm", "Linear", "LayerNorm", "MaxPool2d", "Upsample"],
+)
 def test_layers_take_what_the_stub_declares(framework, key):
     actual = inspect.signature(getattr(framework.nn, key)).parameters
     order = [name for name, p in actual.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -138,8 +141,8 @@ def test_before_a_backend_is_loaded_every_name_says_so():
 
 
 def test_a_name_outside_the_contract_is_no_attribute():
-    with pytest.raises(AttributeError, match=r"no attribute 'einsum'; core/ops.pyi lists"):
-        _ = ops.einsum
+    with pytest.raises(AttributeError, match=r"no attribute 'fft'; core/ops.pyi lists"):
+        _ = ops.fft
 
 
 def test_native_functions_and_layers_are_the_framework_s_own(framework):
@@ -223,6 +226,49 @@ def entropy(logits, labels, smoothing):
     return -(target * np.log(softmax(logits, 1))).sum(axis=1)
 
 
+def averaged(x, size, stride, padding):
+    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    return np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(2, 3))[:, :, ::stride, ::stride].mean((4, 5))
+
+
+def resized(x, size):
+    """Bilinear, pixel by pixel."""
+    height, width = x.shape[2:]
+    y = np.empty((*x.shape[:2], *size), x.dtype)
+    for i, j in np.ndindex(*size):
+        v = min(max((i + 0.5) * height / size[0] - 0.5, 0), height - 1)
+        u = min(max((j + 0.5) * width / size[1] - 0.5, 0), width - 1)
+        top, left = int(v), int(u)
+        low, right = min(top + 1, height - 1), min(left + 1, width - 1)
+        above = x[:, :, top, left] * (1 - (u - left)) + x[:, :, top, right] * (u - left)
+        below = x[:, :, low, left] * (1 - (u - left)) + x[:, :, low, right] * (u - left)
+        y[:, :, i, j] = above * (1 - (v - top)) + below * (v - top)
+    return y
+
+
+def gelu_tanh(x):
+    return x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def spread(x, weight, bias, stride, padding, extra):
+    """Transposed convolution, window by window; weight (in, out, kh, kw)."""
+    (batch, _, height, width), (kh, kw) = x.shape, weight.shape[2:]
+    shape = (batch, weight.shape[1], (height - 1) * stride + kh + extra, (width - 1) * stride + kw + extra)
+    y = np.zeros(shape, np.result_type(x, weight, bias))
+    for i, j in np.ndindex(height, width):
+        y[:, :, i * stride : i * stride + kh, j * stride : j * stride + kw] += np.einsum(
+            "bc,cdij->bdij", x[:, :, i, j], weight
+        )
+    return y[:, :, padding : shape[2] - padding, padding : shape[3] - padding] + bias[:, None, None]
+
+
+def grouped(x, weight, bias, groups, eps):
+    y = x.reshape(len(x), groups, -1)
+    y = y - y.mean(-1, keepdims=True)
+    y = y / np.sqrt((y * y).mean(-1, keepdims=True) + eps)
+    return y.reshape(x.shape) * weight[:, None, None] + bias[:, None, None]
+
+
 V5, V3 = RNG.normal(size=5), RNG.normal(size=3)
 QKV = RNG.normal(size=(3, 2, 2, 4, 5))
 LABELS = np.asarray([1, 3, 0])
@@ -291,8 +337,9 @@ GOLDENS = {
     "hardsigmoid": lambda t: [(ops.hardsigmoid(t(X * 4)), (X * 4 / 6 + 0.5).clip(0, 1)), (ops.hardsigmoid(t(X), slope=0.2), (X * 0.2 + 0.5).clip(0, 1))],
     "relu": lambda t: [(ops.relu(t(X)), X.clip(0))],
     "silu": lambda t: [(ops.silu(t(X)), X * sigmoid(X))],
-    "gelu": lambda t: [(ops.gelu(t(X)), gelu(X))],
+    "gelu": lambda t: [(ops.gelu(t(X)), gelu(X)), (ops.gelu(t(X), approximate="tanh"), gelu_tanh(X))],
     "softplus": lambda t: [(ops.softplus(t(X)), np.log1p(np.exp(X)))],
+    "tanh": lambda t: [(ops.tanh(t(X)), np.tanh(X))],
     "sum": lambda t: [(ops.sum(t(X)), X.sum()), (ops.sum(t(X), axis=1, keepdims=True), X.sum(1, keepdims=True)), (ops.sum(t(X234), axis=(0, 2)), X234.sum((0, 2))), (ops.sum(t(BITS)), BITS.sum()), (ops.sum(t(BITS), axis=0), BITS.sum(0)), (ops.sum(t(KEYS.astype(np.int32)), axis=1), KEYS.sum(1)), (ops.sum(t(BYTES)), BYTES.sum(dtype=np.int64))],
     "mean": lambda t: [(ops.mean(t(X)), X.mean()), (ops.mean(t(X234), axis=(1, 2), keepdims=True), X234.mean((1, 2), keepdims=True))],
     "var": lambda t: [(ops.var(t(X)), X.var()), (ops.var(t(X), axis=1, correction=1, keepdims=True), X.var(1, ddof=1, keepdims=True)), (ops.var(t(X234), axis=(0, 2)), X234.var((0, 2)))],
@@ -311,6 +358,9 @@ GOLDENS = {
         (ops.conv2d(t(IMAGE), t(KERNEL), t(X[0])), convolve(IMAGE, KERNEL, 1, 0) + X[0][:, None, None]),
     ],
     "max_pool2d": lambda t: [(ops.max_pool2d(t(IMAGE), 3, 1, 1), pool(IMAGE, 3, 1, 1)), (ops.max_pool2d(t(IMAGE), 2), pool(IMAGE, 2, 2, 0))],
+    "einsum": lambda t: [(ops.einsum("ij,bjk->bik", t(X[:, :3]), t(X234)), np.einsum("ij,bjk->bik", X[:, :3], X234)), (ops.einsum("bij->b", t(X234)), X234.sum((1, 2)))],
+    "avg_pool2d": lambda t: [(ops.avg_pool2d(t(IMAGE), 3, 2, 1), averaged(IMAGE, 3, 2, 1)), (ops.avg_pool2d(t(IMAGE), 2), averaged(IMAGE, 2, 2, 0))],
+    "resize_bilinear": lambda t: [(ops.resize_bilinear(t(IMAGE), size), resized(IMAGE, size)) for size in ((12, 10), (7, 13), (3, 4), (6, 5), (1, 1))] + [(ops.resize_bilinear(t(IMAGE[:, :, :1, :1]), (2, 3)), IMAGE[:, :, :1, :1].repeat(2, 2).repeat(3, 3))],
     "upsample_nearest": lambda t: [(ops.upsample_nearest(t(IMAGE), n), IMAGE.repeat(n, 2).repeat(n, 3)) for n in (2, 3, 5)],
     "binary_cross_entropy_with_logits": lambda t: [
         (ops.binary_cross_entropy_with_logits(t(X), t(T01), positive_weight=w), -(w * T01 * np.log(sigmoid(X)) + (1 - T01) * np.log(1 - sigmoid(X))))
@@ -605,6 +655,14 @@ LAYERS = {
         lambda x, s: convolve(x, s["weight"], 2, 1) + s["bias"][:, None, None],
     ),
     "Conv2d without bias": (lambda: nn.Conv2d(3, 4, (3, 3), bias=False), lambda x, s: convolve(x, s["weight"], 1, 0)),
+    "GELU with tanh": (lambda: nn.GELU("tanh"), lambda x, _: gelu_tanh(x)),
+    "ConvTranspose2d": (
+        lambda: nn.ConvTranspose2d(3, 4, 3, 2, 1, 1),
+        lambda x, s: spread(x, s["weight"], s["bias"], 2, 1, 1),
+    ),
+    "ConvTranspose2d without bias": (lambda: nn.ConvTranspose2d(3, 2, 2, 2, bias=False), lambda x, s: spread(x, s["weight"], np.zeros(2), 2, 0, 0)),
+    "GroupNorm": (lambda: nn.GroupNorm(3, 3, eps=1e-3), lambda x, s: grouped(x, s["weight"], s["bias"], 3, 1e-3)),
+    "GroupNorm of one group": (lambda: nn.GroupNorm(1, 3), lambda x, s: grouped(x, s["weight"], s["bias"], 1, 1e-5)),
     "Sequential": (lambda: nn.Sequential(nn.ReLU(), nn.Sigmoid()), lambda x, _: sigmoid(x.clip(0))),
 }  # fmt: skip
 
@@ -617,6 +675,72 @@ def test_layers_compute_what_numpy_computes(framework, name):
     layer = framework.to(layer, "float64")
     framework.load(layer, state)
     np.testing.assert_allclose(array(layer(framework.tensor(IMAGE))), expected(IMAGE, state), rtol=1e-9, atol=1e-12)
+
+
+def ramp(x):
+    """Weights of a total, so that every element counts differently."""
+    return np.cos(np.arange(x.size)).reshape(x.shape)
+
+
+def exact_slopes(function, values):
+    """The derivative by every element, to rounding error: a step along the imaginary axis has no cancellation."""
+    slopes = np.zeros(values.shape)
+    for place in np.ndindex(values.shape):
+        moved = values.astype(np.complex128)
+        moved[place] += 1e-30j
+        y = function(moved)
+        slopes[place] = (y.imag * ramp(y)).sum() / 1e-30
+    return slopes
+
+
+EXACT = {
+    "tanh": (lambda t, x: ops.tanh(x), np.tanh, X),
+    "gelu": (lambda t, x: ops.gelu(x, approximate="tanh"), gelu_tanh, X),
+    "einsum": (lambda t, x: ops.einsum("bij,ik->bkj", x, t(X)), lambda x: np.einsum("bij,ik->bkj", x, X), X234),
+    "einsum second": (lambda t, x: ops.einsum("bij,ik->bkj", t(X234), x), lambda x: np.einsum("bij,ik->bkj", X234, x), X),
+    "avg_pool2d": (lambda t, x: ops.avg_pool2d(x, 3, 2, 1), lambda x: averaged(x, 3, 2, 1), IMAGE),
+    "resize larger": (lambda t, x: ops.resize_bilinear(x, (11, 13)), lambda x: resized(x, (11, 13)), IMAGE),
+    "resize smaller": (lambda t, x: ops.resize_bilinear(x, (4, 2)), lambda x: resized(x, (4, 2)), IMAGE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_gradients_are_exact_to_rounding(framework, name):
+    function, reference, values = EXACT[name]
+    x = framework.variable(values)
+    y = function(framework.tensor, x)
+    actual = framework.gradients(ops.sum(y * framework.tensor(ramp(array(y)))), [x])[0]
+    np.testing.assert_allclose(actual, exact_slopes(reference, values), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["GELU with tanh", "ConvTranspose2d", "GroupNorm", "GroupNorm of one group"])
+def test_gradients_of_layers_are_exact_to_rounding(framework, name):
+    make, reference = LAYERS[name]
+    layer = make()
+    state = {key: RNG.normal(size=ops.shape(value)) for key, value in framework.state(layer).items()}
+    layer = framework.to(layer, "float64")
+    framework.load(layer, state)
+    image, x = IMAGE[:, :, :4, :3], framework.variable(IMAGE[:, :, :4, :3])
+    y, parameters = layer(x), framework.parameters(layer)
+    total = ops.sum(y * framework.tensor(ramp(array(y))))
+    slope_x, *slopes = framework.gradients(total, [x, *parameters.values()])
+    np.testing.assert_allclose(slope_x, exact_slopes(lambda v: reference(v, state), image), rtol=1e-12, atol=1e-12)
+    for key, slope in zip(parameters, slopes, strict=True):
+        expected = exact_slopes(lambda v, key=key: reference(image, {**state, key: v}), state[key])
+        np.testing.assert_allclose(slope, expected, rtol=1e-12, atol=1e-12, err_msg=key)
+
+
+def test_an_embedding_looks_up_rows_and_adds_up_their_gradients(framework):
+    layer = framework.to(nn.Embedding(5, 3), "float64")
+    table, indices = RNG.normal(size=(5, 3)), np.asarray([[4, 0], [4, 2]])
+    framework.load(layer, {"weight": table})
+    y = layer(framework.tensor(indices))
+    np.testing.assert_array_equal(array(y), table[indices])
+    weights = ramp(table[indices])
+    slope = framework.gradients(ops.sum(y * framework.tensor(weights)), [layer.weight])[0]
+    expected = np.zeros((5, 3))
+    np.add.at(expected, indices, weights)
+    np.testing.assert_allclose(slope, expected, rtol=1e-15)
 
 
 def test_a_linear_layer_keeps_its_weight_as_outputs_by_inputs(framework):

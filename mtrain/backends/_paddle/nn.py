@@ -2,25 +2,30 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import paddle
 from paddle import Tensor
-from paddle.nn import GELU, Identity, Layer, ReLU, Sigmoid, Upsample
+from paddle.nn import Identity, Layer, ReLU, Sigmoid, Upsample
 from paddle.nn import MaxPool2D as MaxPool2d
 from paddle.nn import Silu as SiLU
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Uniform
 from typing_extensions import override
 
-from mtrain.backends._paddle import internals
+from mtrain.backends._paddle import internals, paddle2_compatibility
+from mtrain.core import noise
 from mtrain.core.interfaces import Array
 
 __all__ = [
     "GELU",
     "BatchNorm2d",
     "Conv2d",
+    "ConvTranspose2d",
+    "Dropout",
+    "Embedding",
+    "GroupNorm",
     "Identity",
     "LayerNorm",
     "Linear",
@@ -83,6 +88,34 @@ class Conv2d(paddle.nn.Conv2D):
             kernel_size,
             stride,
             padding,
+            dilation,
+            groups,
+            bias_attr=None if bias else False,
+        )
+
+
+class ConvTranspose2d(paddle.nn.Conv2DTranspose):
+    """Paddle's Conv2DTranspose, with the neutral signature."""
+
+    def __init__(  # noqa: PLR0913  # the contract's signature
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        output_padding: int | tuple[int, int] = 0,
+        groups: int = 1,
+        bias: bool = True,  # noqa: FBT001, FBT002  # the contract's
+        dilation: int | tuple[int, int] = 1,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            output_padding,
             dilation,
             groups,
             bias_attr=None if bias else False,
@@ -192,6 +225,101 @@ class LayerNorm(Layer):
         centred = x - paddle.mean(x, -1, keepdim=True)
         variance = paddle.mean(paddle.square(centred), -1, keepdim=True)
         return centred * paddle.rsqrt(variance + paddle.to_tensor(self.eps, x.dtype)) * self.weight + self.bias
+
+
+class GroupNorm(Layer):
+    """GroupNorm composed of single operations in float64, where Paddle's kernel would round epsilon to float32."""
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.num_groups = num_groups
+        self.eps = eps
+        self.weight = self.create_parameter([num_channels], default_initializer=Constant(1.0))
+        self.bias = self.create_parameter([num_channels], is_bias=True)
+
+    @override
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        if x_BCHW.dtype != paddle.float64:
+            return F.group_norm(x_BCHW, self.num_groups, self.eps, self.weight, self.bias)
+        x_BGN = paddle.reshape(x_BCHW, (x_BCHW.shape[0], self.num_groups, -1))
+        centred = x_BGN - paddle.mean(x_BGN, -1, keepdim=True)
+        variance = paddle.mean(paddle.square(centred), -1, keepdim=True)
+        normal = centred * paddle.rsqrt(variance + paddle.to_tensor(self.eps, x_BCHW.dtype))
+        return paddle.reshape(normal, x_BCHW.shape) * _planes(self.weight) + _planes(self.bias)
+
+
+class Embedding(paddle.nn.Embedding):
+    """Paddle's Embedding, with the neutral signature."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        super().__init__(num_embeddings, embedding_dim)
+
+
+class GELU(Layer):
+    """GELU, with the neutral signature."""
+
+    def __init__(self, approximate: Literal["none", "tanh"] = "none") -> None:
+        super().__init__()
+        self.approximate = approximate
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x, self.approximate == "tanh")
+
+
+class Dropout(Layer):
+    """See ``core/nn.pyi``; the words are those of ``core.noise``, computed with int32, which wraps around as uint32 does."""
+
+    def __init__(self, p: float = 0.5, *, name: str) -> None:
+        super().__init__()
+        self.p = p
+        self.name = name
+
+    @override
+    def forward(self, x: Tensor, random_key: Tensor | None = None) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        noise.check_key(x, random_key)
+        assert random_key is not None
+        count = math.prod(x.shape[1:])
+        # On the CPU numpy takes a tenth of the time, since it works in place.
+        on_cpu = x.place.is_cpu_place()
+        kept = self.kept_by_numpy(random_key, count) if on_cpu else self.kept_by_tensors(random_key, count)
+        mask = paddle.reshape(kept, x.shape).astype(x.dtype)
+        return x * (mask * paddle.to_tensor(1 / (1 - self.p), x.dtype))
+
+    def kept_by_numpy(self, random_key: Tensor, count: int) -> Tensor:
+        """Return which of the ``count`` elements of each sample are kept, bool (B, count), computed on the host."""
+        return paddle.to_tensor(noise.kept(random_key.numpy(), self.name, count, self.p), place=random_key.place)
+
+    def kept_by_tensors(self, random_key: Tensor, count: int) -> Tensor:
+        """Return the same, computed on the device."""
+        places = _mixed(paddle.arange(0, count, 1, paddle.int32))
+        layer = _word(noise.signed(noise.layer_code(self.name)))
+        words = _mixed(places ^ paddle.unsqueeze(_mixed(random_key ^ layer), 1)) & _word(noise.RANGE - 1)
+        return words >= _word(noise.threshold(self.p))
+
+    @override
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def _word(value: int) -> Tensor:
+    return paddle.full((), value, paddle.int32)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Return ``noise.mixed`` of words as int32."""
+    for shift, factor in noise.ROUNDS:
+        x = (x ^ _shifted(x, shift)) * _word(factor)
+    return x ^ _shifted(x, noise.LAST_SHIFT)
+
+
+def _shifted(x: Tensor, shift: int) -> Tensor:
+    """Shift the words to the right and fill up with zeros."""
+    # Paddle 2.6 has no shift. Its division rounds down, as the shift of a signed number does.
+    moved = x // (1 << shift) if paddle2_compatibility.NEEDED else paddle.bitwise_right_shift(x, _word(shift))
+    return moved & _word((1 << (32 - shift)) - 1)
 
 
 def _count(x_BCHW: Tensor) -> int:

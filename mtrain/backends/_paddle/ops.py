@@ -42,9 +42,9 @@ abs, atan, clip, exp, floor, trunc, round = (
 isfinite, log, maximum, minimum, sqrt, square = (
     paddle.isfinite, paddle.log, paddle.maximum, paddle.minimum, paddle.sqrt, paddle.square,
 )  # fmt: skip
-sigmoid, relu, silu, gelu, softplus = F.sigmoid, F.relu, F.silu, F.gelu, F.softplus
+sigmoid, relu, silu, softplus, tanh = F.sigmoid, F.relu, F.silu, F.softplus, paddle.tanh
 softmax = F.softmax
-matmul, conv2d = paddle.matmul, F.conv2d
+matmul, conv2d, einsum = paddle.matmul, F.conv2d, paddle.einsum
 
 
 def _typed(value: float, like: Tensor) -> Tensor:
@@ -144,6 +144,10 @@ def pow(x: Tensor, exponent: float) -> Tensor:
     return paddle.pow(x, _typed(exponent, x))  # Paddle would round a Python number to float32
 
 
+def gelu(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
+    return F.gelu(x, approximate == "tanh")
+
+
 def hardsigmoid(x: Tensor, *, slope: float = 1 / 6, offset: float = 0.5) -> Tensor:
     return clip(slope * x + offset, 0.0, 1.0)
 
@@ -200,6 +204,43 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> T
 
 def max_pool2d(x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
     return F.max_pool2d(x, kernel_size, stride, padding)
+
+
+def avg_pool2d(x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
+    if x.dtype != paddle.float64:
+        return F.avg_pool2d(x, kernel_size, stride, padding, exclusive=False)
+    # The gradient of Paddle's kernel rounds the size of the window to float32.
+    return _mapped(x, [_averaging(n, kernel_size, stride or kernel_size, padding) for n in x.shape[2:]])
+
+
+def _averaging(old: int, kernel_size: int, stride: int, padding: int) -> Array:
+    """Return the matrix (new, old) that averages windows of a line of ``old`` pixels."""
+    starts = np.arange((old + 2 * padding - kernel_size) // stride + 1)[:, None] * stride - padding
+    pixels = np.arange(old)
+    return ((pixels >= starts) & (pixels < starts + kernel_size)) / kernel_size
+
+
+def _mapped(x: Tensor, matrices: Sequence[Array]) -> Tensor:
+    """Apply one matrix to the columns and one to the rows of (B, C, H, W)."""
+    down, across = (paddle.to_tensor(matrix, place=x.place) for matrix in matrices)
+    return paddle.matmul(paddle.matmul(down, x), across, transpose_y=True)
+
+
+def resize_bilinear(x: Tensor, size: Sequence[int]) -> Tensor:
+    if x.dtype != paddle.float64:
+        return F.interpolate(x, size=list(size), mode="bilinear", align_corners=False)
+    # Paddle's kernel rounds the places of pixels to float32.
+    return _mapped(x, [_bilinear(n, m) for n, m in zip(x.shape[2:], size, strict=True)])
+
+
+def _bilinear(old: int, new: int) -> Array:
+    """Return the matrix (new, old) that interpolates ``old`` pixels of a line linearly to ``new`` pixels."""
+    place = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
+    before = np.floor(place).astype(np.int64)
+    share, matrix, lines = place - before, np.zeros((new, old)), np.arange(new)
+    np.add.at(matrix, (lines, before), 1 - share)
+    np.add.at(matrix, (lines, np.minimum(before + 1, old - 1)), share)
+    return matrix
 
 
 def upsample_nearest(x: Tensor, scale: int) -> Tensor:

@@ -6,6 +6,9 @@ from torch import Tensor
 from torch.nn import (
     GELU,
     Conv2d,
+    ConvTranspose2d,
+    Embedding,
+    GroupNorm,
     Identity,
     LayerNorm,
     Linear,
@@ -23,12 +26,17 @@ from typing_extensions import override
 
 from mtrain.backends._torch import batchnorm
 from mtrain.backends._torch.collective import TorchCollective
+from mtrain.core import noise
 from mtrain.core.interfaces import Array
 
 __all__ = [
     "GELU",
     "BatchNorm2d",
     "Conv2d",
+    "ConvTranspose2d",
+    "Dropout",
+    "Embedding",
+    "GroupNorm",
     "Identity",
     "LayerNorm",
     "Linear",
@@ -97,6 +105,37 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
     @override
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, unbiased_variance={self.unbiased_variance}"
+
+
+class Dropout(Module):
+    """See ``core/nn.pyi``; the words are those of ``core.noise``, computed with int32, which wraps around as uint32 does."""
+
+    def __init__(self, p: float = 0.5, *, name: str) -> None:
+        super().__init__()
+        self.p = p
+        self.code = noise.signed(noise.layer_code(name))
+
+    @override
+    def forward(self, x: Tensor, random_key: Tensor | None = None) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        noise.check_key(x, random_key)
+        assert random_key is not None
+        places = _mix(torch.arange(x[0].numel(), dtype=torch.int32, device=x.device))
+        words = _mix(places ^ _mix(random_key ^ self.code)[:, None]).bitwise_and_(noise.RANGE - 1)
+        mask = (words >= noise.threshold(self.p)).view(x.shape).to(x.dtype).mul_(1 / (1 - self.p))
+        return x * mask
+
+    @override
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Apply ``noise.mixed`` to words as int32, in place."""
+    for shift, factor in noise.ROUNDS:
+        x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1)).mul_(factor)
+    return x.bitwise_xor_((x >> noise.LAST_SHIFT).bitwise_and_((1 << (32 - noise.LAST_SHIFT)) - 1))
 
 
 def parameter(shape: tuple[int, ...], *, fill: float = 0.0) -> torch.nn.Parameter:

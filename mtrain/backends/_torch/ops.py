@@ -36,10 +36,11 @@ abs, atan, exp, floor, trunc, round = (
 isfinite, log, maximum, minimum, pow, sqrt, square = (
     torch.isfinite, torch.log, torch.maximum, torch.minimum, torch.pow, torch.sqrt, torch.square,
 )  # fmt: skip
-sigmoid, relu, silu, gelu, softplus = torch.sigmoid, torch.relu, F.silu, F.gelu, F.softplus
+sigmoid, relu, silu, gelu, softplus, tanh = torch.sigmoid, torch.relu, F.silu, F.gelu, F.softplus, torch.tanh
 sum, mean, argmax, all, any = torch.sum, torch.mean, torch.argmax, torch.all, torch.any
 cumulative_sum, softmax, log_softmax = torch.cumsum, torch.softmax, torch.log_softmax
 matmul, conv2d, scaled_dot_product_attention = torch.matmul, F.conv2d, F.scaled_dot_product_attention
+einsum = torch.einsum
 
 
 def _options(like: Tensor, dtype: str | None) -> dict[str, Any]:
@@ -164,6 +165,14 @@ def min(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = 
 
 def max_pool2d(x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
     return F.max_pool2d(x, kernel_size, stride, padding)
+
+
+def avg_pool2d(x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
+    return F.avg_pool2d(x, kernel_size, stride, padding)
+
+
+def resize_bilinear(x: Tensor, size: Sequence[int]) -> Tensor:
+    return F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
 
 
 def upsample_nearest(x: Tensor, scale: int) -> Tensor:

@@ -42,6 +42,8 @@ class ViTOptions(BaseModel):
     """Whether queries, keys and values have a bias, as published networks have it. That of the keys has no effect."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target that is spread over all classes."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability with which training drops an element of the embedded patches and of each block's linear maps."""
 
 
 class ViTTinyOptions(ViTOptions):
@@ -116,6 +118,7 @@ class ViT(Model):
             hidden=o.mlp_ratio * o.width,
             class_count=len(task.class_names),
             qkv_bias=o.qkv_bias,
+            dropout=o.dropout,
         )
         return Network(shape, with_token=o.pooling == "token", label_smoothing=o.label_smoothing)
 

@@ -32,6 +32,8 @@ class Shape:
     class_count: int
     qkv_bias: bool = False
     """Whether queries, keys and values have a bias."""
+    dropout: float = 0.0
+    """Probability of dropping an element."""
 
 
 class BiasedQKV(nn.Module):
@@ -79,30 +81,36 @@ class Attention(nn.Module):
 class Perceptron(nn.Module):
     """Two linear maps with GELU between them."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, shape: Shape, name: str) -> None:
         super().__init__()
-        self.inner = nn.Linear(width, hidden)
-        self.outer = nn.Linear(hidden, width)
+        self.inner = nn.Linear(shape.width, shape.hidden)
+        self.outer = nn.Linear(shape.hidden, shape.width)
+        self.drop = nn.Dropout(shape.dropout, name=f"{name}.hidden")
 
-    def forward(self, x_BND: Tensor) -> Tensor:
+    def forward(self, x_BND: Tensor, random_key: Tensor | None) -> Tensor:
         """Return a tensor of the same shape."""
-        return self.outer(ops.gelu(self.inner(x_BND)))
+        return self.outer(self.drop(ops.gelu(self.inner(x_BND)), random_key))
 
 
 class Block(nn.Module):
-    """A block: attention, then a perceptron, each with a norm before and a shortcut around it (equations 2 and 3)."""
+    """A block: attention, then a perceptron, each with a norm before and a shortcut around it (equations 2 and 3).
 
-    def __init__(self, shape: Shape) -> None:
+    Elements are dropped after each linear map but that to queries, keys and values (appendix B.1).
+    """
+
+    def __init__(self, shape: Shape, name: str) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(shape.width, eps=_EPS)
         self.attention = Attention(shape.width, shape.heads, qkv_bias=shape.qkv_bias)
         self.norm2 = nn.LayerNorm(shape.width, eps=_EPS)
-        self.perceptron = Perceptron(shape.width, shape.hidden)
+        self.perceptron = Perceptron(shape, name)
+        self.drop1 = nn.Dropout(shape.dropout, name=f"{name}.attention")
+        self.drop2 = nn.Dropout(shape.dropout, name=f"{name}.perceptron")
 
-    def forward(self, x_BND: Tensor) -> Tensor:
+    def forward(self, x_BND: Tensor, random_key: Tensor | None) -> Tensor:
         """Return a tensor of the same shape."""
-        x_BND = x_BND + self.attention(self.norm1(x_BND))
-        return x_BND + self.perceptron(self.norm2(x_BND))
+        x_BND = x_BND + self.drop1(self.attention(self.norm1(x_BND)), random_key)
+        return x_BND + self.drop2(self.perceptron(self.norm2(x_BND), random_key), random_key)
 
 
 class Network(nn.Module):
@@ -124,7 +132,8 @@ class Network(nn.Module):
             self.token = nn.parameter((1, 1, shape.width))
         self.positions = nn.parameter((1, shape.patches + with_token, shape.width))
         self.embedding = nn.Linear(3 * shape.patch**2, shape.width)
-        self.blocks = nn.ModuleList([Block(shape) for _ in range(shape.depth)])
+        self.drop = nn.Dropout(shape.dropout, name="embedding")
+        self.blocks = nn.ModuleList([Block(shape, f"blocks.{number}") for number in range(shape.depth)])
         self.norm = nn.LayerNorm(shape.width, eps=_EPS)
         self.head = nn.Linear(shape.width, shape.class_count)
 
@@ -132,9 +141,10 @@ class Network(nn.Module):
         """Return ``total``, the mean cross entropy of the micro batch, in training; ``probabilities`` in evaluation.
 
         Args:
-            batch: ``images`` uint8 (B, S, S, 3) RGB; in training also ``labels`` int64 (B,).
+            batch: ``images`` uint8 (B, S, S, 3) RGB; in training also ``labels`` int64 (B,), and for dropout
+                ``random_key`` int32 (B,).
         """
-        logits_BC = self.logits(self.patches(batch["images"]))
+        logits_BC = self.logits(self.patches(batch["images"]), batch.get("random_key"))
         if not self.training:
             return {"probabilities": ops.softmax(logits_BC, 1)}
         losses_B = ops.cross_entropy(logits_BC, batch["labels"], label_smoothing=self.label_smoothing)
@@ -154,16 +164,16 @@ class Network(nn.Module):
         x_BNE = ops.reshape(x_BGGPP3, (batch, rows * columns, side * side * channels))
         return ops.astype(x_BNE, ops.dtype(self.positions))
 
-    def logits(self, patches_BNE: Tensor) -> Tensor:
+    def logits(self, patches_BNE: Tensor, random_key: Tensor | None = None) -> Tensor:
         """Compute the class logits (B, C), in float32 or float64, from patches."""
         x_BND = self.embedding(patches_BNE)
         if self.with_token:
             batch, _, width = ops.shape(x_BND)
             token_B1D = ops.broadcast_to(ops.astype(self.token, ops.dtype(x_BND)), (batch, 1, width))
             x_BND = ops.concat((token_B1D, x_BND), axis=1)
-        x_BND = x_BND + ops.astype(self.positions, ops.dtype(x_BND))
+        x_BND = self.drop(x_BND + ops.astype(self.positions, ops.dtype(x_BND)), random_key)
         for block in self.blocks:
-            x_BND = block(x_BND)
+            x_BND = block(x_BND, random_key)
         x_BND = self.norm(x_BND)
         pooled_BD = x_BND[:, 0] if self.with_token else ops.mean(x_BND, axis=1)
         logits_BC = self.head(pooled_BD)
