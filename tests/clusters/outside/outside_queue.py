@@ -44,12 +44,15 @@ class Processes(Queue):
 
     def request(self, submission: Submission) -> str:
         words = submission.command(more=["--cluster", "auto"])
-        return f"# {self._partition}\necho $$ > $0.pid\n{shlex.join(words)} > $0.log 2>&1\necho $? > $0.code\n"
+        # The shell outlives the signal that ends its command, so that it can write the exit code.
+        return f"# {self._partition}\ntrap : TERM\necho $$ > $0.pid\n{shlex.join(words)} > $0.log 2>&1\necho $? > $0.code\n"
 
     def submit(self, submission: Submission, request: Path) -> str:
         if self._partition == "closed":
             raise UsageError("the partition closed takes no jobs")
-        subprocess.run(["setsid", "--fork", "sh", str(request)], cwd=submission.folder, check=True)
+        quiet = subprocess.DEVNULL  # A job that kept the pipes of this command open would keep its caller waiting.
+        command = ["setsid", "--fork", "sh", str(request)]
+        subprocess.run(command, cwd=submission.folder, check=True, stdin=quiet, stdout=quiet, stderr=quiet)
         pid = Path(f"{request}.pid")
         while not pid.exists() or not pid.read_text():
             time.sleep(0.05)
