@@ -6,6 +6,7 @@ Commands are imported when they run, so that ``--help`` costs nothing and no com
 import importlib
 import os
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -108,6 +109,8 @@ def front() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong use or spec, 130 interrupted."""
+    if argv is None:  # A scheduler's SIGUSR1 asks a job to save; until there is one, it must not end this process.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     arguments = list(sys.argv[1:] if argv is None else argv)
     if COMPLETE in os.environ:  # Only a completing shell needs the import.
         from mtrain.cli import completing_bash

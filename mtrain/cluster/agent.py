@@ -16,6 +16,7 @@ prepare    run_dir, log_dir, node, files {name: text}, cwd, wait_s     empty; th
 resume     given, base, name, cwd                                      run, checkpoint; see ``runfolder.find_resume``
 newest     none                                                        checkpoint: path of the newest intact one or null
 start      ``Orders`` (``jobs/host_command.py``)                       none; events follow, "ended" is the last of them
+save       none                                                        none; the ranks are asked to save and go on
 stop       signal                                                      none; the ranks are asked to save and end
 end        none                                                        none; all processes of the attempt are killed
 bye        ``Farewell``                                                none; the agent ends
@@ -31,6 +32,7 @@ record   record: a line of ``metrics.jsonl`` (host of rank 0)
 failure  failure: the file that a failed rank wrote (``failures/rank-N.json``), age_s: seconds since it was written
 ended    status, log (of the command), logs {rank: last lines}, ended_here (the agent has killed it), full (the disk of
          its run folder is full), summary, error
+save     this process received SIGUSR1
 asked    signal: this process received a signal to end the job; times: how many by now
 =======  ===============================================================================================================
 
@@ -97,6 +99,7 @@ class Agent:
         self._resources = ExitStack()
         self._sent = 0
         """How many of ``requests`` the leader has been told about."""
+        self._saves_sent = 0
         self._farewell: Farewell | None = None
         self._fact_collector: Any = None
         self._verbs: dict[str, Callable[[Message], dict[str, Any]]] = {
@@ -136,13 +139,15 @@ class Agent:
             self._start(message)
         elif "ask" in message:
             self._channel.send({"answer": message["ask"], **self._answer(str(verb), message)})
+        elif self._command is not None and verb == "save":
+            self._command.ask_to_save()
         elif self._command is not None and verb == "stop":
             self._command.ask_to_end()
         elif self._command is not None and verb == "end":
             self._command.kill()
 
     def _pass_on_requests(self) -> None:
-        """Report signals that this process has received: the leader then ends the whole job.
+        """Report signals that this process has received: the leader then ends the whole job, or has it saved.
 
         From the second signal on, the attempt on this host is ended at once, without waiting for the leader.
         """
@@ -152,6 +157,9 @@ class Agent:
             self._channel.send({"event": "asked", "signal": number, "times": self._requests.count})
             if self._requests.count > 1 and self._command is not None:
                 self._command.kill()
+        if self._requests.saves > self._saves_sent:
+            self._saves_sent = self._requests.saves
+            self._channel.send({"event": "save"})
 
     # ---------------------------------------------------------------------------------------------------------- answers
     def _answer(self, verb: str, message: Message) -> dict[str, Any]:
@@ -295,6 +303,7 @@ def _enter(folder: str | None) -> None:
 
 def main() -> int:
     """Serve the leader at the other end of standard input and output; return the exit code."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until ``Requests`` takes it
     incoming, outgoing = os.dup(0), os.dup(1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)

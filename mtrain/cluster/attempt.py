@@ -14,6 +14,8 @@ from mtrain.report.console import Display
 from mtrain.report.history import Record
 from mtrain.system import diagnosis, processes
 
+SAME_SAVE_S = 5.0
+"""Seconds in which requests to save, at whatever hosts, are one."""
 SUSPECT_S = 4.0
 """A host that has been silent for this many seconds when a rank elsewhere fails is taken for the cause of the
 failure."""
@@ -67,6 +69,10 @@ class Attempt:
     """See ``Gathering``."""
     _answered: int = 0
     """How many of ``requests`` have been passed on to the hosts."""
+    _saves_passed_on: int = 0
+    """How many requests to save have been passed on to the hosts."""
+    _save_asked_at: float = float("-inf")
+    """When the ranks were last asked to save, in monotonic time."""
     _deadline: float = float("inf")
     """When everything is ended, in monotonic time."""
     _final: float = float("inf")
@@ -77,6 +83,7 @@ class Attempt:
     def run(self) -> Outcome:
         """Start the command on every host, and watch until all have ended or were lost."""
         self._outcome = Outcome(plan=self.plan, members=self.members)
+        self._saves_passed_on = self.requests.saves
         for node, member in self.members.items():
             member.channel.silence_s = self.limits.silence_s
             member.channel.send(self._orders(node, member))
@@ -86,6 +93,7 @@ class Attempt:
             if self._over():
                 return self._outcome
             self._answer()
+            self._pass_on_saves()
             self._decide()
             self.display.tick()
             time.sleep(self.limits.poll_s)
@@ -136,6 +144,8 @@ class Attempt:
             killed = any(code == -signal.SIGKILL for _, code in deaths)
             self._outcome.ended[node] = {**message, "when": now, "told": self._ending, "killed": killed}
             self._outcome.summary = self._outcome.summary or message.get("summary")
+        elif event == "save":
+            self.requests.saves += 1
         elif event == "asked":
             heed(message, self.members[node], self.requests, self.display)
 
@@ -157,6 +167,19 @@ class Attempt:
         self.display.note(f"saving and ending ... ({again} to end at once)")
         for node in self._open():
             self.members[node].channel.send({"do": "stop", "signal": int(first)})
+
+    def _pass_on_saves(self) -> None:
+        """Ask the ranks of all hosts to save and to go on if this process, or an agent, was asked to."""
+        if self.requests.saves == self._saves_passed_on or self._ending or self.requests.any():
+            return
+        self._saves_passed_on = self.requests.saves
+        now = time.monotonic()
+        if now - self._save_asked_at < SAME_SAVE_S:  # A scheduler signals all hosts, and each of them passes it on.
+            return
+        self._save_asked_at = now
+        self.display.note("SIGUSR1: the ranks were asked to save at the next update, and to go on")
+        for node in self._open():
+            self.members[node].channel.send({"do": "save"})
 
     def _decide(self) -> None:
         """End everything once something has failed and the hosts have had time to report what they know."""

@@ -110,7 +110,7 @@ class DirectConnection:
         self._command: HostCommand | None = None
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Carry out "start", "stop" or "end".
+        """Carry out "start", "save", "stop" or "end".
 
         Raises:
             LaunchError: the command cannot be started.
@@ -119,7 +119,8 @@ class DirectConnection:
             orders = Orders.of(message)
             self._command = HostCommand(orders, self._run_folder, environ=self._environ, leftover_s=self._leftover_s)
         elif self._command is not None:
-            self._command.ask_to_end() if message["do"] == "stop" else self._command.kill()
+            command = self._command
+            {"save": command.ask_to_save, "stop": command.ask_to_end, "end": command.kill}[message["do"]]()
 
     def receive(self) -> list[Message]:
         """Return the new events of the command."""

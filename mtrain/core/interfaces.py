@@ -111,6 +111,11 @@ class Progress:
     skipped_in_a_row: int = 0
 
 
+Why = Literal["due", "best", "requested", "ending"]
+"""Why a checkpoint is written: the spec says so, its score is the best so far, somebody asked for it (SIGUSR1), or the
+job ends because it was asked to."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
     """The learning rates and the momentum of one update, as the schedule sets them."""

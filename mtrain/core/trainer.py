@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.cadence import Cadence, advanced, scored
-from mtrain.core.interfaces import Batch, Loader, Module, Optimizer, Progress, RankSession, Rates
+from mtrain.core.interfaces import Batch, Loader, Module, Optimizer, Progress, RankSession, Rates, Why
 from mtrain.core.update_record import FinishedUpdate, UpdateRecord, check_finite
 from mtrain.errors import Interrupted
 
@@ -52,6 +52,16 @@ class Cadences:
     """Updates in a row that may be skipped because their gradient was not finite."""
 
 
+OVERDUE, REQUESTED = 1.0, 2.0
+"""What a rank adds to the sum by which the ranks agree to save. One rank alone counts the minutes, so a sum of at least
+``REQUESTED`` holds a request."""
+
+
+def _why(total: float) -> Why | None:
+    """Return why to save, from the sum over all ranks; it comes from a mean and is not exact."""
+    return "requested" if total > (OVERDUE + REQUESTED) / 2 else "due" if total > 0 else None
+
+
 def _no_scores(progress: Progress) -> Mapping[str, float]:
     return {}
 
@@ -69,11 +79,13 @@ class Hooks:
     evaluate: Callable[[Progress], Mapping[str, float]] = _no_scores
     """Returns figures that are equal on every rank; ``"score"`` is the one to maximise. Raises ``Interrupted``, on
     every rank, if the ranks agreed during the evaluation to end the job."""
-    save: Callable[[Progress, float | None], None] = _nothing
-    """Saves the job so that it can be resumed at the given progress. The score is None unless the job was evaluated
-    just now."""
+    save: Callable[[Progress, float | None, Why], None] = _nothing
+    """Saves the job so that it can be resumed at the given progress, for the reason given. The score is None unless the
+    job was evaluated just now."""
     stop: Callable[[], bool] = lambda: False
     """Returns whether this rank has been asked to end. If one rank has, all of them end."""
+    save_requested: Callable[[], bool] = lambda: False
+    """Returns whether this rank has been asked to save and to go on. If one rank has, all of them save."""
     clock: Callable[[], float] = time.perf_counter
     """Returns a time in seconds."""
 
@@ -110,13 +122,13 @@ class Trainer:
         unscored = progress.update > 0 and progress.scored_update != progress.update
         if unscored and self.cadences.evaluations.due(progress):
             # The interrupted run was asked to end before an evaluation that was due, so it is made up for now.
-            progress = self._after_update(progress, evaluate=True, save=False)
+            progress = self._after_update(progress, evaluate=True, save=None)
         while progress.update < self.job.total_updates and not self._out_of_patience(progress):
             progress = self.run_epoch(progress)
         if self.cadences.evaluate_at_end and progress.scored_update != progress.update:
-            progress = self._after_update(progress, evaluate=True, save=True)
+            progress = self._after_update(progress, evaluate=True, save="due")
         if self._saved_update != progress.update:
-            self._save(progress, None)
+            self._save(progress, None, "due")
         return progress
 
     def run_epoch(self, progress: Progress) -> Progress:
@@ -125,19 +137,19 @@ class Trainer:
         micro_batches = job.loader.micro_batches(epoch, progress.position)
         with closing(closable(job.session.batches(micro_batches))) as batches:
             while progress.epoch == epoch and progress.update < job.total_updates:
-                progress, stop, save = self.run_update(batches, progress)
+                progress, stop, why = self.run_update(batches, progress)
                 progress = self._after_update(
                     progress,
                     evaluate=self.cadences.evaluations.due(progress),
-                    save=save or self.cadences.saves.due(progress),
+                    save=why or ("due" if self.cadences.saves.due(progress) else None),
                     stop=stop,
                 )
                 if self._out_of_patience(progress):
                     break
         return progress
 
-    def run_update(self, batches: Iterator[Batch], progress: Progress) -> tuple[Progress, bool, bool]:
-        """Run one update. Return the progress after it and the decisions that all ranks share: (end now, save now).
+    def run_update(self, batches: Iterator[Batch], progress: Progress) -> tuple[Progress, bool, Why | None]:
+        """Run one update. Return the progress after it and what all ranks have agreed on: (end now, why to save now).
 
         Every ``report_every`` updates, and for every update that was skipped, ``on_update`` receives its
         record.
@@ -169,22 +181,25 @@ class Trainer:
         measures.data_wait_s += self.hooks.clock() - before
         return batch
 
-    def _agree(self, measures: _UpdateMeasures, progress: Progress, rates: Rates, norm: float) -> tuple[bool, bool]:
+    def _agree(
+        self, measures: _UpdateMeasures, progress: Progress, rates: Rates, norm: float
+    ) -> tuple[bool, Why | None]:
         """Exchange one small vector between ranks: the requests to end or to save, and the figures of the record.
 
-        Return (end now, save now), equal on every rank.
+        Return (end now, why to save now), equal on every rank.
         """
         clock, collective = self.hooks.clock, self.job.session.collective
         reported = progress.update % self.cadences.report_every == 0 or not math.isfinite(norm)
         overdue = self.cadences.saves.overdue(clock() - self._saved_at)
-        figures = [float(self.hooks.stop()), float(overdue and collective.rank == 0)]
+        save = REQUESTED if self.hooks.save_requested() else OVERDUE * (overdue and collective.rank == 0)
+        figures = [float(self.hooks.stop()), save]
         if reported:
             figures += [float(x) / self.job.accumulate for x in measures.losses.values()]
             figures.append(measures.data_wait_s)
         agreed = collective.all_reduce(np.array(figures), "mean")
         if reported:
             self._report(measures, progress, rates, norm=norm, means=[float(x) for x in agreed[2:]])
-        return bool(agreed[0] > 0), bool(agreed[1] > 0)
+        return bool(agreed[0] > 0), _why(agreed[1] * collective.size)
 
     def _report(
         self, measures: _UpdateMeasures, progress: Progress, rates: Rates, *, norm: float, means: list[float]
@@ -206,9 +221,12 @@ class Trainer:
         )
         self.hooks.on_update(update.record(self.job.session))
 
-    def _after_update(self, progress: Progress, *, evaluate: bool, save: bool, stop: bool = False) -> Progress:
+    def _after_update(self, progress: Progress, *, evaluate: bool, save: Why | None, stop: bool = False) -> Progress:
         """Evaluate and save as requested. With ``stop``, save and raise ``Interrupted``."""
         score = None
+        if save == "requested" and evaluate and not stop:  # Whoever asks may have less time than an evaluation takes.
+            self._save(progress, None, save)
+            save = "due" if self.cadences.saves.due(progress) else None
         if evaluate and not stop:
             try:
                 progress, score = self._evaluate(progress)
@@ -216,7 +234,7 @@ class Trainer:
                 stop = True
         gained = score is not None and progress.epochs_without_gain == 0
         if stop or save or gained:
-            self._save(progress, score)
+            self._save(progress, score, "ending" if stop else save or "best")
         if stop:
             raise Interrupted(f"ended from outside at update {progress.update}, state saved; go on with --resume")
         return progress
@@ -227,8 +245,8 @@ class Trainer:
             return replace(progress, scored_update=progress.update), None
         return scored(progress, scores["score"]), scores["score"]
 
-    def _save(self, progress: Progress, score: float | None) -> None:
-        self.hooks.save(replace(progress), score)
+    def _save(self, progress: Progress, score: float | None, why: Why) -> None:
+        self.hooks.save(replace(progress), score, why)
         self._saved_update = progress.update
         self._saved_at = self.hooks.clock()
 

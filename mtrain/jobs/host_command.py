@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import psutil
+
 from mtrain.errors import LaunchError
 from mtrain.report.history import Tail
 from mtrain.system import diagnosis, disk, processes, runfolder
@@ -112,10 +114,18 @@ class HostCommand:
 
         Their starter gets no signal: it would kill them, and their loader processes, after a time limit of its own.
         """
+        processes.send(self._rank_processes(), signal.SIGTERM)
+
+    def ask_to_save(self) -> None:
+        """Send SIGUSR1 to the ranks, which then save and go on."""
+        processes.send(self._rank_processes(), signal.SIGUSR1)
+
+    def _rank_processes(self) -> list[psutil.Process]:
+        """Return the ranks that are running; while their starter has not started them yet, that one."""
         leader, ranks = self._process.pid, []
         if self._orders.starts_ranks:
             ranks = processes.children_with(leader, _worker_arguments(self._orders.argv))
-        processes.send(ranks or processes.by_id(leader), signal.SIGTERM)
+        return ranks or processes.by_id(leader)
 
     def kill(self) -> None:
         """Kill every process of the command."""

@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,25 +24,82 @@ def number(environ: Mapping[str, str]) -> int:
     return next((int(environ[name]) for name in RANK_VARIABLES if environ.get(name, "").isdigit()), 0)
 
 
+SAME_REQUEST_S = 5.0
+"""Seconds after a requested save in which another SIGUSR1 belongs to the same request. A scheduler may signal a rank, its
+starter and other hosts at once, and each of them passes the signal on."""
+
+
+class SaveRequest:
+    """A request to this rank to save and to go on, made with SIGUSR1, and read by the trainer between updates.
+
+    The signal is blocked and looked for, not handled. So it interrupts no call of a library, and the processes that a
+    rank starts inherit the block: none of them dies of it.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pending = False
+        self._served_at = float("-inf")
+
+    def listen(self) -> None:
+        """Block the signal for good, in this thread and those that it starts."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take over the signal within the context. A handler that the program has is called as well.
+
+        In a program that has threads already, blocking the signal in this one would not be enough.
+        """
+        former = signal.getsignal(signal.SIGUSR1)
+
+        def take(number: int, frame: FrameType | None) -> None:
+            self._pending = True
+            if callable(former):
+                former(number, frame)
+
+        signal.signal(signal.SIGUSR1, take)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGUSR1, former)
+
+    def __call__(self) -> bool:
+        """Return whether a request waits to be served."""
+        if signal.SIGUSR1 in signal.sigpending():
+            signal.sigwait({signal.SIGUSR1})
+            self._pending = True
+        if self._clock() - self._served_at < SAME_REQUEST_S:
+            self._pending = False
+        return self._pending
+
+    def served(self) -> None:
+        """Note that all ranks save now because one of them was asked to."""
+        self._pending, self._served_at = False, self._clock()
+
+
 class StopRequest:
     """A request to this rank to end: set by SIGTERM and SIGINT, read by the trainer between updates."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         """The signal that was received; None: none."""
+        self.save = SaveRequest()
+        """The request to save and to go on, which has a signal of its own."""
 
     def __call__(self) -> bool:
         """Return whether a request was received."""
         return self.signal is not None
 
     def listen(self) -> None:
-        """Take over SIGTERM and SIGINT for good, as the process of a rank does."""
+        """Take over SIGTERM, SIGINT and SIGUSR1 for good, as the process of a rank does."""
+        self.save.listen()
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._on_signal)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take over SIGTERM and SIGINT within the context. A second signal acts as it did before."""
+        """Take over SIGTERM, SIGINT and SIGUSR1 within the context. A second signal to end acts as it did before."""
         former = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
 
         def once(number: int, frame: FrameType | None) -> None:
@@ -52,7 +110,8 @@ class StopRequest:
         try:
             for name in former:
                 signal.signal(name, once)
-            yield
+            with self.save.listening():
+                yield
         finally:
             for name, handler in former.items():
                 signal.signal(name, handler)

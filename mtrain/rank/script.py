@@ -12,6 +12,7 @@ from typing import Any
 
 import mtrain
 from mtrain.errors import UsageError
+from mtrain.rank.process import SaveRequest
 from mtrain.rank.records import log_to_stderr
 from mtrain.report.console import Display
 from mtrain.spec.trial import Trial
@@ -29,6 +30,8 @@ class RankJob:
     """Paths of the spec that its user has set. A script that sets one of them to another value is refused."""
     stop: Callable[[], bool]
     """Returns whether this rank was asked to end."""
+    save_requested: SaveRequest
+    """Returns whether this rank was asked to save and to go on."""
     leave: Callable[[BaseException], None]
     """Records an error for the starter, see ``process.Leaving``."""
     display: Display | None = None

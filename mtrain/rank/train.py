@@ -13,7 +13,7 @@ from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.checkpoint.sharing import load_everywhere
 from mtrain.core.collective import barrier
 from mtrain.core.evaluate import evaluate, interruptible
-from mtrain.core.interfaces import Evaluator, Progress, TaskData
+from mtrain.core.interfaces import Evaluator, Progress, TaskData, Why
 from mtrain.core.schedule import Schedule, total_updates
 from mtrain.core.trace import Shares, Tracer, traffic
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
@@ -31,12 +31,12 @@ from mtrain.rank.records import (
 from mtrain.system.devices import device_words
 from mtrain.system.runfolder import RunFolder, adopt
 
-Stop = Callable[[], bool]
-"""Returns whether this rank was asked to end."""
 log = logging.getLogger(__name__)
 
 
-def train(spec: Any, run_folder: RunFolder, resume: Path | None, *, stop: Stop, leave: process.Leaving) -> None:
+def train(
+    spec: Any, run_folder: RunFolder, resume: Path | None, *, stop: process.StopRequest, leave: process.Leaving
+) -> None:
     """Train to the end, or from ``resume`` to the end."""
     log_to_stderr()
     started = time.perf_counter()
@@ -86,7 +86,8 @@ class TrainingRun:
         self.report, self.checkpoints = writers(job, run_folder, result.progress)
         self._result = result
         self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
-        self._stop: Stop = lambda: False
+        self._stop: Callable[[], bool] = lambda: False
+        self._save_request = process.SaveRequest()
         self.device = job.session.device
         """Description of this rank's device; once ``announce`` was called, of all ranks' devices."""
 
@@ -103,9 +104,10 @@ class TrainingRun:
             global_batch=self.job.spec.train.batch_size,
         )
 
-    def trainer(self, stop: Stop) -> Trainer:
+    def trainer(self, stop: process.StopRequest) -> Trainer:
         """Make the training loop with everything that it calls."""
         self._stop = lambda: self._asked_to_end(stop)
+        self._save_request = stop.save
         job, spec = self.job, self.job.spec
         schedule = Schedule(spec, updates_per_epoch=self.loader.updates_per_epoch, total_updates=self.updates)
         return Trainer(
@@ -128,10 +130,16 @@ class TrainingRun:
                 patience=spec.train.patience,
                 max_nonfinite=spec.train.max_nonfinite,
             ),
-            Hooks(on_update=self.updated, evaluate=self.evaluate, save=self.save, stop=self._stop),
+            Hooks(
+                on_update=self.updated,
+                evaluate=self.evaluate,
+                save=self.save,
+                stop=self._stop,
+                save_requested=self._save_request,
+            ),
         )
 
-    def _asked_to_end(self, stop: Stop) -> bool:
+    def _asked_to_end(self, stop: process.StopRequest) -> bool:
         """Return whether this rank was asked to end. Also notices a failed background save before the next save does.
 
         Raises:
@@ -215,9 +223,11 @@ class TrainingRun:
         )
         return figures
 
-    def save(self, progress: Progress, score: float | None) -> None:
+    def save(self, progress: Progress, score: float | None, why: Why) -> None:
         """Write a checkpoint in the background; every rank must call."""
         job = self.job
+        if why == "requested":
+            self._save_request.served()
         state = job.session.state(job.model, job.optimizer)
         self._result.progress = progress
         self.checkpoints.save(
@@ -227,7 +237,8 @@ class TrainingRun:
             spec=job.spec.model_dump(mode="json"),
             extra={**self._data.labels(), "details": dict(job.task.details), "results": self._result.figures()},
         )
-        self.report.event("checkpoint", update=progress.update, folder=str(self.run_folder.checkpoints), score=score)
+        folder = str(self.run_folder.checkpoints)
+        self.report.event("checkpoint", update=progress.update, folder=folder, score=score, why=why)
 
     def end(self, reason: str, *, seconds: float) -> None:
         """Wait for unfinished saves, and write the last record and the summary.

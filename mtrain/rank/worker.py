@@ -80,6 +80,7 @@ def run_own_script(
         outside_paths=frozenset(filter(None, arguments.outside_paths.split(","))),
         trial=arguments.trial,
         stop=stop,
+        save_requested=stop.save,
         leave=leave,
     )
     script, *words = arguments.script

@@ -80,8 +80,8 @@ class Quiet:
 class Plain:
     """A display for logs and pipes, one line a record.
 
-    It prints an update at most every ``every_s`` seconds, and always the last one, evaluations, notes, warnings, the start
-    and the end.
+    It prints an update at most every ``every_s`` seconds, and always the last one, evaluations, notes, warnings, requested
+    checkpoints, the start and the end.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Plain:
                 self.note(update_line(record))
         elif kind == "evaluation":
             self.note(evaluation_line(record))
-        elif kind in ("start", "note", "warning", "end"):
+        elif kind in ("start", "note", "warning", "checkpoint", "end"):
             line = event_line(record)
             if line:
                 self.note(line)

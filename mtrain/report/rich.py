@@ -53,6 +53,8 @@ class Rich:
             self._row(record)
         elif kind == "checkpoint":
             self._status, self._is_starting = f"saved at update {record.get('update')}", False
+            if line := event_line(record):
+                self._console.print(Text(line, style="dim"))
         elif kind in ("note", "warning"):
             self._console.print(Text(event_line(record), style="yellow" if kind == "warning" else "dim"))
         elif kind == "start":

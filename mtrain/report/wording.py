@@ -96,12 +96,15 @@ def evaluation_line(record: Record) -> str:
 
 
 def event_line(record: Record) -> str:
-    """Word a start, a note, a warning or an end; empty if there is nothing to report."""
+    """Word a start, a note, a warning, a requested checkpoint or an end; empty if there is nothing to report."""
     kind = record.get("kind")
     if kind == "warning":
         return f"warning: {record.get('message', '')}"
     if kind == "note":
         return str(record.get("message", ""))
+    if kind == "checkpoint":
+        requested = f"saved at update {record.get('update')}, as SIGUSR1 asked; training goes on"
+        return requested if record.get("why") == "requested" else ""
     if kind == "end":
         return f"end: {record.get('reason', 'done')}" + (f", {stopped_early(record)}" if stopped_early(record) else "")
     hidden = ("kind", "time")

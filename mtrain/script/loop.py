@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.cadence import Cadence, advanced
-from mtrain.core.interfaces import Collective, HostBatch, Optimizer, Progress, RankSession, Rates
+from mtrain.core.interfaces import Collective, HostBatch, Optimizer, Progress, RankSession, Rates, Why
 from mtrain.core.update_record import FinishedUpdate, check_finite
 from mtrain.data import trees
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.script.samples import Samples
 from mtrain.script.stream import Stream
+
+DUE, REQUESTED = 1.0, 2.0
+"""How a rank asks for a checkpoint: the script or the spec wants one, or somebody has sent SIGUSR1. The largest value of
+all ranks counts."""
 
 
 @dataclass(kw_only=True)
@@ -35,7 +39,9 @@ class Hooks:
     floats: Any
     """Dtype of floating-point arrays in batches; None: as the data set has them."""
     stop: Callable[[], bool]
-    save: Callable[[Progress, float | None], None]
+    save_requested: Callable[[], bool]
+    """Returns whether this rank was asked to save and to go on."""
+    save: Callable[[Progress, float | None, Why], None]
     record: Callable[[Mapping[str, Any]], None]
     saw: Callable[[HostBatch], None]
     """Takes note of the arrays of the next micro batch."""
@@ -265,8 +271,12 @@ class Loop(Iterator[Any]):
             # Ranks whose part of the stream is longer leave the rest of it.
             self._batches, self._structures = None, []
         check_finite(before, self.progress, max_nonfinite=hooks.max_nonfinite)
-        if agreed.stop or agreed.save or self.score is not None or hooks.saves.due(self.progress):
-            self.save()
+        if agreed.stop:
+            self.save("ending")
+        elif agreed.save or hooks.saves.due(self.progress):
+            self.save("requested" if agreed.save == REQUESTED else "due")
+        elif self.score is not None:
+            self.save("best")
         if agreed.stop:
             raise Interrupted(f"ended from outside at update {self.progress.update}, state saved; go on with --resume")
 
@@ -281,12 +291,12 @@ class Loop(Iterator[Any]):
             self._micro = None
             self._finish_update()
         if self.saved_update != self.progress.update:
-            self.save()
+            self.save("ending")
         self._end()
 
-    def save(self) -> None:
+    def save(self, why: Why = "due") -> None:
         """Write a checkpoint; every rank must call."""
-        self._hooks.save(self.progress, self.score)
+        self._hooks.save(self.progress, self.score, why)
         self.saved_update = self.progress.update
         self._saved_at = time.perf_counter()
         self.save_now, self.score = False, None
@@ -299,7 +309,7 @@ class Loop(Iterator[Any]):
         overdue = hooks.saves.overdue(time.perf_counter() - self._saved_at)
         own = Agreed(
             stop=hooks.stop(),
-            save=self.save_now or (overdue and collective.rank == 0),
+            save=REQUESTED if hooks.save_requested() else DUE * (self.save_now or (overdue and collective.rank == 0)),
             epoch_ends=hooks.samples.ends_after(before.epoch, before.position),
         )
         agreed = agree(collective, own, names=tuple(means), update=before.update + 1, leaves=leaves)
@@ -329,8 +339,8 @@ class Agreed:
 
     stop: bool
     """End the job now."""
-    save: bool
-    """Write a checkpoint now."""
+    save: float
+    """Write a checkpoint now: ``DUE`` or ``REQUESTED``; 0: not now."""
     epoch_ends: bool
     """It was the last update of its epoch."""
 
@@ -347,7 +357,7 @@ def agree(collective: Collective, own: Agreed, *, names: tuple[str, ...], update
     mark = zlib.crc32("\n".join(names).encode())
     place = [mark, update, int(leaves)]
     signed = [float(value) for number in place for value in (number, -number)]
-    requests = [float(own.stop), float(own.save), float(own.epoch_ends)]
+    requests = [float(own.stop), own.save, float(own.epoch_ends)]
     agreed = collective.all_reduce(np.array([*requests, *signed]), "max")
     same = [agreed[3 + 2 * i] == -agreed[4 + 2 * i] for i in range(len(place))]
     if not same[2] or not same[1]:
@@ -360,7 +370,7 @@ def agree(collective: Collective, own: Agreed, *, names: tuple[str, ...], update
             f"session.log: the ranks report different names in update {update - 1} (this rank: {', '.join(names) or 'none'}); "
             "log the same names on every rank"
         )
-    return Agreed(stop=bool(agreed[0] > 0), save=bool(agreed[1] > 0), epoch_ends=bool(agreed[2] > 0))
+    return Agreed(stop=bool(agreed[0] > 0), save=float(agreed[1]), epoch_ends=bool(agreed[2] > 0))
 
 
 def check_loss(loss: Any, place: str) -> None:

@@ -47,6 +47,7 @@ def solo_job(framework: str | None) -> Iterator[RankJob]:
         resume=None,
         outside_paths=frozenset(),
         stop=stop,
+        save_requested=stop.save,
         leave=_nothing,
         display=display,
     )

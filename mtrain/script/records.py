@@ -12,7 +12,7 @@ from typing import Any
 
 from mtrain.core.checkpoint import store
 from mtrain.core.collective import barrier
-from mtrain.core.interfaces import Backend, Progress, RankSession
+from mtrain.core.interfaces import Backend, Progress, RankSession, Why
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank.assembly import unused_gpus
 from mtrain.rank.records import progress_summary, report_update, result_summary, text_of
@@ -162,7 +162,7 @@ class Records:
         state = self._saved.meta["extra"].get("stream")
         return None if state is None else kept.from_plain(state, self._tensor)
 
-    def save(self, state: Any, progress: Progress, *, score: float | None, spec: Any, stream: Any) -> None:
+    def save(self, state: Any, progress: Progress, *, score: float | None, why: Why, spec: Any, stream: Any) -> None:
         """Write a checkpoint in the background; ``stream``: state of the stream that is read, None where it has none."""
         states = {name: kept.as_plain(item.state_dict(), name=name) for name, item in self._kept.items()}
         self.checkpoints.save(
@@ -177,9 +177,8 @@ class Records:
                 "results": {"best": self._best, "last": self._last},
             },
         )
-        self.report.event(
-            "checkpoint", update=progress.update, folder=str(self._job.run_folder.checkpoints), score=score
-        )
+        folder = str(self._job.run_folder.checkpoints)
+        self.report.event("checkpoint", update=progress.update, folder=folder, score=score, why=why)
 
     def end(
         self,

@@ -13,7 +13,7 @@ from mtrain.core import cadence
 from mtrain.core.checkpoint.sharing import load_everywhere
 from mtrain.core.completeness import check_session
 from mtrain.core.evaluate import interruptible
-from mtrain.core.interfaces import Backend, Collective, Progress, RankSession
+from mtrain.core.interfaces import Backend, Collective, Progress, RankSession, Why
 from mtrain.core.recipe import make_recipe
 from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
@@ -303,6 +303,7 @@ class Session:
             report_every=spec.report.every_updates,
             floats=self._floats(),
             stop=self._asked_to_end,
+            save_requested=self._job.save_requested,
             save=self._save,
             saw=tracing.saw,
             record=lambda record: self._records.updated({**record, **tracing.updated(record)}),
@@ -418,12 +419,14 @@ class Session:
         self._records.checkpoints.check()
         return self._job.stop()
 
-    def _save(self, progress: Progress, score: float | None) -> None:
+    def _save(self, progress: Progress, score: float | None, why: Why) -> None:
         assert self._updater is not None
+        if why == "requested":
+            self._job.save_requested.served()
         state = self._rank.state(self._model, self._updater.native)
         assert self._read is not None
         stream = self._read.state_before(progress.epoch, progress.position)
-        self._records.save(state, progress, score=score, spec=self._spec, stream=stream)
+        self._records.save(state, progress, score=score, why=why, spec=self._spec, stream=stream)
 
     def _finish(self, reason: str) -> None:
         """Write what is left to write at the end; ``failed``: without the other ranks."""

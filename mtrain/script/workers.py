@@ -8,16 +8,19 @@ import multiprocessing
 import pickle
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
 from typing import Any
 
 from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
 from mtrain.errors import ScriptError
 from mtrain.rank.process import end_with_parent
+from mtrain.system.processes import sparing_children
 
 Collate = Callable[[Sequence[Any]], Any]
 Request = tuple[int, list[int]]
@@ -43,6 +46,9 @@ class Workers:
                 "class and functions at the top level of a file, open files in __getitem__, or leave workers out"
             ) from error
         self._count = count
+        if threading.current_thread() is threading.main_thread():
+            with sparing_children():  # a rank of plain Python has a handler, which programs that it starts lose
+                forkserver.ensure_running()
         self._pool = ProcessPoolExecutor(
             count,
             mp_context=multiprocessing.get_context("forkserver"),

@@ -22,10 +22,11 @@ KILL_ROUNDS = 30
 def start(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
     """Start a command in a session of its own and append its output to ``log``; it gets SIGTERM when this process dies.
 
+    SIGUSR1 ends neither it nor the processes that it starts, see ``prepared``.
+
     Raises:
         OSError: the program cannot be executed.
     """
-    control = _prctl()
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log.open("ab") as output:
         return subprocess.Popen(  # noqa: S603
@@ -35,7 +36,7 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> "subproc
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=(lambda: control(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)) if control else None,
+            preexec_fn=prepared(),
         )
 
 
@@ -45,7 +46,6 @@ def start_piped(argv: Sequence[str], *, env: Mapping[str, str]) -> "subprocess.P
     Raises:
         OSError: the program cannot be executed.
     """
-    control = _prctl()
     return subprocess.Popen(  # noqa: S603
         list(argv),
         env=dict(env),
@@ -54,8 +54,39 @@ def start_piped(argv: Sequence[str], *, env: Mapping[str, str]) -> "subprocess.P
         stderr=subprocess.PIPE,
         bufsize=0,
         start_new_session=True,
-        preexec_fn=(lambda: control(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)) if control else None,
+        preexec_fn=prepared(),
     )
+
+
+def prepared() -> Callable[[], None]:
+    """Return what a new process does before it executes its command.
+
+    It asks for SIGTERM when its parent dies, and takes no notice of SIGUSR1, by which a scheduler or a user asks a job to
+    save and to go on: the starters of ranks would die of it. The signal is blocked, so that a rank finds one that was
+    sent to it while it started (Linux keeps a blocked signal though it is ignored), and ignored, because some shells
+    unblock everything.
+    """
+    control = _prctl()
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        if control:
+            control(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+    return prepare
+
+
+@contextmanager
+def sparing_children() -> Iterator[None]:
+    """Return a context in which the main thread starts processes that SIGUSR1 does not end; a signal meanwhile is kept."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextmanager
@@ -203,20 +234,30 @@ HERE = "here"
 """Name of the place of requests that reached this process as signals."""
 
 
+SAME_REQUEST_S = 2.0
+"""Seconds after a SIGTERM in which another one at the same place belongs to the same request: schedulers and the
+processes between may each send one. Ctrl-C counts each time."""
+
+
 class Requests:
     """Counts requests to end a job: SIGINT and SIGTERM to this process, and requests that other hosts pass on.
 
     Inside ``with`` the two signals are only counted, instead of ending this process. A scheduler sends a request to
     every host of a job at the same time, which is only one request. So requests are counted separately for each place,
-    and only a second one at the same place means to end at once.
+    and only a second one at the same place means to end at once. SIGUSR1, a request to save and to go on, is counted in
+    ``saves``.
     """
 
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
         self.first_at: float | None = None
         """Time of the first request, in seconds since 1970."""
+        self.saves = 0
+        """How many times this process, or another host, was asked to save and to go on."""
         self._times: dict[str, int] = {}
         self._former: dict[signal.Signals, object] = {}
+        self._former_mask: set[int] = set()
+        self._terminated_at = float("-inf")
 
     @property
     def count(self) -> int:
@@ -224,11 +265,14 @@ class Requests:
         return max(self._times.values(), default=0)
 
     def __enter__(self) -> "Requests":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._former[number] = signal.signal(number, self._take)
+        # An agent that another process of mtrain has started begins with SIGUSR1 blocked.
+        self._former_mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         return self
 
     def __exit__(self, *error: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._former_mask)
         for number, handler in self._former.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -244,4 +288,12 @@ class Requests:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self.take(signal.Signals(number))
+        if number == signal.SIGUSR1:
+            self.saves += 1
+            return
+        now = time.monotonic()
+        again = number == signal.SIGTERM and now - self._terminated_at < SAME_REQUEST_S
+        if number == signal.SIGTERM and not again:
+            self._terminated_at = now
+        if not again:
+            self.take(signal.Signals(number))

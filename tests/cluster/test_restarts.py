@@ -241,10 +241,34 @@ def test_a_request_to_all_hosts_at_once_lets_every_rank_save(job, tmp_path, mean
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
 
 
+@pytest.mark.parametrize("asked", ["one agent", "every host"])
+def test_a_request_to_save_at_any_host_reaches_the_ranks_of_all_once_and_the_job_goes_on(
+    job, tmp_path, meanwhile, asked
+):
+    files = [tmp_path / f"requested-{rank}" for rank in range(3)]
+
+    def ask() -> None:
+        for node in range(3) if asked == "every host" else [2]:
+            job.agent(node).send_signal(signal.SIGUSR1)
+        if asked == "every host":
+            job.requests.saves += 1
+        until(lambda: all(file.exists() for file in files))
+        time.sleep(1.0)  # for whatever else would be passed on
+        (tmp_path / "go").touch()
+
+    meanwhile(ask)
+    job.run(make_plan(tmp_path, *["save_and_go_on_when_asked"] * 3))
+    assert job.result.code == 0, job.result.text
+    assert [file.read_text() for file in files] == ["saved\n"] * 3
+    note = "SIGUSR1: the ranks were asked to save at the next update, and to go on"
+    assert job.shown.getvalue().count(note) == 1
+
+
 def test_a_second_request_at_another_host_ends_ranks_that_do_not_listen(job, tmp_path, meanwhile):
     def ask_twice_there() -> None:
         job.agent(2).terminate()
         until(lambda: "saving and ending" in job.shown.getvalue())
+        time.sleep(processes.SAME_REQUEST_S)  # a SIGTERM before is no second request
         job.agent(2).terminate()
 
     meanwhile(ask_twice_there)

@@ -15,7 +15,7 @@ import pytest
 from mtrain.core.cadence import Cadence, check_continues, scored
 from mtrain.core.collective import OneRank, barrier, broadcast, differing, mean
 from mtrain.core.evaluate import evaluate, interruptible
-from mtrain.core.interfaces import Progress, Rates
+from mtrain.core.interfaces import Progress, Rates, Why
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 from mtrain.errors import CheckpointError, Interrupted, NonFiniteError
 
@@ -124,7 +124,8 @@ class Bench:
         self.log: list[tuple[Any, ...]] = []
         self.records: list[dict[str, Any]] = []
         self.scores = iter(scores)
-        self.stop_at = self.refuse_at = -1
+        self.stop_at = self.refuse_at = self.save_at = -1
+        self.reasons: list[Why] = []
         self.time, self.tick = 0.0, 1.0
         job = Job(
             session=Numpy(),  # type: ignore[arg-type]
@@ -137,7 +138,12 @@ class Bench:
             global_batch=6,
         )
         hooks = Hooks(
-            on_update=self.records.append, evaluate=self.evaluate, save=self.save, stop=self.stop, clock=self.clock
+            on_update=self.records.append,
+            evaluate=self.evaluate,
+            save=self.save,
+            stop=self.stop,
+            save_requested=self.save_requested,
+            clock=self.clock,
         )
         self.trainer = Trainer(job, Cadences(**cadences), hooks)
 
@@ -148,12 +154,16 @@ class Bench:
         score = next(self.scores, None)
         return {} if score is None else {"score": score}
 
-    def save(self, progress: Progress, score: float | None) -> None:
+    def save(self, progress: Progress, score: float | None, why: Why) -> None:
         self.log.append(("save", progress.update, score))
+        self.reasons.append(why)
         self.saved, self.weight = progress, self.model.weight
 
     def stop(self) -> bool:
         return len(self.records) == self.stop_at
+
+    def save_requested(self) -> bool:
+        return len(self.records) == self.save_at
 
     def clock(self) -> float:
         self.time += self.tick
@@ -470,6 +480,42 @@ def test_the_clock_of_rank_0_alone_says_when_all_ranks_save() -> None:
     assert len(logs[0]) > 2
     ended = run_on_ranks(slow_clocks_but(1), **minutes)
     assert [bench.log for bench, _ in ended] == [[("save", 40, None)]] * 3
+
+
+@pytest.mark.parametrize("asked_rank", range(3))
+def test_one_rank_that_is_asked_to_save_has_all_save_at_the_same_update_and_go_on(asked_rank: int) -> None:
+    def ask_one(rank: int, bench: Bench) -> None:
+        if rank == asked_rank:
+            bench.save_at = 5
+
+    ended = run_on_ranks(ask_one, evaluate_at_end=False)
+    assert [progress.update for _, progress in ended] == [40] * 3
+    assert [bench.log for bench, _ in ended] == [[("save", 6, None), ("save", 40, None)]] * 3
+    assert [bench.reasons for bench, _ in ended] == [["requested", "due"]] * 3
+
+
+def test_a_rank_that_is_asked_to_save_while_the_clock_says_so_too_saves_once_as_requested() -> None:
+    bench = Bench(saves=Cadence(every_minutes=1.0), evaluate_at_end=False)
+    bench.tick, bench.save_at = 100.0, 2
+    bench.trainer.run(Progress())
+    assert [update for _, update, _ in bench.log] == list(range(1, 11))
+    assert bench.reasons == ["due"] * 2 + ["requested"] + ["due"] * 7
+
+
+def test_a_requested_save_does_not_wait_for_the_evaluation_that_is_due() -> None:
+    bench = Bench(evaluations=Cadence(every_epochs=1), scores=[0.5, 0.4, 0.4], saves=Cadence(every_epochs=2))
+    bench.save_at = 3
+    bench.trainer.run(Progress())
+    assert bench.log[:3] == [("save", 4, None), ("evaluate", 4), ("save", 4, 0.5)]
+    assert bench.reasons[:2] == ["requested", "best"]
+
+
+def test_a_request_to_save_during_the_last_update_before_an_end_is_the_save_of_the_end() -> None:
+    bench = Bench()
+    bench.save_at = bench.stop_at = 5
+    with pytest.raises(Interrupted):
+        bench.trainer.run(Progress())
+    assert (bench.log, bench.reasons) == ([("save", 6, None)], ["ending"])
 
 
 @pytest.mark.parametrize("stopping_rank", range(3))

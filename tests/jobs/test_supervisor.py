@@ -18,7 +18,7 @@ from mtrain.errors import CheckpointError, DataError, Interrupted, UsageError
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
 from mtrain.spec.model import CheckpointSpec
-from mtrain.system import disk, placement, runfolder
+from mtrain.system import disk, placement, processes, runfolder
 from mtrain.system.diagnosis import Verdict
 from mtrain.system.environment import cleaned, redacted
 from mtrain.system.processes import Requests
@@ -352,6 +352,32 @@ def test_requests_count_by_place():
     assert requests.count == 1, "the same request, told again"
     requests.take(signal.SIGINT, place="host 1", times=2)
     assert (requests.count, requests.first) == (2, signal.SIGTERM)
+
+
+def test_two_sigterms_within_a_moment_are_one_request_and_two_ctrl_c_are_two():
+    """A scheduler's SIGTERM may reach a process twice: sent to it, and passed on by the process that started it."""
+    with Requests() as requests:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert (requests.count, requests.first) == (1, signal.SIGTERM)
+        requests._terminated_at -= processes.SAME_REQUEST_S
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert requests.count == 2
+    with Requests() as requests:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert requests.count == 2
+
+
+def test_a_request_to_save_is_no_request_to_end_and_is_heard_where_it_was_blocked():
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with Requests() as requests:
+            assert (requests.saves, requests.any(), requests.count) == (1, False, 0)
+        assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def test_a_disk_that_is_full_is_named_where_a_rank_could_leave_no_reason(tmp_path, monkeypatch):

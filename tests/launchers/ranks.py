@@ -59,6 +59,20 @@ def save_slowly_when_asked() -> None:
     raise Interrupted("ended from outside")
 
 
+def save_and_go_on_when_asked() -> None:
+    """Each request to save adds a line to a file; the test says when the job ends."""
+    request = process.SaveRequest()
+    request.listen()
+    (RUN.path / f"ready-{RANK}").touch()
+    while not (RUN.path / "go").exists():
+        if request():
+            with (RUN.path / f"requested-{RANK}").open("a") as file:
+                file.write("saved\n")
+            request.served()
+        time.sleep(0.02)
+    succeed()
+
+
 def ignore_requests() -> None:
     """Only a file says that a request was heard."""
     signal.signal(signal.SIGTERM, lambda *_: (RUN.path / f"heard-{RANK}").touch())

@@ -1,6 +1,11 @@
 """The files that one rank leaves, and the state from which it starts."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -43,3 +48,51 @@ def test_start_weights_can_be_those_of_a_checkpoint_the_averaged_ones_where_ther
     weights = read(tmp_path / "step-00000004").arrays
     assert {name: array.tolist() for name, array in weights.items()} == {"a": [1, 1], "n": 3}
     assert progress_of(tmp_path / "step-00000004") == Progress(update=4, samples=8)
+
+
+def test_signals_of_one_request_to_save_count_once_and_a_later_one_again():
+    now = [100.0]
+    request = process.SaveRequest(clock=lambda: now[0])
+    assert not request()
+    with request.listening():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert request()
+        assert request(), "until it is served"
+        request.served()
+        now[0] += 1.0
+        os.kill(os.getpid(), signal.SIGUSR1)  # what a starter passes on
+        assert not request()
+        now[0] += 60.0
+        assert not request(), "the signal passed on was no second request"
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert request()
+
+
+def test_a_handler_that_a_program_has_for_sigusr1_is_called_too_and_restored():
+    calls = []
+    former = signal.signal(signal.SIGUSR1, lambda *_: calls.append(1))
+    try:
+        request = process.SaveRequest()
+        with request.listening():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert request()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert len(calls) == 2
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+
+
+def test_a_rank_blocks_sigusr1_so_that_it_interrupts_nothing_and_ends_no_child():
+    script = """
+        import os, signal, subprocess, sys
+        from mtrain.rank.process import StopRequest
+        stop = StopRequest()
+        stop.listen()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        child = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); print('alive')"]
+        print(subprocess.run(child, capture_output=True, text=True).stdout.strip(), stop.save(), stop())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "alive True False"

@@ -113,7 +113,8 @@ def _run(launcher: Sequence[str], rank: Sequence[str]) -> int:
     command = [*launcher, *rank]
     print(shlex.join(command), flush=True)
     with processes.Requests() as requests, processes.adopting_orphans():
-        process = subprocess.Popen(command, env=_environment(os.environ), stdin=subprocess.DEVNULL)  # noqa: S603
+        with processes.sparing_children():
+            process = subprocess.Popen(command, env=_environment(os.environ), stdin=subprocess.DEVNULL)  # noqa: S603
         deadline = float("inf")
         while process.poll() is None and time.monotonic() < deadline:
             if requests.any() and deadline == float("inf"):
