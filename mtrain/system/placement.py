@@ -13,6 +13,8 @@ from mtrain.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_6 = "::1"
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Holds the time that the control group of a container may use in each period, both in microseconds, or "max"."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables in which gloo and NCCL look for the network interface to use."""
 
@@ -202,6 +204,24 @@ def _listed_devices(environ: Mapping[str, str]) -> list[str] | None:
     return None if visible is None else [part for part in visible.split(",") if part.strip() not in ("", "-1")]
 
 
-def usable_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
+def usable_cores(*, quota: Path = QUOTA) -> int:
+    """Return the number of CPU cores that this process may use, at least one.
+
+    In a container, ``quota`` limits its time, although all cores of the machine are seen there.
+    """
+    granted = granted_cores(quota)
+    return visible_cores() if granted is None else max(1, min(visible_cores(), int(granted)))
+
+
+def visible_cores() -> int:
+    """Return the number of CPU cores on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def granted_cores(quota: Path = QUOTA) -> float | None:
+    """Return how many cores' worth of time the control group grants; None: no limit."""
+    try:
+        most, period = quota.read_text(encoding="ascii").split()
+        return None if most == "max" else int(most) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

@@ -13,6 +13,7 @@ import pytest
 from mtrain.cli import main
 from mtrain.cluster.preflight.libraries import libraries, this_host
 from mtrain.spec.plugins import Entry
+from mtrain.system import placement
 
 ROOT = Path(__file__).parents[2]
 
@@ -175,6 +176,15 @@ def test_limits_of_a_container_are_told(tmp_path):
     assert this_host({}, quota=quota)[1].state == "ok"
     assert this_host({}, quota=tmp_path / "none")[1].state == "ok"
     assert this_host({}, quota=quota, shared=tmp_path / "none")[2].state == "warning"
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("150000 100000\n", 1), ("5000 100000\n", 1), ("max 100000\n", 0), ("nonsense", 0), ("1 0", 0)]
+)
+def test_ranks_take_their_threads_from_the_limit_of_a_container(tmp_path, text, cores):
+    quota = tmp_path / "cpu.max"
+    quota.write_text(text)
+    assert placement.usable_cores(quota=quota) == (cores or placement.visible_cores())
 
 
 def test_thread_settings_of_the_shell_are_told_to_count_for_nothing(tmp_path):

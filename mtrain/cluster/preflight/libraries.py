@@ -25,13 +25,14 @@ PROBE_TIMEOUT_S = 180.0
 PROBE_MODULE = "mtrain.backends._{module}.probe"
 """Module that probes a library in detail, where mtrain has one; any other library is only imported."""
 THREADS = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at only
 SHARED_BYTES = 256 << 20
 GIB = 1 << 30
 
 
-def this_host(environ: Mapping[str, str], *, quota: Path = QUOTA, shared: Path = SHARED_MEMORY) -> list[Finding]:
+def this_host(
+    environ: Mapping[str, str], *, quota: Path = placement.QUOTA, shared: Path = SHARED_MEMORY
+) -> list[Finding]:
     """Return findings about the machine, its processors and shared memory. ``environ``: the caller's, not cleaned."""
     memory = psutil.virtual_memory().total / GIB
     text = f"mtrain {mtrain.__version__}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}"
@@ -40,24 +41,16 @@ def this_host(environ: Mapping[str, str], *, quota: Path = QUOTA, shared: Path =
 
 
 def _cores(environ: Mapping[str, str], quota: Path) -> Finding:
-    cores, allowed = placement.usable_cores(), _allowed(quota)
+    cores, granted = placement.visible_cores(), placement.granted_cores(quota)
     own = [f"{name}={environ[name]}" for name in THREADS if name in environ]
     aside = f"; {', '.join(own)} of this shell is not passed on" if own else ""
     text = f"{cores} cores; ranks get their threads from cluster.threads, and wait without spinning{aside}"
-    if allowed is not None and allowed < cores:
-        remedy = f"set cluster.threads and data.workers for {allowed:g} cores, or raise the container's limit"
-        text = f"{cores} cores are seen, of which this container may use {allowed:g}"
-        return Finding(check="cores", state="warning", text=text, remedy=remedy)
+    if granted is not None and granted < cores:
+        text = f"{cores} cores are seen, of which this container may use {granted:g}"
+        if granted < 1:
+            remedy = "raise the container's limit to a whole core for each rank"
+            return Finding(check="cores", state="warning", text=text, remedy=remedy)
     return Finding(check="cores", state="ok", text=text)
-
-
-def _allowed(quota: Path) -> float | None:
-    """Return how many cores' worth of time the control group grants; None: no limit."""
-    try:
-        most, period = quota.read_text(encoding="ascii").split()
-        return None if most == "max" else int(most) / int(period)
-    except (OSError, ValueError):
-        return None
 
 
 def _shared_memory(environ: Mapping[str, str], shared: Path) -> Finding:
