@@ -207,7 +207,8 @@ def _planned(loaded: "Loaded") -> "Plan":
     from mtrain.jobs.plan import AUTO
 
     cluster = loaded.spec.cluster
-    hosts = [f"host-{number + 1}" for number in range(cluster.nodes or 1)]
+    # Names with a dot, since Paddle's launcher refuses others.
+    hosts = [f"host-{number + 1}.cluster" for number in range(cluster.nodes or 1)]
     several = {"ips": hosts if len(hosts) > 1 else [], "name": AUTO, "options": {}}
     spec = loaded.spec.model_copy(update={"cluster": cluster.model_copy(update=several)})
     machine = start.here(loaded)

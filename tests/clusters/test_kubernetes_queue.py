@@ -166,8 +166,9 @@ def test_hosts_cannot_be_named(tmp_path, monkeypatch):
     assert "leave out --ips" in text
 
 
-def test_the_plan_is_the_request_and_asks_no_server(tmp_path, monkeypatch):
+@pytest.mark.parametrize("backend", ["ddp", "deepspeed", "horovod", "fleet"])
+def test_the_plan_is_the_request_and_asks_no_server(tmp_path, monkeypatch, backend):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
-    kinds = [document["kind"] for document in yaml.safe_load_all(_mtrain("plan", *FLAGS))]
+    kinds = [document["kind"] for document in yaml.safe_load_all(_mtrain("plan", *FLAGS, "-b", backend))]
     assert kinds == ["Job", "ConfigMap", "Service", "NetworkPolicy"]
