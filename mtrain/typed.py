@@ -575,7 +575,11 @@ class Report(TypedDict, total=False):
     """one record of losses per this many updates"""
 
     tensorboard: bool
-    """write TensorBoard events"""
+    """write TensorBoard events: short for the reporter `tensorboard`"""
+
+    reporters: Mapping[str, Mapping[str, Any] | bool]
+    """what else receives the records, by name: plugins of kind `reporters` (csv, mlflow ...), or a class or
+    function of your own, PATH.py:Name; each with its options, or true, or false to leave it out"""
 
     plots: bool
     """results.png and val_batch.jpg"""

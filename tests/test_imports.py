@@ -21,7 +21,7 @@ LAYERS = (
     {"core"},
     {"report"},
     {"system"},
-    {"data", "models", "backends", "launchers", "allocations", "weights", "importers"},
+    {"data", "models", "backends", "launchers", "allocations", "weights", "importers", "reporters"},
     {"tasks"},
     {"rank"},
     {"script"},
@@ -46,11 +46,12 @@ NARROWER = {
     "weights": {"core", "spec", "errors"},
     "importers": {"spec", "errors"},
     "allocations": {"core", "errors", "files"},
+    "reporters": {"core", "report", "spec", "errors", "files"},
     "testing": {"core", "spec", "report", "system", "rank", "jobs", "cluster", "comparing", "errors"},
 }
 """Folder -> all that it may import, where that is less than its layer allows. What is missing is loaded by plugin
 name."""
-PLUGINS = {"models", "backends", "launchers", "clusters", "allocations"}
+PLUGINS = {"models", "backends", "launchers", "clusters", "allocations", "reporters"}
 """Folders whose modules nobody imports: they are loaded by plugin name."""
 MODELS_MAY_IMPORT = {"nn", "ops", "interfaces"}
 """The modules of core that a model may import."""
@@ -65,6 +66,7 @@ OUTSIDE = {
     "report/notebook.py": {"IPython"},
     "report/tensorboard.py": {"tensorboard", "numpy"},
     "report/plots.py": {"matplotlib", "numpy"},
+    "reporters": {"pydantic", "mlflow"},
     "system": {"numpy", "psutil", "pydantic"},
     "jobs": {"numpy", "psutil", "yaml"},
 }

@@ -10,7 +10,7 @@ import click
 from mtrain.cli.options import JobCommand
 from mtrain.errors import UsageError
 from mtrain.spec import remedies
-from mtrain.spec.plugin_kinds import KINDS, SELECTORS
+from mtrain.spec.plugin_kinds import KINDS, REPORTERS, SELECTORS
 
 if TYPE_CHECKING:
     from mtrain.spec.plugins import Entry
@@ -68,12 +68,14 @@ def show(name: str, *, kind: str | None) -> None:
         text = "" if section is None else inspect.cleandoc(registry.load(entry.kind, name).__doc__ or "")
         click.echo(text.replace("``", "`") or entry.summary or entry.target)
         if section is not None:
-            click.echo(f"\n{section}:")
+            click.echo(f"\n{section.replace('NAME', name)}:")
             for line in registry.option_lines(entry.kind, name):
                 click.echo(f"  {line}")
 
 
-_OPTIONS_OF = {selector.kind: ".".join(selector.options) for selector in SELECTORS if not selector.planned}
+_OPTIONS_OF = {selector.kind: ".".join(selector.options) for selector in SELECTORS if not selector.planned} | {
+    "reporters": ".".join((*REPORTERS, "NAME"))
+}
 """Kind of plugin -> where a spec holds its options."""
 
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mtrain.core.interfaces import Backend, Cluster, Command, Host, HostedJob, Launcher, TaskKind
+from mtrain.core.interfaces import Backend, Cluster, Command, Host, HostedJob, Launcher
 from mtrain.core.plugin_classes import with_defaults
 from mtrain.core.recipe import make_recipe, scaling
 from mtrain.core.schedule import total_updates
 from mtrain.errors import PluginError, SpecError
-from mtrain.spec import former_keys, plugins, references
+from mtrain.jobs.own_code import files_of, own_code_of
+from mtrain.spec import former_keys, plugins
 from mtrain.spec.config import Loaded
 from mtrain.spec.model import ClusterSpec, Spec
-from mtrain.spec.references import Reference
 from mtrain.system import placement
 from mtrain.system.devices import Devices
 from mtrain.system.placement import LOOPBACK, LaunchOptions
@@ -177,7 +177,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     hosts = _hosts(spec, machine, device=devices.option, single=single)
     ranks = max(host.slots for host in hosts)
     size = sum(host.slots for host in hosts)
-    own_code = {} if loaded.script else _own_code(spec, backend.framework, policy)
+    own_code = own_code_of(loaded, framework=backend.framework)
     recipe = make_recipe(spec if loaded.script is None else _sized_for(spec, size), size=size)
     if mode == "train" and loaded.script is None:
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
@@ -207,43 +207,15 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         brought=_brought(cluster, hosted_job),
         max_restarts=spec.cluster.max_restarts,
         log_dir=Path(spec.cluster.log_dir).absolute() if spec.cluster.log_dir else None,
-        files=_files(loaded, own_code),
-        numbers=(
-            {key: reference.words for key, reference in own_code.items()}
-            | _numbers(spec, recipe, hosts=hosts, threads=facts["threads"])
+        files=files_of(loaded, own_code),
+        numbers={key: reference.words for key, reference in own_code.items()}
+        | (
+            _numbers(spec, recipe, hosts=hosts, threads=facts["threads"])
             if loaded.script is None
             else _script_numbers(loaded, hosts=hosts, threads=facts["threads"])
         )
         | {"devices": devices.words()},
     )
-
-
-def _own_code(spec: Spec, framework: str, policy: plugins.Policy) -> dict[str, Reference]:
-    """Return the user's own code that the job runs, by the key of the spec that names it, without running it.
-
-    Raises:
-        SpecError: the job's task refuses the spec, or a name does not exist.
-    """
-    if not spec.task:
-        return {}
-    if references.is_reference(spec.model.name) or references.is_reference(spec.data.format):
-        model_task = plugins.task_of("models", spec.model.name, policy=policy)
-        data_task = plugins.task_of("datasets", spec.data.format, policy=policy)
-        if model_task != data_task:
-            raise SpecError(
-                f"data.format: {spec.data.format} is a data set for {data_task}, but model.name: {spec.model.name} is for "
-                f"{model_task}; change one of them"
-            )
-    task: TaskKind = plugins.load("tasks", spec.task, policy=policy)  # type: ignore[assignment]
-    task.refuse(spec, framework=framework)
-    return {key: references.parsed(text) for key, text in task.own_code(spec).items()}
-
-
-def _files(loaded: Loaded, own_code: Mapping[str, Reference]) -> dict[str, str]:
-    """Return the files of the user's own code, which must be equal on all hosts: what each is -> path."""
-    if loaded.script is not None:
-        return {"the script": str(loaded.script.path)}
-    return {key: str(reference.file) for key, reference in own_code.items() if reference.file is not None}
 
 
 def _script_words(loaded: Loaded) -> list[str]:

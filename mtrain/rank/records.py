@@ -1,16 +1,20 @@
-"""The reports, checkpoints and logs of a rank: rank 0 writes, the others hold silent objects with the same methods."""
+"""The reports, checkpoints and logs of a rank: rank 0 writes, the others hold objects with the same methods."""
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.digest import digest
-from mtrain.core.interfaces import Progress, RankSession, State
+from mtrain.core.interfaces import Collective, Progress, RankSession, State
+from mtrain.core.reporter import ReportedRun, Reporter
 from mtrain.rank.assembly import Assembly
-from mtrain.report.reporter import Report, Reporter, SilentReporter
+from mtrain.report import choosing
+from mtrain.report.reporter import Report, RunReport
+from mtrain.report.run_files import RunFiles
+from mtrain.spec import plugins
 from mtrain.system.runfolder import RunFolder
 
 
@@ -22,21 +26,45 @@ def report_weights(report: Report, job: Assembly) -> None:
 
 def writers(job: Assembly, run_folder: RunFolder, progress: Progress) -> tuple[Report, checkpoint.CheckpointStore]:
     """Return the report and the checkpoints of a training run."""
+    report = reporter(job, run_folder, progress)
     if job.session.collective.rank != 0:
-        return SilentReporter(), checkpoint.NoCheckpoints()
+        return report, checkpoint.NoCheckpoints()
     rule = job.spec.checkpoint
     store = checkpoint.Checkpoints(
         run_folder.checkpoints, keep_last=rule.keep_last, keep_best=rule.keep_best, asynchronous=rule.asynchronous
     )
-    return reporter(job, run_folder, progress), store
+    return report, store
 
 
 def reporter(job: Assembly, run_folder: RunFolder, progress: Progress) -> Report:
     """Return the report of a job that goes on from ``progress``."""
-    if job.session.collective.rank != 0:
-        return SilentReporter()
-    spec = job.spec.report
-    return Reporter(run_folder.path, tensorboard=spec.tensorboard, plots=spec.plots, start_update=progress.update)
+    run = reported_run(job.spec, run_folder, job.session.collective, start_update=progress.update)
+    return report_of(job.spec, run)
+
+
+def reported_run(spec: Any, run_folder: RunFolder, collective: Collective, *, start_update: int) -> ReportedRun:
+    """Return the facts about this rank's run that its reporters receive."""
+    return ReportedRun(
+        folder=run_folder.path,
+        rank=collective.rank,
+        size=collective.size,
+        start_update=start_update,
+        spec=spec.model_dump(mode="json"),
+    )
+
+
+def report_of(spec: Any, run: ReportedRun, more: Sequence[tuple[str, Reporter]] = ()) -> Report:
+    """Return the report of one rank: the files of the run on rank 0, the reporters of the spec, and ``more``.
+
+    Raises:
+        UsageError: a reporter is unknown or used wrongly.
+    """
+    files = RunFiles(run.folder, plots=spec.report.plots) if run.rank == 0 else None
+    reporters, failures = choosing.made(spec.report, run, policy=plugins.read_policy(spec.plugins))
+    report = RunReport(files, [*more, *reporters])
+    for name, error in failures:
+        report.failed(name, error)
+    return report
 
 
 def report_update(report: Report, record: Mapping[str, Any]) -> None:

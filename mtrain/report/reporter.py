@@ -1,7 +1,6 @@
-"""Write the reports of a run: ``metrics.jsonl``, TensorBoard events, ``summary.json`` and ``results.png``.
+"""The report of a job on one rank: each record goes to the run's files, and to the reporters of this rank.
 
-Rank 0 uses ``Reporter``, the other ranks ``SilentReporter``, so that callers need not distinguish ranks. Each line of
-``metrics.jsonl`` is a JSON object, always with ``time`` (seconds since 1970) and ``kind``: "start", "update",
+Each line of ``metrics.jsonl`` is a JSON object, always with ``time`` (seconds since 1970) and ``kind``: "start", "update",
 "evaluation", "checkpoint", "note", "warning" or "end".
 """
 
@@ -9,12 +8,14 @@ import json
 import logging
 import math
 import os
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mtrain.errors import TrainingError
+from mtrain.core.reporter import METHODS, Record, Reporter
+from mtrain.errors import MtrainError, TrainingError
 
 log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
@@ -50,118 +51,111 @@ class Report(Protocol):
         ...
 
 
-class SilentReporter:
-    """A ``Report`` without effect, for the ranks that do not report."""
+class Files(Protocol):
+    """What keeps the records of a run, see ``run_files``."""
 
-    def update(self, record: Mapping[str, Any]) -> None:
-        """Nothing: rank 0 reports."""
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        ...
 
-    def evaluation(self, figures: Mapping[str, float], *, update: int, epoch: int, **fields: Any) -> None:
-        """Nothing: rank 0 reports."""
-
-    def event(self, kind: str, **fields: Any) -> None:
-        """Nothing: rank 0 reports."""
+    def record(self, record: Record) -> None:
+        """Keep one record."""
+        ...
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """Nothing: rank 0 reports."""
+        """Keep the summary, and end."""
+        ...
 
 
-class Reporter:
-    """Writes the reports into the run folder ``folder``.
+class RunReport:
+    """Passes each record to the files of the run, if this rank writes them, and to reporters by name.
 
-    ``start_update`` is the first update of this process: 0, or the one from which the run is resumed.
+    A reporter that raises an exception is switched off, with one warning: a record where this rank writes the files, else
+    a line of its log. An exception of a ``fatal`` reporter leaves the method that reported.
+
+    Raises:
+        TrainingError: a file, or a ``fatal`` reporter, has failed.
     """
 
     def __init__(
         self,
-        folder: Path,
+        files: Files | None,
+        reporters: Sequence[tuple[str, Reporter]] = (),
         *,
-        tensorboard: bool = True,
-        plots: bool = True,
-        start_update: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.folder = Path(folder)
-        self._plots = plots
+        self._files = files
+        self._reporters = dict(reporters)
         self._clock = clock
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _end_last_line(self.folder / METRICS)
-            self._lines = (self.folder / METRICS).open("a", encoding="utf-8", buffering=1)
-        except OSError as error:
-            raise self._unwritable(METRICS, error) from error
-        self._events = _events(self.folder, start_update) if tensorboard else None
 
     def update(self, record: Mapping[str, Any]) -> None:
         """See ``Report.update``."""
-        self._line("update", record)
-        self._draw_events(lambda events: events.update(record))
+        self._report("update", record)
 
     def evaluation(self, figures: Mapping[str, float], *, update: int, epoch: int, **fields: Any) -> None:
         """See ``Report.evaluation``."""
-        self._line("evaluation", {"update": update, "epoch": epoch, "figures": dict(figures), **fields})
-        self._draw_events(lambda events: events.evaluation(figures, update=update))
+        self._report("evaluation", {"update": update, "epoch": epoch, "figures": dict(figures), **fields})
 
     def event(self, kind: str, **fields: Any) -> None:
         """See ``Report.event``."""
-        self._line(kind, fields)
+        self._report(kind, fields)
 
     def close(self, summary: Mapping[str, Any]) -> None:
         """See ``Report.close``."""
-        if self._lines.closed:
-            return
+        if self._files is not None and not self._files.is_closed:
+            self._files.close(summary)
+
+    def _report(self, kind: str, fields: Mapping[str, Any]) -> None:
+        record = {"kind": kind, "time": round(self._clock(), 3), **fields}
+        if self._files is not None:
+            self._files.record(record)
+        error = sys.exception()
+        if kind == "end" and record.get("reason") == "failed":
+            kind = "failure"
+            record["error"] = "" if error is None else f"{type(error).__name__}: {error}"
+        if kind in METHODS:
+            for name, reporter in list(self._reporters.items()):
+                self._tell(name, reporter, METHODS[kind], record)
+
+    def _tell(self, name: str, reporter: Reporter, method: str, record: Mapping[str, Any]) -> None:
+        """Call a method of a reporter with a copy of the record, which it may keep or change."""
         try:
-            self._lines.close()
-            self._draw_events(lambda events: events.close())
-            write_json(self.folder / SUMMARY, summary)
-        except OSError as error:
-            raise self._unwritable(SUMMARY, error) from error
-        if self._plots:
-            self._draw()
+            getattr(reporter, method)(plain(record))
+        except (Exception, SystemExit) as error:  # A reporter of a user may raise any exception, or call sys.exit.
+            if reporter.fatal:
+                if isinstance(error, MtrainError):
+                    raise
+                raise TrainingError(f"the reporter {name!r} has failed: {worded(error)}") from error
+            self._reporters.pop(name, None)
+            self.failed(name, error)
 
-    def _draw(self) -> None:
-        from mtrain.report.plots import draw_results
-
-        try:
-            draw_results(self.folder)
-        except OSError as error:  # A finished job must not fail because its picture cannot be drawn.
-            log.warning("%s could not be drawn: %s", self.folder / RESULTS, error.strerror or error)
-
-    def _draw_events(self, write: Callable[[Any], None]) -> None:
-        """Write to TensorBoard's files. After a failure, log a warning and write no more of them; the job continues."""
-        if self._events is None:
-            return
-        try:
-            write(self._events)
-        except OSError as error:
-            self._events = None
-            message = f"TensorBoard's events cannot be written any more: {error.strerror or error}"
-            log.warning("%s", message)
-            if not self._lines.closed:
-                self._line("warning", {"message": message})
-
-    def _line(self, kind: str, fields: Mapping[str, Any]) -> None:
-        record = {"kind": kind, "time": round(self._clock(), 3), **finite(fields)}
-        try:
-            self._lines.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
-        except OSError as error:
-            raise self._unwritable(METRICS, error) from error
-
-    def _unwritable(self, name: str, error: OSError) -> TrainingError:
-        return TrainingError(
-            f"{self.folder / name} cannot be written: {error.strerror or error}; make room, then go on with --resume"
-        )
+    def failed(self, name: str, error: BaseException) -> None:
+        """Report that the reporter ``name`` has failed, and receives nothing any more."""
+        log.warning("the reporter %r has failed", name, exc_info=error)
+        if self._files is None or not self._files.is_closed:
+            self.event("warning", message=f"the reporter {name!r} has failed and is switched off: {worded(error)}")
 
 
-def _events(folder: Path, start_update: int) -> Any:
-    """Return the writer of TensorBoard's events; None if they cannot be written, which must not fail the job."""
-    from mtrain.report.tensorboard import Events
+def worded(error: BaseException) -> str:
+    """Return an exception in one line: what the system says of a file, or else its type and its first line."""
+    if isinstance(error, MtrainError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror + (f": {error.filename}" if error.filename else "")
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
-    try:
-        return Events(folder / "tensorboard", start_update=start_update)
-    except OSError as error:
-        log.warning("TensorBoard's events cannot be written: %s", error.strerror or error)
-        return None
+
+def plain(value: Any) -> Any:
+    """Return a copy of ``value`` with numpy values as plain ones and everything else as text; numbers may be inf or nan."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):  # A float64 of numpy is a float of Python too.
+        return plain(value.tolist())
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def finite(value: Any) -> Any:
@@ -189,13 +183,3 @@ def write_json(path: Path, value: Any) -> None:
 def json_text(value: Any) -> str:
     """Return ``value``, converted by ``finite``, as the text of a JSON file."""
     return json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n"
-
-
-def _end_last_line(path: Path) -> None:
-    """End a line that a killed writer has left half written, so that the next record begins on a line of its own."""
-    try:
-        with path.open("rb+") as file:
-            if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
-                file.write(b"\n")
-    except FileNotFoundError:
-        return

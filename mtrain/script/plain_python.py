@@ -4,17 +4,13 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import override
 
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.process import StopRequest
 from mtrain.rank.script import RankJob
-from mtrain.report.console import Display, make_display
-from mtrain.report.reporter import Reporter
+from mtrain.report.console import make_display
 from mtrain.script.settings import PLAIN, changed
 from mtrain.spec import config
 from mtrain.system import runfolder
@@ -57,19 +53,6 @@ def solo_job(framework: str | None) -> Iterator[RankJob]:
     except Interrupted as error:
         print(f"{error}: mtrain run --backend solo --resume {folder.path} {sys.argv[0]}", file=sys.stderr)
         raise SystemExit(128 + (stop.signal or signal.SIGINT)) from None
-
-
-class ShownReporter(Reporter):
-    """A ``Reporter`` that also shows each record on a display."""
-
-    def __init__(self, folder: Path, *, display: Display, **settings: Any) -> None:
-        super().__init__(folder, **settings)
-        self._display = display
-
-    @override
-    def _line(self, kind: str, fields: Mapping[str, Any]) -> None:
-        super()._line(kind, fields)
-        self._display.record({"kind": kind, **fields})
 
 
 def _nothing(error: BaseException) -> None:

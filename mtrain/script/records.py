@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from mtrain.core.collective import barrier
 from mtrain.core.interfaces import Backend, Progress, RankSession, Why
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank.assembly import unused_gpus
-from mtrain.rank.records import progress_summary, report_update, result_summary, text_of
+from mtrain.rank.records import progress_summary, report_of, report_update, reported_run, result_summary, text_of
 from mtrain.rank.script import RankJob, digest_of
-from mtrain.report.reporter import Report, Reporter, SilentReporter
+from mtrain.report.adapted import Adapted, FunctionReporter, of_objects
+from mtrain.report.reporter import Report
 from mtrain.script import kept
-from mtrain.script.plain_python import ShownReporter
 from mtrain.system.devices import device_words
 from mtrain.system.runfolder import adopt
 
@@ -29,7 +28,15 @@ log = logging.getLogger(__name__)
 class Records:
     """The reports, checkpoints and kept objects of a script's job."""
 
-    def __init__(self, job: RankJob, backend: Backend, rank: RankSession, saved: store.Saved | None) -> None:
+    def __init__(
+        self,
+        job: RankJob,
+        backend: Backend,
+        rank: RankSession,
+        saved: store.Saved | None,
+        *,
+        reporters: Sequence[Any] = (),
+    ) -> None:
         self._job = job
         self._backend = backend
         self._rank = rank
@@ -41,23 +48,28 @@ class Records:
         figures = {} if saved is None else saved.meta["extra"].get("results", {})
         self._best: dict[str, Any] = dict(figures.get("best", {}))
         self._last: dict[str, Any] = dict(figures.get("last", {}))
-        self.report: Report = SilentReporter()
+        self.report = self._report(reporters)
         self.checkpoints: store.CheckpointStore = store.NoCheckpoints()
         if rank.collective.rank == 0:
-            rule, reporting = job.spec.checkpoint, job.spec.report
+            rule = job.spec.checkpoint
             self.checkpoints = store.Checkpoints(
                 job.run_folder.checkpoints,
                 keep_last=rule.keep_last,
                 keep_best=rule.keep_best,
                 asynchronous=rule.asynchronous,
             )
-            reporter = Reporter if job.display is None else partial(ShownReporter, display=job.display)
-            self.report = reporter(
-                job.run_folder.path,
-                tensorboard=reporting.tensorboard,
-                plots=reporting.plots,
-                start_update=0 if saved is None else saved.progress.update,
-            )
+
+    def _report(self, reporters: Sequence[Any]) -> Report:
+        """Return the report of this rank, with the display of its process and the script's own ``reporters``."""
+        saved, job = self._saved, self._job
+        run = reported_run(
+            job.spec,
+            job.run_folder,
+            self._rank.collective,
+            start_update=0 if saved is None else saved.progress.update,
+        )
+        shown = [] if job.display is None else [("display", Adapted(FunctionReporter(job.display.record), run))]
+        return report_of(job.spec, run, [*shown, *of_objects(reporters, run)])
 
     # -------------------------------------------------------------------------------------------------- kept objects
     def keep(self, name: str, kept_object: Any) -> None:

@@ -37,16 +37,18 @@ from mtrain.spec import plugins
 
 
 @contextmanager
-def session(*, framework: str | None = None) -> Iterator["Session"]:
+def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> Iterator["Session"]:
     """Join the ranks of this job, and leave them at the end of the ``with`` block.
 
     Backend, ranks, device and seed are those of ``mtrain run``. A script that plain Python runs is a job of one rank.
 
     Args:
         framework: With plain Python, ``torch`` or ``paddle``; None: the one that the script has imported, else torch.
+        reporters: Objects with methods of ``mtrain.core.reporter.Reporter``, or functions of one record, beside those of the
+            spec. They receive the records of rank 0, or of each rank where they have ``every_rank = True``.
 
     Raises:
-        ScriptError: the script already has a session.
+        ScriptError: the script already has a session, or an object of ``reporters`` is none.
         UsageError: the ranks cannot be joined, or the backend's session is incomplete.
     """
     from mtrain.rank import script
@@ -68,7 +70,7 @@ def session(*, framework: str | None = None) -> Iterator["Session"]:
         check_session(rank, backend=backend, name=choice.name)
         if job.spec.report.trace == "traffic":
             rank.time_waits()
-        current = Session(job, backend, rank)
+        current = Session(job, backend, rank, reporters)
         Session.active = True
         try:
             yield current
@@ -91,7 +93,7 @@ class Session:
     active = False
     """Whether this process has a session."""
 
-    def __init__(self, job: RankJob, backend: Backend, rank: RankSession) -> None:
+    def __init__(self, job: RankJob, backend: Backend, rank: RankSession, reporters: Sequence[Any] = ()) -> None:
         self._job = job
         self._rank = rank
         self._spec = job.spec
@@ -106,7 +108,7 @@ class Session:
         self._loop: Loop | None = None
         self._total: int | None = None
         self._tracing: Tracing | None = None
-        self._records = Records(job, backend, rank, self._saved)
+        self._records = Records(job, backend, rank, self._saved, reporters=reporters)
 
     # ------------------------------------------------------------------------------------------- facts about the job
     @property

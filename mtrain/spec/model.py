@@ -241,7 +241,14 @@ class ReportSpec(Section):
     name: str | None = Field(default=None, description="run folder runs/<name>; null: the spec's name and a number")
     dir: str = Field(default="runs", description="where run folders are made")
     every_updates: Positive = Field(default=1, description="one record of losses per this many updates")
-    tensorboard: bool = Field(default=True, description="write TensorBoard events")
+    tensorboard: bool = Field(
+        default=True, description="write TensorBoard events: short for the reporter `tensorboard`"
+    )
+    reporters: Annotated[dict[str, dict[str, Any] | bool], references.May()] = Field(
+        default_factory=dict,
+        description="what else receives the records, by name: plugins of kind `reporters` (csv, mlflow ...), or a class or "
+        "function of your own, PATH.py:Name; each with its options, or true, or false to leave it out",
+    )
     plots: bool = Field(default=True, description="results.png and val_batch.jpg")
     trace: Literal["none", "traffic", "state"] = Field(
         default="none",

@@ -15,6 +15,7 @@ SINGULAR: Mapping[str, str] = {
     "clusters": "cluster",
     "allocations": "reader of allocations",
     "importers": "importer",
+    "reporters": "reporter",
 }
 """Kind of plugin, which is the last part of its entry point group ``mtrain.<kind>``, and the word for one of it."""
 KINDS = tuple(SINGULAR)
@@ -40,6 +41,7 @@ DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "importers": ("mtrain.importers.importer.Importer", ("expected", "recognises", "translate")),
+    "reporters": ("mtrain.core.reporter.Reporter", ("every_rank", "fatal", "is_on", "start", "failure")),
 }
 """Kind of plugin -> the class that a plugin of it derives from, and the members that mtrain uses without instance."""
 
@@ -63,3 +65,5 @@ SELECTORS = (
     Selector(("cluster", "name"), "clusters", ("cluster", "options"), unset="auto"),
     Selector(("launcher", "name"), "launchers", ("launcher", "options"), unset="auto", planned=True),
 )
+REPORTERS = ("report", "reporters")
+"""The key of a spec that names reporters, each with its options."""

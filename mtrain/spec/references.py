@@ -1,6 +1,6 @@
 """References to a user's own code in a spec: ``PATH.py:Name`` or ``package.module:Name``.
 
-A model, a data set or a metric may be named by such a text in place of a plugin. The starter looks at the file without
+A model, a data set, a metric or a reporter may be named by such a text in place of a plugin. The starter looks at the file without
 running it (``look``); only ranks import it (``imported``).
 """
 
@@ -20,15 +20,15 @@ from mtrain.errors import PluginError
 from mtrain.spec.suggest import hint
 
 PLUGIN = "own"
-"""Name of the model and of the data set plugin that stand for what a reference names."""
-KINDS = ("models", "datasets")
+"""Name of the model, data set and reporter plugins that stand for what a reference names."""
+KINDS = ("models", "datasets", "reporters")
 """Kinds of plugins in whose place a reference may be given."""
 FORM = "expected PATH.py:Name, such as ./nets.py:MyNet, or package.module:Name"
 
 
 @dataclass(frozen=True, slots=True)
 class May:
-    """Metadata of a key of a spec whose text, or each text of its list, may be a reference."""
+    """Metadata of a key of a spec whose text, or each text of its list or key of its mapping, may be a reference."""
 
     files: tuple[str, ...] = ()
     """Suffixes of files that may be named instead, relative to the spec. Reading one runs no code."""

@@ -19,7 +19,7 @@ from mtrain.spec.plugin_kinds import SELECTORS, Selector
 from mtrain.spec.provenance import Layers, Origin
 from mtrain.spec.schema import dotted, field_at, keys_at, model_of, walk
 from mtrain.spec.section import Off
-from mtrain.spec.yaml_reader import Path
+from mtrain.spec.yaml_reader import Path, flow
 
 OF_A_FORMAT: Sequence[Path] = (("data", "train"), ("data", "val"), ("data", "images"))
 """Paths that every data format knows and each reads in its own way."""
@@ -206,6 +206,8 @@ def settle_references(layers: Layers, schema: type[Spec], *, is_of_a_run: bool) 
         texts = {path: value} if isinstance(value, str) else {}
         if isinstance(value, list):
             texts = {(*path, place): text for place, text in enumerate(value)}
+        if isinstance(value, dict):
+            texts = {(*path, name): name for name, options in value.items() if options is not False}
         for place, text in texts.items():
             is_file = isinstance(text, str) and bool(files) and text.lower().endswith(files)
             if not isinstance(text, str) or not (is_file or references.is_reference(text)):
@@ -218,12 +220,29 @@ def settle_references(layers: Layers, schema: type[Spec], *, is_of_a_run: bool) 
                 )
                 continue
             folder = FilePath() if origin.file is None else FilePath(origin.file).parent
-            _replace(layers, place, references.anchored(text, folder, files=files))
+            anchored = references.anchored(text, folder, files=files)
+            if isinstance(value, dict):
+                _rename(layers, place, anchored)
+            else:
+                _replace(layers, place, anchored)
     return problems
 
 
 def _override(path: Path, value: Any) -> str:
-    return f"{dotted(path)}={value}" if isinstance(value, str) else f"'{dotted(path)}=[{', '.join(map(str, value))}]'"
+    return f"{dotted(path)}={value}" if isinstance(value, str) else f"'{dotted(path)}={flow(value)}'"
+
+
+def _rename(layers: Layers, path: Path, name: str) -> None:
+    """Give the value at ``path`` another key, in the same place of its mapping; its origin stays."""
+    container: Any = layers.values
+    for key in path[:-1]:
+        container = container[key]
+    items = [(name if key == path[-1] else key, value) for key, value in container.items()]
+    container.clear()
+    container.update(items)
+    renamed = (*path[:-1], name)
+    for below in [other for other in layers.origins if other[: len(path)] == path]:
+        layers.origins[(*renamed, *below[len(path) :])] = layers.origins.pop(below)
 
 
 def _replace(layers: Layers, path: Path, value: Any) -> None:

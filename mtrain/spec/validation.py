@@ -11,7 +11,7 @@ from mtrain.errors import PluginError, SpecError
 from mtrain.spec import former_keys, plugins
 from mtrain.spec.building import Tasks
 from mtrain.spec.model import Spec
-from mtrain.spec.plugin_kinds import SELECTORS, Selector
+from mtrain.spec.plugin_kinds import REPORTERS, SELECTORS, Selector
 from mtrain.spec.provenance import Layers, Origin, lookup
 from mtrain.spec.schema import Problem, dotted, problems_of
 from mtrain.spec.sources import Sources
@@ -134,7 +134,26 @@ def _plugin_problems(sources: Sources, policy: plugins.Policy) -> list[Problem]:
             for text in error.problems:
                 where, _, message = text.partition(": ")
                 problems.append(Problem(_keys(where), message, "option"))
-    return problems + _unknown_launcher(sources, policy)
+    return problems + _reporter_problems(sources, policy) + _unknown_launcher(sources, policy)
+
+
+def _reporter_problems(sources: Sources, policy: plugins.Policy) -> list[Problem]:
+    """Return the problems with the names of reporters and with their options."""
+    problems = []
+    named = sources.layers.get(REPORTERS)
+    for name, options in named.items() if isinstance(named, dict) else ():
+        path: Path = (*REPORTERS, str(name))
+        try:
+            plugins.find("reporters", str(name), policy=policy)
+            if isinstance(options, dict):
+                plugins.options("reporters", str(name), options, path="options", policy=policy)
+        except PluginError as error:
+            problems.append(Problem(path, str(error), "plugin"))
+        except SpecError as error:
+            for text in error.problems:
+                where, _, message = text.partition(": ")
+                problems.append(Problem((*path, *_keys(where)[1:]), message, "option"))
+    return problems
 
 
 def _options_without_plugin(selector: Selector, options: Any) -> list[Problem]:

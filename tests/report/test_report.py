@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+import time
 from pathlib import Path
 
 import cv2
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
+from mtrain.core.reporter import ReportedRun
 from mtrain.errors import TrainingError
 from mtrain.report import notebook as report_notebook
 from mtrain.report import plots as report_plots
@@ -20,9 +22,11 @@ from mtrain.report import wording
 from mtrain.report.console import Plain, Quiet, make_display
 from mtrain.report.history import Tail, read_history
 from mtrain.report.plots import draw_results, smoothed
-from mtrain.report.reporter import Reporter, SilentReporter, finite
+from mtrain.report.reporter import RunReport, finite
 from mtrain.report.rich import Rich
+from mtrain.report.run_files import RunFiles
 from mtrain.report.wording import duration, update_line
+from mtrain.reporters.tensorboard import TensorBoard
 
 
 def update_record(update: int, *, total: int = 40, per_epoch: int = 10) -> dict:
@@ -47,8 +51,17 @@ def update_record(update: int, *, total: int = 40, per_epoch: int = 10) -> dict:
 FIGURES = {"AP": 0.31, "AP50": 0.62, "score": 0.31, "AP/red cell": 0.2}
 
 
+def report_of(
+    folder: Path, *, tensorboard: bool = False, plots: bool = False, start_update: int = 0, clock=time.time
+) -> RunReport:
+    """Return the report of rank 0."""
+    run = ReportedRun(folder=folder, rank=0, size=1, start_update=start_update, spec={})
+    reporters = [("tensorboard", TensorBoard(TensorBoard.Options(), run))] if tensorboard else []
+    return RunReport(RunFiles(folder, plots=plots), reporters, clock=clock)
+
+
 def write_run(folder: Path, *, updates: int = 40, tensorboard: bool = False, plots: bool = False) -> None:
-    reporter = Reporter(folder, tensorboard=tensorboard, plots=plots, clock=lambda: 1.0)
+    reporter = report_of(folder, tensorboard=tensorboard, plots=plots, clock=lambda: 1.0)
     reporter.event("start", update=0, model="yolov5n")
     for update in range(updates):
         reporter.update(update_record(update))
@@ -59,7 +72,7 @@ def write_run(folder: Path, *, updates: int = 40, tensorboard: bool = False, plo
 
 
 def test_every_line_is_strict_json_and_can_be_read_while_the_run_goes_on(tmp_path):
-    reporter = Reporter(tmp_path, tensorboard=False, plots=False, clock=lambda: 2.0)
+    reporter = report_of(tmp_path, tensorboard=False, plots=False, clock=lambda: 2.0)
     reporter.update(update_record(0) | {"norm": np.float32("inf"), "losses": {"total": float("nan")}})
     line = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
     record = json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
@@ -78,7 +91,7 @@ FULL = Path("/dev/full")
 
 def test_records_that_find_the_disk_full_end_the_job_with_what_to_do(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to(FULL)
-    reporter = Reporter(tmp_path, tensorboard=False, plots=False)
+    reporter = report_of(tmp_path, tensorboard=False, plots=False)
     with pytest.raises(
         TrainingError, match=r"metrics.jsonl cannot be written: No space left on device; make room, then"
     ):
@@ -91,7 +104,7 @@ def test_curves_and_pictures_that_find_the_disk_full_harm_no_job(tmp_path, monke
     def full(*arguments, **named):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    reporter = Reporter(tmp_path, tensorboard=True, plots=True)
+    reporter = report_of(tmp_path, tensorboard=True, plots=True)
     monkeypatch.setattr(report_tensorboard.Events, "update", full)
     monkeypatch.setattr(report_plots, "draw_results", full)
     for update in range(2):
@@ -128,7 +141,7 @@ def test_no_title_label_or_value_of_the_curves_lies_on_another(tmp_path, monkeyp
             figures_made.append(self)
 
     monkeypatch.setattr(report_plots, "Curves", Kept)
-    reporter = Reporter(tmp_path, tensorboard=False, plots=False, clock=lambda: 1.0)
+    reporter = report_of(tmp_path, tensorboard=False, plots=False, clock=lambda: 1.0)
     for update in range(40):
         reporter.update(
             update_record(update) | {"rate": 0.0018 * (1 - update / 40), "rates": [0.0018 * (1 - update / 40)]}
@@ -161,7 +174,7 @@ def test_tensorboard_holds_the_same_curve(tmp_path):
 
 def test_a_resumed_run_replaces_what_it_does_again(tmp_path):
     write_run(tmp_path, updates=25)
-    reporter = Reporter(tmp_path, tensorboard=False, plots=False, start_update=20)
+    reporter = report_of(tmp_path, tensorboard=False, plots=False, start_update=20)
     reporter.event("start", update=20)
     reporter.update(update_record(20) | {"norm": 99.0})
     reporter.close({})
@@ -174,7 +187,7 @@ def test_a_resumed_run_replaces_what_it_does_again(tmp_path):
 
 def test_a_line_that_a_killed_writer_left_half_written_harms_no_other(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"kind": "start", "update": 0}\n{"kind": "upd')
-    reporter = Reporter(tmp_path, tensorboard=False, plots=False)
+    reporter = report_of(tmp_path, tensorboard=False, plots=False)
     reporter.update(update_record(0))
     reporter.close({})
     history = read_history(tmp_path / "metrics.jsonl")
@@ -194,9 +207,9 @@ def test_the_tail_gives_each_whole_line_once(tmp_path):
     assert Tail(file).read() == []
 
 
-def test_the_silent_reporter_has_the_same_methods_and_writes_nothing(tmp_path, monkeypatch):
+def test_a_rank_without_files_and_reporters_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    silent = SilentReporter()
+    silent = RunReport(None)
     silent.update(update_record(0))
     silent.evaluation(FIGURES, update=1, epoch=1, best=True)
     silent.event("checkpoint", update=1)

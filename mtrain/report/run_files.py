@@ -1,0 +1,76 @@
+"""The files of a run that mtrain reads back: ``metrics.jsonl`` and ``summary.json``, and the picture of its curves."""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mtrain.errors import TrainingError
+from mtrain.report.reporter import METRICS, RESULTS, SUMMARY, finite, write_json
+
+log = logging.getLogger(__name__)
+
+
+class RunFiles:
+    """Writes each record as a line of ``metrics.jsonl``, and at the end ``summary.json`` and ``results.png``.
+
+    Raises:
+        TrainingError: a file cannot be written. The job cannot be read back without it, so the job ends.
+    """
+
+    def __init__(self, folder: Path, *, plots: bool) -> None:
+        self.folder = folder
+        self._plots = plots
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _end_last_line(folder / METRICS)
+            self._lines = (folder / METRICS).open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise self._unwritable(METRICS, error) from error
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._lines.closed
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Write one line."""
+        try:
+            self._lines.write(json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n")
+        except OSError as error:
+            raise self._unwritable(METRICS, error) from error
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary, and draw the curves."""
+        try:
+            self._lines.close()
+            write_json(self.folder / SUMMARY, summary)
+        except OSError as error:
+            raise self._unwritable(SUMMARY, error) from error
+        if self._plots:
+            self._draw()
+
+    def _draw(self) -> None:
+        from mtrain.report.plots import draw_results
+
+        try:
+            draw_results(self.folder)
+        except OSError as error:  # A finished job must not fail because its picture cannot be drawn.
+            log.warning("%s could not be drawn: %s", self.folder / RESULTS, error.strerror or error)
+
+    def _unwritable(self, name: str, error: OSError) -> TrainingError:
+        return TrainingError(
+            f"{self.folder / name} cannot be written: {error.strerror or error}; make room, then go on with --resume"
+        )
+
+
+def _end_last_line(path: Path) -> None:
+    """End a line that a killed writer has left half written, so that the next record begins on a line of its own."""
+    try:
+        with path.open("rb+") as file:
+            if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                file.write(b"\n")
+    except FileNotFoundError:
+        return

@@ -1,0 +1,68 @@
+"""The reporter for a user's own class or function, which a spec names by a reference."""
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+
+from mtrain.core.reporter import ReportedRun
+from mtrain.errors import PluginError
+from mtrain.report.adapted import Adapted, FunctionReporter, refusal
+from mtrain.spec import references
+from mtrain.spec.references import Reference
+from mtrain.tasks.own import calls
+from mtrain.tasks.own.dataset import AnyOptions
+
+OFFERED = frozenset({"run"})
+"""Parameter that mtrain gives to a class that takes it: a ``ReportedRun``."""
+
+
+class OwnReporter(Adapted):
+    """Stands for a user's own reporter: ``referring`` makes the class for one reference."""
+
+    Options: ClassVar[type[BaseModel]] = AnyOptions  # type: ignore[assignment]
+    reference: ClassVar[Reference | None] = None
+
+    def __init__(self, options: AnyOptions, run: ReportedRun) -> None:
+        reference, values = self._named(), dict(options.model_extra or {})
+        target = references.imported(reference)
+        path = f"report.reporters.{reference.text}"
+        if isinstance(target, type):
+            made = calls.made(reference, values, {"run": run}, path=path, seed=None)
+            if problem := refusal(made):
+                raise PluginError(f"{path}: {problem}")
+        else:
+            made = FunctionReporter(target, values)
+        super().__init__(made, run)
+
+    @classmethod
+    def referring(cls, reference: Reference) -> "type[OwnReporter]":
+        """Return the plugin class for what ``reference`` names."""
+        return type(
+            cls.__name__, (cls,), {"reference": reference, "__module__": cls.__module__, "__doc__": cls.__doc__}
+        )
+
+    @classmethod
+    def is_on(cls, rank: int) -> bool:
+        """See ``Reporter.is_on``. This imports the user's code."""
+        return rank == 0 or bool(getattr(references.imported(cls._named()), "every_rank", False))
+
+    @classmethod
+    def _named(cls) -> Reference:
+        if cls.reference is None:
+            raise PluginError(
+                "report.reporters: 'own' stands for a class or function of yours; write PATH.py:Name in its place"
+            )
+        return cls.reference
+
+
+def refuse_unknown(reference: Reference, options: Any, *, path: str) -> None:
+    """Refuse a reference that does not exist, and options that it does not take, by its text alone.
+
+    Raises:
+        PluginError: the file or the name does not exist.
+        SpecError: an option is unknown.
+    """
+    parameters = references.look(reference)
+    if parameters is not None:
+        # A function receives the record in a parameter of any name, so none is required here.
+        calls.refuse_unknown(reference, options, OFFERED | frozenset(parameters.required), path=path)

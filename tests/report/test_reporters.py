@@ -1,0 +1,301 @@
+"""Reporters: what they receive, what happens when one fails, and what the shipped ones write."""
+
+import csv
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtrain.core.reporter import ReportedRun, Reporter
+from mtrain.errors import PluginError, ScriptError, SpecError, TrainingError
+from mtrain.report.adapted import of_objects
+from mtrain.report.reporter import RunReport
+from mtrain.report.run_files import RunFiles
+from mtrain.reporters.csv_table import CsvTable
+from mtrain.spec import config, plugins
+from tests.report.test_report import update_record
+
+
+def run_in(folder: Path, *, rank: int = 0, start_update: int = 0) -> ReportedRun:
+    return ReportedRun(folder=folder, rank=rank, size=2, start_update=start_update, spec={"train": {"epochs": 3}})
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+class Kept(Reporter):
+    def __init__(self, run: ReportedRun) -> None:
+        super().__init__(None, run)
+        self.calls: list[tuple[str, dict]] = []
+
+    def start(self, record):
+        self.calls.append(("start", record))
+
+    def update(self, record):
+        self.calls.append(("update", record))
+        record["losses"].clear()
+
+    def evaluation(self, record):
+        self.calls.append(("evaluation", record))
+
+    def checkpoint(self, record):
+        self.calls.append(("checkpoint", record))
+
+    def message(self, record):
+        self.calls.append(("message", record))
+
+    def end(self, record):
+        self.calls.append(("end", record))
+
+    def failure(self, record):
+        self.calls.append(("failure", record))
+
+
+class Failing(Kept):
+    def update(self, record):
+        super().update(record)
+        raise KeyError("lost")
+
+
+OPENED: list[RunFiles] = []
+
+
+@pytest.fixture(autouse=True)
+def closing():
+    yield
+    while OPENED:
+        OPENED.pop().close({})
+
+
+def report_of(folder: Path, *reporters: Reporter) -> RunReport:
+    named = [(f"{type(reporter).__name__} {number}", reporter) for number, reporter in enumerate(reporters)]
+    OPENED.append(RunFiles(folder, plots=False))
+    return RunReport(OPENED[-1], named, clock=lambda: 1.0)
+
+
+def test_each_kind_of_record_reaches_its_method_as_plain_values(tmp_path):
+    kept = Kept(run_in(tmp_path))
+    report = report_of(tmp_path, kept)
+    report.event("start", update=0)
+    report.update(update_record(0) | {"norm": np.float64("inf")})
+    report.evaluation({"AP": np.float32(0.5)}, update=1, epoch=0, best=True)
+    report.event("checkpoint", update=1, folder=tmp_path)
+    report.event("note", message="a")
+    report.event("warning", message="b")
+    report.event("end", reason="interrupted")
+    assert [name for name, _ in kept.calls] == [
+        "start", "update", "evaluation", "checkpoint", "message", "message", "end",
+    ]  # fmt: skip
+    values = dict(kept.calls)
+    assert type(values["update"]["norm"]) is float
+    assert values["update"]["norm"] == float("inf")
+    assert values["evaluation"]["figures"] == {"AP": 0.5}
+    assert values["checkpoint"]["folder"] == str(tmp_path)
+    assert values["end"] == {"kind": "end", "time": 1.0, "reason": "interrupted"}
+
+
+def test_a_failed_job_ends_with_its_error_and_the_line_of_the_run_stays_as_it_was(tmp_path):
+    kept = Kept(run_in(tmp_path))
+    report = report_of(tmp_path, kept)
+    try:
+        raise ValueError("no rows")
+    except ValueError:
+        report.event("end", reason="failed")
+    assert kept.calls == [("failure", {"kind": "end", "time": 1.0, "reason": "failed", "error": "ValueError: no rows"})]
+    assert records(tmp_path) == [{"kind": "end", "time": 1.0, "reason": "failed"}]
+
+
+def test_a_reporter_cannot_change_what_others_receive(tmp_path):
+    first, second = Kept(run_in(tmp_path)), Kept(run_in(tmp_path))
+    record = update_record(0)
+    report_of(tmp_path, first, second).update(record)
+    assert first.calls[0][1]["losses"] == {}
+    assert second.calls[0][1] is not record
+    assert record == update_record(0)
+    assert records(tmp_path)[0]["losses"] == record["losses"]
+
+
+def test_a_reporter_that_fails_is_switched_off_with_one_warning(tmp_path):
+    failing, kept = Failing(run_in(tmp_path)), Kept(run_in(tmp_path))
+    report = report_of(tmp_path, failing, kept)
+    for update in range(3):
+        report.update(update_record(update))
+    assert len(failing.calls) == 1
+    assert [name for name, _ in kept.calls].count("update") == 3
+    warnings = [record["message"] for record in records(tmp_path) if record["kind"] == "warning"]
+    assert warnings == ["the reporter 'Failing 0' has failed and is switched off: KeyError: 'lost'"]
+
+
+def test_a_fatal_reporter_ends_the_job(tmp_path):
+    failing = Failing(run_in(tmp_path))
+    failing.fatal = True
+    with pytest.raises(TrainingError, match="the reporter 'Failing 0' has failed: KeyError: 'lost'"):
+        report_of(tmp_path, failing).update(update_record(0))
+
+
+def test_a_script_gives_objects_and_functions_and_they_are_on_rank_0_unless_they_say_so(tmp_path):
+    told = []
+
+    class Partly:
+        every_rank = True
+
+        def update(self, record):
+            told.append(("object", record["update"]))
+
+    def function(record):
+        told.append((record["kind"], record.get("update")))
+
+    for rank in (0, 1):
+        report = RunReport(None, of_objects([Partly(), function], run_in(tmp_path, rank=rank)))
+        report.update(update_record(4))
+        report.event("end", reason="done")
+    assert told == [("object", 4), ("update", 4), ("end", None), ("object", 4)]
+    with pytest.raises(
+        ScriptError, match=r"reporters\[0\]: the class Partly was given; give an object of it, Partly\(\)"
+    ):
+        of_objects([Partly], run_in(tmp_path))
+    with pytest.raises(
+        ScriptError, match=r"reporters\[1\]: an object of type int was given; expected one with at least"
+    ):
+        of_objects([Partly(), 3], run_in(tmp_path))
+
+
+# ---------------------------------------------------------------------------------------------------------------- csv
+def rows(folder: Path) -> list[dict]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_csv(folder: Path, updates: range, *, figures: dict, evaluate_every: int = 10, start_update: int = 0) -> None:
+    report = report_of(folder, CsvTable(CsvTable.Options(), run_in(folder, start_update=start_update)))
+    for update in updates:
+        report.update(update_record(update) | {"rates": [0.1, 0.01]})
+        if update % evaluate_every == evaluate_every - 1:
+            report.evaluation(figures, update=update + 1, epoch=(update + 1) // 10)
+    report.event("end", reason="done")
+    report.close({})
+
+
+def test_the_table_has_a_row_per_epoch_with_means_figures_and_rates(tmp_path):
+    write_csv(tmp_path, range(25), figures={"AP": 0.5})
+    table = rows(tmp_path)
+    assert list(table[0]) == [
+        "epoch", "update", "train/box_loss", "train/total_loss", "train/class_loss", "metrics/AP", "x/lr0", "x/lr1",
+    ]  # fmt: skip
+    assert [(row["epoch"], row["update"], row["metrics/AP"]) for row in table] == [
+        ("0", "10", "0.5"), ("1", "20", "0.5"), ("2", "25", ""),
+    ]  # fmt: skip
+    means = [
+        np.mean([update_record(update)["losses"]["total"] for update in epoch]) for epoch in (range(10), range(20, 25))
+    ]
+    np.testing.assert_allclose([float(table[0]["train/total_loss"]), float(table[2]["train/total_loss"])], means)
+
+
+def test_epochs_that_are_not_evaluated_have_a_row_too(tmp_path):
+    write_csv(tmp_path, range(30), figures={"AP": 0.5}, evaluate_every=20)
+    assert [(row["update"], row["metrics/AP"]) for row in rows(tmp_path)] == [("10", ""), ("20", "0.5"), ("30", "")]
+
+
+def test_a_resumed_table_drops_the_rows_after_the_checkpoint_and_may_gain_columns(tmp_path):
+    write_csv(tmp_path, range(30), figures={"AP": 0.5})
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("3,half a r")  # as a killed writer leaves it
+    write_csv(tmp_path, range(20, 40), figures={"AP": 0.6, "AP/cat": 0.7}, start_update=20)
+    table = rows(tmp_path)
+    assert [(row["update"], row["metrics/AP"], row["metrics/AP/cat"]) for row in table] == [
+        ("10", "0.5", ""), ("20", "0.5", ""), ("30", "0.6", "0.7"), ("40", "0.6", "0.7"),
+    ]  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------------------- mlflow
+STORED = """
+import sys
+from pathlib import Path
+from mtrain.core.reporter import ReportedRun
+from mtrain.reporters.mlflow import MLflow
+from tests.report.test_report import update_record
+
+folder, start, last, reason = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+spec = {"train": {"epochs": 3, "freeze": []}, "report": {"reporters": {"./a.py:B": True}}}
+run = ReportedRun(folder=folder, rank=0, size=1, start_update=start, spec=spec)
+told = MLflow(MLflow.Options(tracking_uri=(folder / "store").as_uri()), run)
+told.start({"update": start})
+for update in range(start, last):
+    told.update({**update_record(update), "norm": float("inf")})
+told.evaluation({"figures": {"AP@50": 0.5}, "update": last, "epoch": 1})
+getattr(told, "failure" if reason == "failed" else "end")({"reason": reason, "error": "ValueError: x"})
+"""
+
+
+def test_a_resumed_job_goes_on_in_the_same_run_of_a_real_store(tmp_path):
+    if importlib.util.find_spec("mlflow") is None:
+        pytest.skip("mlflow is not installed")
+    environ = os.environ | {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    for words in (("0", "7", "failed"), ("5", "10", "done")):
+        line = [sys.executable, "-c", STORED, str(tmp_path), *words]
+        here = Path(__file__).parents[2]
+        result = subprocess.run(line, cwd=here, env=environ, capture_output=True, text=True, timeout=120, check=False)
+        assert result.returncode == 0, result.stderr
+    runs = [file.parent for file in (tmp_path / "store").glob("*/*/meta.yaml") if file.parent.parent.name != "models"]
+    assert [folder.name for folder in runs] == [json.loads((tmp_path / "mlflow.json").read_text())["run_id"]]
+    (run,) = runs
+    assert (run / "params" / "train.epochs").read_text() == "3"
+    assert (run / "params" / "report.reporters.._a.py_B").read_text() == "true"
+    steps = [int(line.split()[2]) for line in (run / "metrics" / "loss" / "total").read_text().splitlines()]
+    assert steps == [*range(7), *range(5, 10)]
+    assert [line.split()[1:] for line in (run / "metrics" / "evaluation" / "AP_50").read_text().splitlines()] == [
+        ["0.5", "7"],
+        ["0.5", "10"],
+    ]
+    assert not (run / "metrics" / "norm").exists()
+    assert (run / "tags" / "mtrain.error").read_text() == "ValueError: x"
+    assert "status: 3" in (run / "meta.yaml").read_text(), "finished, after it had failed"
+
+
+def test_mlflow_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    target = plugins.load("reporters", "mlflow")
+    with pytest.raises(PluginError, match=r"mlflow is not installed; install it with: .*\[mlflow\]"):
+        target(target.Options(), run_in(tmp_path))
+
+
+# ------------------------------------------------------------------------------------------------------ in a spec
+def refused(tmp_path: Path, reporters: str) -> str:
+    spec = tmp_path / "spec.yml"
+    spec.write_text(f"_BASE_: digits.yml\nreport:\n  reporters: {reporters}\n")
+    with pytest.raises(SpecError) as caught:
+        config.load(str(spec), environ={})
+    return str(caught.value)
+
+
+def test_unknown_reporters_and_options_are_refused_with_line_and_advice(tmp_path):
+    assert (
+        "spec.yml:3 report.reporters.cvs: no reporter 'cvs' (known: csv, mlflow, tensorboard); did you mean 'csv'?"
+        in (refused(tmp_path, "{cvs: true}"))
+    )
+    message = refused(tmp_path, "{mlflow: {experimnt: x}}")
+    assert "spec.yml:3 report.reporters.mlflow.experimnt: unknown key; did you mean 'experiment'?" in message
+    assert "report.reporters.csv: given null, expected" in refused(tmp_path, "{csv: }")
+
+
+def test_a_reference_is_taken_from_the_folder_of_its_file_and_a_run_folder_names_no_code(tmp_path):
+    (tmp_path / "watch.py").write_text("def told(record): pass\n")
+    spec = tmp_path / "spec.yml"
+    spec.write_text("_BASE_: digits.yml\nreport:\n  reporters: {csv: true, ./watch.py:told: {a: 1}}\n")
+    loaded = config.load(str(spec), environ={}, overrides=["report.reporters.csv=false"])
+    name = f"{tmp_path / 'watch.py'}:told"
+    assert loaded.spec.report.reporters == {"csv": False, name: {"a": 1}}
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "spec.yml").write_text(f"_BASE_: digits.yml\nreport:\n  reporters: {{'{name}': true}}\n")
+    (run / "spec.json").write_text("{}")
+    with pytest.raises(SpecError, match="a run folder is not trusted to run code") as caught:
+        config.load(str(run / "spec.yml"), environ={})
+    advice = str(caught.value).rpartition("-o ")[2].strip("'")
+    assert list(config.load(str(run / "spec.yml"), environ={}, overrides=[advice]).spec.report.reporters) == [name]
