@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mtrain.core.reporter import ReportedRun, Reporter
-from mtrain.errors import TrainingError, UsageError
+from mtrain.errors import MtrainError, TrainingError
 from mtrain.report.reporter import worded
 from mtrain.spec import plugins
 
@@ -12,10 +12,10 @@ TENSORBOARD = "tensorboard"
 
 
 def chosen(report: Any) -> dict[str, Mapping[str, Any]]:
-    """Return the options of each reporter that the section ``report`` of a spec switches on, by name."""
-    named = {name: options for name, options in report.reporters.items() if options is not False}
-    implied = {TENSORBOARD: True} if report.tensorboard and TENSORBOARD not in report.reporters else {}
-    return {name: {} if options is True else options for name, options in {**implied, **named}.items()}
+    """Return the options of each reporter that the section ``report`` of a spec names and does not leave out, by name."""
+    return {
+        name: {} if options is True else options for name, options in report.reporters.items() if options is not False
+    }
 
 
 def made(
@@ -32,18 +32,32 @@ def made(
     """
     reporters: list[tuple[str, Reporter]] = []
     failures: list[tuple[str, Exception]] = []
-    for name, raw_options in chosen(report).items():
-        path = f"report.reporters.{name}"
-        options = plugins.options("reporters", name, raw_options, path=path, policy=policy)
-        target: type[Reporter] = plugins.load("reporters", name, policy=policy)
-        if not target.is_on(run.rank):
-            continue
+    if report.tensorboard and TENSORBOARD not in report.reporters and policy.allows("reporters", TENSORBOARD):
         try:
-            reporters.append((name, target(options, run)))
-        except UsageError:
+            reporters += _made(TENSORBOARD, {}, run, policy)
+        except Exception as error:  # No spec has named it, so nothing about it ends a job.
+            failures.append((TENSORBOARD, error))
+    for name, raw_options in chosen(report).items():
+        try:
+            reporters += _made(name, raw_options, run, policy)
+        except MtrainError:
             raise
         except Exception as error:  # A foreign class may raise any exception.
-            if target.fatal:
-                raise TrainingError(f"the reporter {name!r} cannot be made: {worded(error)}") from error
             failures.append((name, error))
     return reporters, failures
+
+
+def _made(
+    name: str, raw_options: Mapping[str, Any], run: ReportedRun, policy: plugins.Policy
+) -> list[tuple[str, Reporter]]:
+    """Return one reporter with its name, or nothing where this rank has none."""
+    options = plugins.options("reporters", name, raw_options, path=f"report.reporters.{name}", policy=policy)
+    target: type[Reporter] = plugins.load("reporters", name, policy=policy)
+    if not target.is_on(run.rank):
+        return []
+    try:
+        return [(name, target(options, run))]
+    except Exception as error:
+        if target.fatal and not isinstance(error, MtrainError):
+            raise TrainingError(f"the reporter {name!r} cannot be made: {worded(error)}") from error
+        raise

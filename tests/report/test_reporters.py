@@ -13,11 +13,13 @@ import pytest
 
 from mtrain.core.reporter import ReportedRun, Reporter
 from mtrain.errors import PluginError, ScriptError, SpecError, TrainingError
+from mtrain.report import choosing
 from mtrain.report.adapted import of_objects
 from mtrain.report.reporter import RunReport
 from mtrain.report.run_files import RunFiles
 from mtrain.reporters.csv_table import CsvTable
 from mtrain.spec import config, plugins
+from mtrain.spec.model import Spec
 from tests.report.test_report import update_record
 
 
@@ -164,6 +166,39 @@ def test_a_script_gives_objects_and_functions_and_they_are_on_rank_0_unless_they
         ScriptError, match=r"reporters\[1\]: an object of type int was given; expected one with at least"
     ):
         of_objects([Partly(), 3], run_in(tmp_path))
+
+
+class Unmade(Reporter):
+    def __init__(self, options, run):
+        super().__init__(options, run)
+        raise OSError(28, "No space left on device")
+
+
+POLICY = """
+[reporters.unmade]
+module = "tests.report.test_reporters:Unmade"
+"""
+
+
+def made(tmp_path: Path, policy: str, reporters: dict) -> tuple[list[str], list[str]]:
+    (tmp_path / "plugins.toml").write_text(policy)
+    report = Spec().report.model_copy(update={"reporters": reporters})
+    named, failures = choosing.made(report, run_in(tmp_path), policy=plugins.read_policy(tmp_path / "plugins.toml"))
+    for _, reporter in named:
+        reporter.end({})
+    return [name for name, _ in named], [name for name, _ in failures]
+
+
+def test_a_reporter_that_cannot_be_made_is_left_out_and_one_that_is_not_allowed_ends_the_job(tmp_path):
+    assert made(tmp_path, POLICY, {"unmade": True}) == (["tensorboard"], ["unmade"])
+    with pytest.raises(PluginError, match="the reporter 'unmade' is disabled"):
+        made(tmp_path, '[reporters]\ndisabled = ["unmade"]\n' + POLICY, {"unmade": True})
+
+
+def test_what_no_spec_has_named_may_be_disabled_or_broken(tmp_path):
+    assert made(tmp_path, '[reporters]\nenabled = ["csv"]\n', {}) == ([], [])
+    broken = '[reporters.tensorboard]\ndistribution = "elsewhere"\n'
+    assert made(tmp_path, broken, {}) == ([], ["tensorboard"])
 
 
 # ---------------------------------------------------------------------------------------------------------------- csv
