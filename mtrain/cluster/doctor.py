@@ -19,7 +19,7 @@ from mtrain.cluster.preflight.libraries import libraries, this_host
 from mtrain.cluster.supervisor import Result
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs import preflight
-from mtrain.jobs.plan import TYPED
+from mtrain.jobs.plan import TYPED, host_names
 from mtrain.spec import config, plugins
 from mtrain.system import environment
 from mtrain.system.runfolder import read_summary
@@ -89,12 +89,7 @@ class _Examination:
         self._request = request
         self._report_now = report
         self._loaded = self._load(request.config, request.overrides, request.flags)
-        cluster = self._loaded.spec.cluster
-        if many_hosts.is_several(self._loaded) and not cluster.ips:
-            raise UsageError(
-                f"cluster.name: {cluster.name!r} given, but no host is named; give them with --ips A,B or --hostfile"
-            )
-        self._hosts = cluster.ips if many_hosts.is_several(self._loaded) else []
+        self._hosts = host_names(self._loaded) if many_hosts.is_several(self._loaded) else []
         self._findings: list[Finding] = []
 
     def run(self) -> Checkup:

@@ -143,7 +143,7 @@ def _evaluated(loaded: "Loaded", result: Result) -> Outcome:
 
 def _folder_here(loaded: "Loaded", result: Result) -> Path | None:
     """Return the run folder if this host has it."""
-    is_here = not result.first_host or many_hosts.is_here(loaded.spec.cluster.ips[0])
+    is_here = not result.first_host or many_hosts.is_here(result.first_address)
     return result.run_dir if is_here else None
 
 

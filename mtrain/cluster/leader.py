@@ -45,6 +45,8 @@ class Survey:
     """The hello of each host, in the order of the list of hosts."""
     port: int
     """A port that is free on the first host, where the ranks can meet."""
+    addresses: Sequence[str]
+    """The address of each host. A cluster that chooses the hosts itself may give a lost one another address."""
 
 
 class NotStarted(UsageError):
@@ -183,7 +185,7 @@ class Leader:
             replan=self._replanned,
             forwarded=self.forwarded if self.gathering.forwards else {},
             limits=Limits.of(self.brief.spec.cluster.failure_timeout_s),
-            back_s=self.brief.spec.cluster.failure_timeout_s,
+            back_s=self.brief.spec.cluster.joining_s,
             cwd=self._cwd(),
         ).run(plan)
 
@@ -198,7 +200,9 @@ class Leader:
             address = self.brief.spec.cluster.master_addr or members[0].host
             port = ask(self._members, 0, "port", address=address, port=0)["port"]
         hellos = [self._members[node].hello if node in self._members else members[0].hello for node in self._nodes()]
-        return Survey(hellos=hellos, port=int(port))
+        named = list(self.brief.hosts)
+        addresses = [self._members[node].host if node in self._members else named[node] for node in self._nodes()]
+        return Survey(hellos=hellos, port=int(port), addresses=addresses)
 
     def _nodes(self) -> range:
         return range(len(self.brief.hosts))

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from mtrain.errors import UsageError
-from mtrain.jobs.plan import AUTO, SEVERAL_HOSTS_PORT, Machine, Plan, title_of
+from mtrain.jobs.plan import AUTO, SEVERAL_HOSTS_PORT, Machine, Plan, host_names, title_of
 from mtrain.system import environment
 from mtrain.system.job_secret import CLUSTER_VARIABLE
 from mtrain.system.placement import is_own, line_for, resolve
@@ -77,8 +77,8 @@ class Brief:
 
     @property
     def hosts(self) -> Sequence[str]:
-        """Return the addresses of the hosts."""
-        return self.loaded.spec.cluster.ips
+        """Return the addresses of the hosts, or the names of those whose address is known once they have connected."""
+        return host_names(self.loaded)
 
     @property
     def base(self) -> Path:
@@ -110,6 +110,7 @@ class Brief:
             devices_of=[int(hello["devices"]) for hello in hellos],
             hidden=bool(hellos[0]["hidden"]),
             meeting_port=survey.port,
+            hosts=survey.addresses,
         )
         where = start.Where(run_dir=run_dir, checkpoint=checkpoint)
         return start.planned(self.loaded, where, mode=self.mode, machine=machine)
@@ -166,7 +167,7 @@ def run(
     )
     gathering: Gathering
     if draft.cluster is not None and draft.hosted_job is not None:
-        gathering = draft.cluster.gathering(draft.hosted_job, environ)
+        gathering = draft.cluster.gathering(dataclasses.replace(draft.hosted_job, note=display.note), environ)
     else:
         from mtrain.cluster.rendezvous import Meeting, join
 
@@ -186,12 +187,18 @@ def run(
         brief=brief,
         gathering=gathering,
         display=display,
-        forwarded=environment.forwarded(environ, cluster.forward_env),
+        forwarded=_forwarded(draft, environ, cluster.forward_env),
         notes=notes,
         tell=tell,
         stream=stream or sys.stderr,
     )
     return leader.run()
+
+
+def _forwarded(draft: Plan, environ: Mapping[str, str], extra: Sequence[str]) -> dict[str, str]:
+    """Return the variables for the other hosts, without those that the cluster sets on each of them."""
+    assigned = frozenset() if draft.cluster is None else draft.cluster.assigns
+    return {name: value for name, value in environment.forwarded(environ, extra).items() if name not in assigned}
 
 
 def _display_name(brief: Brief) -> str:

@@ -41,6 +41,8 @@ class Result:
     """Content of ``summary.json`` on the first host; empty where there is none."""
     first_host: str = ""
     """Label of the host on which the results are; empty if the job has only this host."""
+    first_address: str = ""
+    """Address of that host; empty where nothing was started."""
 
 
 class Hosts(Protocol):
@@ -108,6 +110,7 @@ def supervise(hosts: Hosts, plan: Plan, *, requests: Requests, display: Display)
         run_dir=plan.run_dir,
         summary=outcome.summary or {},
         first_host=outcome.members[0].label,
+        first_address=plan.hosts[0].address,
     )
 
 

@@ -752,6 +752,10 @@ class Launcher(Protocol):
         ...
 
 
+def _ignored(text: str) -> None:
+    """Do nothing: a plan shows no notes."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostedJob:
     """The facts about a job from which a cluster brings it to its hosts."""
@@ -766,6 +770,8 @@ class HostedJob:
     """The name under which the spec chooses the cluster."""
     failure_timeout_s: int = 60
     """Seconds of silence that end a job, and within which every host must have joined."""
+    note: Callable[[str], None] = field(default=_ignored, compare=False)
+    """Shows the user a line; in a plan it does nothing."""
 
 
 class Cluster(Protocol):
@@ -780,11 +786,21 @@ class Cluster(Protocol):
     starts: ClassVar[bool] = True
     """True: the mtrain command that the user types leads the job and connects to the hosts through ``gathering``.
     False: it prints ``command`` for each host and ends."""
+    assigns: ClassVar[frozenset[str]] = frozenset()
+    """Environment variables by which it assigns devices on each host; those of the leader are not sent there."""
 
     @property
     def python(self) -> str | None:
         """Return the path of the hosts' interpreter that has mtrain; None: the path of the one that runs mtrain here."""
         return None
+
+    def places(self, count: int) -> Sequence[str]:
+        """Return names for ``count`` hosts that the cluster itself chooses when the job starts.
+
+        A job that names no host then gets ``cluster.nodes`` such hosts. Its plan shows these names; the members of the
+        gathering bring the addresses. Empty: the user, or an allocation, names the hosts.
+        """
+        return ()
 
     @abstractmethod
     def command(self, node: int, job: HostedJob) -> Sequence[str]:

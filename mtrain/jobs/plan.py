@@ -55,6 +55,8 @@ class Machine:
     that is free there."""
     line: Sequence[str] = ()
     """The mtrain command that was typed here, word by word."""
+    hosts: Sequence[str] = ()
+    """Addresses of the hosts that the cluster has chosen; empty: those of the spec, or not known yet."""
 
     @classmethod
     def here(cls, *, environ: Mapping[str, str], python: str, line: Sequence[str] = ()) -> "Machine":
@@ -165,11 +167,12 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         SpecError: hosts, ranks and batch do not fit together, or the backend cannot follow the recipe.
         PluginError: backend or launcher is unknown, or they do not fit together.
     """
-    spec, policy = loaded.spec, loaded.policy
+    policy = loaded.policy
+    cluster = _cluster(loaded.spec, policy)
+    spec = _with_hosts(loaded.spec, machine.hosts or _names(loaded.spec, cluster))
     raw_options = spec.backend.options
     options = plugins.options("backends", spec.backend.name, raw_options, path="backend.options", policy=policy)
     backend: Backend = plugins.made("backends", spec.backend.name, options, policy=policy)
-    cluster = _cluster(spec, policy)
     launcher_name, launcher_class = _launcher_for(backend.rendezvous, spec, policy)
     devices = _devices(spec, machine, option=str(getattr(options, "device", "auto")))
     devices.check()
@@ -254,12 +257,39 @@ def _cluster(spec: Spec, policy: plugins.Policy) -> Cluster | None:
     name = spec.cluster.name
     if name == AUTO:
         return None
-    if not spec.cluster.ips:
-        raise SpecError(f"cluster.name: {name!r} given, but no host is named; give them with --ips A,B or --hostfile")
     raw_options = former_keys.cluster_options(spec)
     options = plugins.options("clusters", name, raw_options, path="cluster.options", policy=policy)
     cluster: Cluster = plugins.made("clusters", name, options, policy=policy)
+    _names(spec, cluster)
     return cluster
+
+
+def host_names(loaded: Loaded) -> Sequence[str]:
+    """Return the addresses of a job's hosts, or the names of those that its cluster chooses when it starts.
+
+    Raises:
+        SpecError: no host is named, and the cluster does not choose them.
+    """
+    return _names(loaded.spec, _cluster(loaded.spec, loaded.policy))
+
+
+def _names(spec: Spec, cluster: Cluster | None) -> Sequence[str]:
+    """See ``host_names``."""
+    if spec.cluster.ips or cluster is None:
+        return spec.cluster.ips
+    names = cluster.places(spec.cluster.nodes or 1)
+    if not names:
+        raise SpecError(
+            f"cluster.name: {spec.cluster.name!r} given, but no host is named; give them with --ips A,B or --hostfile"
+        )
+    return names
+
+
+def _with_hosts(spec: Spec, hosts: Sequence[str]) -> Spec:
+    """Return the spec with the hosts of the job, which it need not name itself."""
+    if list(hosts) == spec.cluster.ips:
+        return spec
+    return spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"ips": list(hosts)})})
 
 
 def _brought(cluster: Cluster | None, job: HostedJob | None) -> list[Sequence[str]]:

@@ -24,7 +24,10 @@ DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "models": ("mtrain.core.interfaces.Model", ("kind", "published", "fused", "native")),
     "datasets": ("mtrain.core.interfaces.Dataset", ("kind", "made_on_first_use")),
     "launchers": ("mtrain.core.interfaces.Launcher", ("plan", "deaths")),
-    "clusters": ("mtrain.core.interfaces.Cluster", ("starts", "python", "command", "gathering", "queue")),
+    "clusters": (
+        "mtrain.core.interfaces.Cluster",
+        ("starts", "assigns", "python", "places", "command", "gathering", "queue"),
+    ),
     "allocations": ("mtrain.core.allocation.AllocationReader", ("distance", "read", "job_id")),
     "tasks": (
         "mtrain.tasks.base.TaskBase",
