@@ -120,7 +120,7 @@ $(VENV)/.installed-docs: pyproject.toml $(VENV)/.installed-ddp
 	@touch $@
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site that needs no network, in build/site
-	$(PY) -m mkdocs build --quiet --strict --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict --site-dir build/site
 
 ends:      ## the oldest and the newest versions of what mtrain needs, each in an environment of its own: gigabytes, no part of `test`
 	scripts/ends

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mtrain.errors import PluginError, SpecError
-from mtrain.spec import former_keys, plugins
+from mtrain.spec import demo, former_keys, plugins
 from mtrain.spec.building import DATA, MODEL, Tasks, schema_of, task_of
 from mtrain.spec.model import Spec
 from mtrain.spec.plugin_kinds import SELECTORS
@@ -121,9 +121,10 @@ def load(
     layers = sources.layers
     if policy_file is not None:
         layers.assign(("plugins",), policy_file, Origin("plugins", file=policy_file), sources.defaults)
+    notes = demo.settle_backend(layers, policy, sources.defaults) if path is None and is_shipped(file) else []
     former_keys.settle(sources, policy)
     sources.problems.extend(settle_references(layers, schema, is_of_a_run=_is_of_a_run(file)))
-    notes = settle_options(layers, policy=policy)
+    notes += settle_options(layers, policy=policy)
     if schema_problem is None:
         notes += settle_task(layers, schema, tasks=tasks, complete=_is_of_a_run(file))
     _add_plugin_defaults(sources, policy)

@@ -1,0 +1,57 @@
+"""The page of the Python interface, which mkdocstrings fills from the code."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PARTS = {
+    "mtrain.api": (
+        "Functions",
+        "What `import mtrain` offers; [mtrain from Python](python.md) shows how they are used.",
+    ),
+    "mtrain.results": ("Results", "What these functions return."),
+    "mtrain.script.session": (
+        "Sessions of your own scripts",
+        "[Your own training script](your-own-script.md) shows how they are used.",
+    ),
+    "mtrain.script.rules": ("Optimizers and schedules of your own scripts", ""),
+    "mtrain.submitted": ("Submitted jobs", "Jobs in the queue of a scheduler."),
+    "mtrain.typed": ("A spec as types", "Its keys are those of [a spec](spec.md)."),
+}
+"""Module that defines public names -> heading and first line of its part of the page."""
+MODULES = {
+    "mtrain.errors": (
+        "Errors",
+        "All are `mtrain.errors.MtrainError`; `exit_code` is the code with which `mtrain` ends.",
+    ),
+    "mtrain.core.interfaces": (
+        "Interfaces of plugins",
+        "[Contributing](CONTRIBUTING.md) says which plugin implements which interface.",
+    ),
+    "mtrain.core.queue": ("The queue of a scheduler", "What a cluster plugin implements for `mtrain submit`."),
+    "mtrain.core.recipe": ("Recipes and parameter groups", ""),
+}
+"""Modules that are shown as a whole."""
+
+
+def page(package: Path, contributing: str) -> str:
+    """Return the Markdown of the page. `contributing` is the place of CONTRIBUTING.md on the site."""
+    lines = ["# Python reference", "", "Generated from the code.", ""]
+    names = dict(_public(package / "__init__.py"))
+    unknown = set(names) - set(PARTS)
+    assert not unknown, f"scripts/site/reference.py has no heading for {sorted(unknown)}"
+    for module, (heading, text) in PARTS.items():
+        lines += [f"## {heading}", "", text, ""]
+        for name in names[module]:
+            lines += [f"::: {module}.{name}", ""]
+    for module, (heading, text) in MODULES.items():
+        options = ["    options:", "      show_root_heading: false", "      show_root_toc_entry: false"]
+        lines += [f"## {heading}", "", text.replace("CONTRIBUTING.md", contributing), "", f"::: {module}", *options, ""]
+    return "\n".join(lines)
+
+
+def _public(init: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield each module from which the package takes public names, with these names."""
+    for node in ast.walk(ast.parse(init.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mtrain."):
+            yield node.module or "", [name.name for name in node.names]

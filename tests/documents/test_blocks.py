@@ -1,0 +1,302 @@
+"""Blocks of code in the documents: specs validate, Python compiles, commands exist with these flags and keys.
+
+A block that cannot be checked says why in a comment before it: `<!-- not checked: REASON -->`.
+"""
+
+import ast
+import importlib
+import inspect
+import re
+import shlex
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from mtrain.cli import front
+from mtrain.cli.options import load_job
+from mtrain.errors import MtrainError
+from mtrain.spec import config
+from mtrain.spec.model import Spec
+from scripts.site import documents
+from scripts.site.documents import Block
+
+ROOT = documents.ROOT
+BLOCKS = [block for page in documents.documents() for block in documents.blocks(page)]
+LANGUAGES = {"", "console", "mermaid", "python", "toml", "yaml"}
+SYSTEM = {
+    "cd",
+    "export",
+    "git",
+    "kubectl",
+    "openssl",
+    "pre-commit",
+    "pytest",
+    "sbatch",
+    "source",
+    "srun",
+    "ssh",
+    "sudo",
+    "torchrun",
+}
+"""Programs that are not mtrain's, and whose arguments are not checked."""
+STAND_INS = {"runs/cells/spec.yml": "_BASE_: ppyoloe_s_bccd\n"}
+"""Content of a reader's own spec that a command names; of others, such as `my.yml`, `_BASE_: yolov5s`."""
+
+
+def of(*languages: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language in languages and block.not_checked is None]
+
+
+def test_blocks_have_a_language_that_is_checked_and_reasons_where_not() -> None:
+    assert {block.language for block in BLOCKS} <= LANGUAGES
+    bare = [str(block) for block in of("") if re.search(r"^(mtrain|make|pip) ", block.text, re.MULTILINE)]
+    assert not bare, "commands are in blocks of the language console, after a $"
+    assert all(len(block.not_checked) > 10 for block in BLOCKS if block.not_checked is not None)
+
+
+# Python
+
+
+@pytest.mark.parametrize("block", of("python"), ids=str)
+def test_python_compiles_and_uses_names_and_arguments_that_mtrain_has(block: Block) -> None:
+    check_names(ast.parse(textwrap.dedent(block.text)))
+
+
+@pytest.mark.parametrize("page", documents.documents(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_in_sentences_uses_names_and_arguments_that_mtrain_has(page: Path) -> None:
+    def look(part: str) -> str:
+        for code in re.findall(r"`([^`]*\b(?:mtrain|session)\.\w+\([^`]*)`", part):
+            try:
+                check_names(ast.parse(code.rstrip(":") if not code.startswith("with ") else f"{code} pass"))
+            except SyntaxError:
+                continue  # a command, a path, or a part of a line
+        return part
+
+    documents.prose(page.read_text(encoding="utf-8"), look)
+
+
+def check_names(tree: ast.AST) -> None:
+    """Check what a piece of Python uses of mtrain, and of the `session` of a script."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "mtrain":
+            for alias in node.names:
+                assert found(f"{node.module}.{alias.name}") is not None
+        elif isinstance(node, ast.Attribute) and (name := dotted(node)) is not None:
+            assert found(name) is not None, name
+        elif isinstance(node, ast.Call) and (name := dotted(node.func)) is not None:
+            taken = inspect.signature(found(name)).parameters
+            free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+            given = {keyword.arg for keyword in node.keywords if keyword.arg}
+            assert free or given <= set(taken), f"{name}: {given - set(taken)}"
+
+
+def dotted(node: ast.expr) -> str | None:
+    """`mtrain.a.b` of an expression that names something of mtrain; None for others."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    root = {"mtrain": "mtrain", "session": "mtrain.Session"}.get(node.id if isinstance(node, ast.Name) else "")
+    if root == "mtrain.Session":
+        names = names[-1:]  # what an attribute has is the attribute's
+    return ".".join([root, *reversed(names)]) if root and names else None
+
+
+def found(name: str) -> Any:
+    """The object that a dotted name means; None if there is none."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            value = getattr(value, part, None)
+        return value
+    return None
+
+
+# YAML and TOML
+
+
+@pytest.mark.parametrize("block", of("toml"), ids=str)
+def test_toml_parses(block: Block) -> None:
+    assert tomllib.loads(block.text)
+
+
+@pytest.mark.parametrize("block", of("yaml"), ids=str)
+def test_specs_are_valid(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block with a reader's own model or data refers to files, which are those of `examples/own-model`."""
+    values = yaml.safe_load(block.text)
+    assert isinstance(values, dict), "give it a section, or mark it"
+    monkeypatch.chdir(tmp_path)
+    for name in re.findall(r"\./([\w/]+\.py):", block.text):
+        (tmp_path / name).write_text(own_code(block.text, name), encoding="utf-8")
+    base = {} if "_BASE_" in values or is_own(values) else {"_BASE_": base_of(values)}
+    config.load(base | values, environ={})
+
+
+def is_own(values: Mapping[str, Any]) -> bool:
+    return ":" in str(values.get("model", {}).get("name", ""))
+
+
+def base_of(values: Mapping[str, Any]) -> str:
+    """The shipped spec over which a fragment is laid: one of its task."""
+    known = config.load({"_BASE_": "digits"}, environ={}).values
+    sections = set(Spec.model_fields) | set(known)
+    assert set(values) <= sections, f"no section of a spec: {set(values) - sections}; mark the block if it is no spec"
+    classifies = values.get("data", {}).get("format") in (
+        "csv_labels",
+        "huggingface",
+        "image_folder",
+        "parquet",
+        "webdataset",
+    )
+    return "resnet18_folder" if classifies else "yolov5s"
+
+
+def own_code(text: str, name: str) -> str:
+    """A file with the classes and functions that a spec names in it, which take any options."""
+    names = set(re.findall(rf"\./{re.escape(name)}:(\w+)", text))
+    return "".join(f"class {each}:\n    def __init__(self, **options): ...\n\n" for each in sorted(names))
+
+
+# Commands
+
+
+def commands(block: Block) -> Iterator[tuple[int, list[str]]]:
+    """Yield the command lines of a block, which begin with `$`, as words, with the line's number."""
+    text = re.sub(r"\\\n", lambda _: " \x00", block.text)
+    number = block.line
+    for line in text.split("\n"):
+        if line.lstrip().startswith("$ "):
+            yield number, shlex.split(line.lstrip()[2:].replace("\x00", ""), comments=True)
+        number += 1 + line.count("\x00")
+
+
+LINES = [
+    pytest.param(words, id=f"{block.page.relative_to(ROOT)}:{number}")
+    for block in of("", "console")
+    for number, words in commands(block)
+]
+
+
+def test_a_command_over_two_lines_is_one() -> None:
+    block = Block(ROOT / "README.md", 5, "console", "$ a b \\\n    c  # why\nout\n  $ d 'e f'\n", None)
+    assert list(commands(block)) == [(5, ["a", "b", "c"]), (8, ["d", "e f"])]
+
+
+@pytest.mark.parametrize("words", LINES)
+def test_commands_exist_and_take_these_flags(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = list(words)
+    while re.match(r"^[A-Z_]+=", words[0]):
+        words.pop(0)
+    check = CHECKS.get(Path(words[0]).name)
+    monkeypatch.chdir(tmp_path)
+    if check is not None:
+        monkeypatch.setattr(click.Path, "convert", lambda _self, value, _parameter, _context: value)
+        check(words[1:])
+    else:
+        known = Path(words[0]).name in SYSTEM or (ROOT / words[0]).is_file()
+        assert known, f"{words[0]}: no known program, no file; mark the block"
+        if "mtrain" in words and words[0] in SYSTEM:
+            check_mtrain(words[words.index("mtrain") + 1 :])
+
+
+def check_mtrain(words: list[str]) -> None:
+    """Parse a command line as `mtrain` does, and read the spec that it describes."""
+    context = front.make_context("mtrain", list(words))
+    group: click.Command = front
+    while isinstance(group, click.Group):
+        name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])
+        assert command is not None, name
+        context = command.make_context(name, list(rest), parent=context)
+        group = command
+    if "overrides" in context.params:
+        check_spec(context.params)
+
+
+def check_spec(params: Mapping[str, Any]) -> None:
+    """Read the spec that flags and overrides describe; a reader's own spec stands on a shipped one."""
+    name = params.get("config")
+    if name and name not in config.shipped_names():
+        assert name.endswith((".yml", ".yaml")) or name.isupper(), f"-c {name}: no shipped spec"
+        Path("mine.yml").write_text(STAND_INS.get(name, "_BASE_: yolov5s\n"), encoding="utf-8")
+        params = {**params, "config": "mine.yml"}
+    try:
+        load_job(params)
+    except MtrainError as error:
+        pytest.fail(str(error))
+
+
+@pytest.mark.parametrize("page", documents.documents(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_sentences_exist_and_have_these_flags(page: Path) -> None:
+    """In a sentence a command may be a part of one: `mtrain plugins test NAME --ranks`."""
+    unknown: list[str] = []
+
+    def look(part: str) -> str:
+        for code in re.findall(r"`(mtrain [^`]+)`", part):
+            unknown.extend(f"{code}: {word}" for word in unknown_words(code.split()[1:]))
+        return part
+
+    if page.name != "CHANGELOG.md":
+        documents.prose(page.read_text(encoding="utf-8"), look)
+    assert not unknown
+
+
+def unknown_words(words: list[str]) -> list[str]:
+    """Words of a part of a command line that name neither a command nor a flag of it."""
+    if not words[0].startswith("-") and words[0] not in front.list_commands(click.Context(front)):
+        return words[:1]
+    context = click.Context(front)
+    command: click.Command = front
+    rest = words if not words[0].startswith("-") or words[0] in ("--version", "--help") else ["train", *words]
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        inner = command.get_command(context, rest[0])
+        if inner is None:
+            return rest[:1] if rest[0].islower() and "|" not in rest[0] else []
+        command, rest = inner, rest[1:]
+    own = rest[: rest.index("--")] if "--" in rest else rest
+    flags = {
+        flag.replace("_", "-") for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)
+    }
+    if command.name == "run":  # what follows the script is the script's
+        own = own[: next((place for place, word in enumerate(own) if word.endswith(".py")), len(own))]
+    typed = {word.partition("=")[0].replace("_", "-") for word in own if re.match(r"--?[a-z]", word)}
+    return sorted(typed - flags - {"--help", "-h"})
+
+
+def check_make(words: list[str]) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {word for word in words if "=" not in word} <= set(targets)
+
+
+def check_python(words: list[str]) -> None:
+    if words[0] == "-m":
+        words = words[1:]
+        assert words[0] in ("pip", "http.server") or importlib.util.find_spec(words[0]) is not None
+        if words[0] == "mtrain":
+            check_mtrain(words[1:])
+    elif words[0].endswith(".py") and "/" in words[0]:
+        assert (ROOT / words[0]).is_file(), words[0]
+
+
+def check_pip(words: list[str]) -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for word in words:
+        for extras in re.findall(r"(?:^\.|mtrain[\w.-]*)\[([\w,-]+)\]", word):
+            assert set(extras.split(",")) <= set(settings["project"]["optional-dependencies"])
+
+
+CHECKS: Mapping[str, Callable[[list[str]], None]] = {
+    "mtrain": check_mtrain,
+    "make": check_make,
+    "pip": check_pip,
+    "python": check_python,
+}

@@ -1,0 +1,49 @@
+"""Links, anchors, diagrams and the site's pages, without building the site."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts.site import documents
+
+ROOT = documents.ROOT
+PAGES = documents.documents()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_document_leads_somewhere(page: Path) -> None:
+    dead = []
+    for link in documents.links(page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", link):
+            continue
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in documents.anchors(target.read_text(encoding="utf-8"))):
+            dead.append(link)
+    assert not dead
+
+
+def test_links_in_code_are_no_links_and_links_over_two_lines_are() -> None:
+    text = "[a](b.md) `[c](d.md)`\n```\n[e](f.md)\n```\n[two\nlines](g.md#h) ![i](j.png)\n"
+    assert documents.links(text) == ["b.md", "g.md#h", "j.png"]
+
+
+def test_anchors_are_those_of_repository_pages() -> None:
+    text = "# What `mtrain` trusts: A, B\n```\n# no heading\n```\n## GPT-2 & [link](x.md)\n"
+    assert documents.anchors(text) == ["what-mtrain-trusts-a-b", "gpt-2--link"]
+
+
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    contents = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = set(re.findall(r"^ +- (?:[^:\n]+: )?([\w./-]+\.md)$", contents, re.MULTILINE))
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert pages <= named, "add these to `nav` in mkdocs.yml"
+
+
+@pytest.mark.slow
+def test_every_diagram_has_a_picture_for_the_site() -> None:
+    blocks = [block for page in PAGES for block in documents.blocks(page) if block.language == "mermaid"]
+    drawn = {f"diagrams/{picture.name}" for picture in (ROOT / "docs/diagrams").glob("*.svg")}
+    assert blocks
+    assert {documents.diagram(block.text) for block in blocks} == drawn, "run scripts/diagrams"
