@@ -302,8 +302,8 @@ def _brought(cluster: Cluster | None, job: HostedJob | None) -> list[Sequence[st
 def _launcher_for(rendezvous: str, spec: Spec, policy: plugins.Policy) -> tuple[str, type[Launcher]]:
     """Return name and class of the launcher for a backend that needs ``rendezvous``.
 
-    A launcher that the spec names is taken. Otherwise it is the first installed one that provides ``rendezvous``; those
-    that are not ``automatic`` are tried last.
+    A launcher that the spec names is taken. Otherwise it is the first that provides ``rendezvous``: those of mtrain come
+    before those of others, so that installing one changes no job, and those that are not ``automatic`` last.
     """
     requested_name = spec.launcher.name
     if requested_name != AUTO:
@@ -314,7 +314,8 @@ def _launcher_for(rendezvous: str, spec: Spec, policy: plugins.Policy) -> tuple[
                 f"backend {spec.backend.name!r} needs {rendezvous!r}: use `auto`"
             )
         return requested_name, requested
-    names = [entry.name for entry in plugins.names("launchers", policy=policy) if entry.enabled]
+    entries = [entry for entry in plugins.names("launchers", policy=policy) if entry.enabled]
+    names = [entry.name for entry in sorted(entries, key=lambda entry: entry.distribution != "mtrain")]
     broken: list[str] = []
     for automatic, name in itertools.product((True, False), names):
         try:

@@ -136,8 +136,8 @@ def names(kind: str, *, policy: Policy | None = None) -> list[Entry]:
     """Return every plugin of a kind, including disabled ones, sorted by name. No plugin is imported."""
     policy = policy or read_policy()
     entries_by_name: dict[str, list[Entry]] = {}
-    for name, target, distribution, version in _installed(tuple(sys.path)).get(kind, ()):
-        entry = Entry(kind, name, target, distribution, version)
+    for name, target, distribution, version, summary in _installed(tuple(sys.path)).get(kind, ()):
+        entry = Entry(kind, name, target, distribution, version, summary=summary)
         pinned = policy.of(kind, name).distribution
         if (pinned is None or pinned == distribution) and entry not in entries_by_name.get(name, []):
             entries_by_name.setdefault(name, []).append(entry)
@@ -345,7 +345,7 @@ def _described(entries: list[Entry], policy: Policy) -> Entry:
     return replace(
         first,
         enabled=policy.allows(first.kind, first.name),
-        summary=plugin.summary,
+        summary=plugin.summary or first.summary,
         needs=plugin.needs,
         library=plugin.library,
         extra=plugin.extra,
@@ -355,12 +355,14 @@ def _described(entries: list[Entry], policy: Policy) -> Entry:
 
 
 @lru_cache(maxsize=4)
-def _installed(_search_path: tuple[str, ...]) -> dict[str, tuple[tuple[str, str, str, str], ...]]:
-    """Return (name, target, distribution, version) of every entry point, by kind.
+def _installed(_search_path: tuple[str, ...]) -> dict[str, tuple[tuple[str, str, str, str, str], ...]]:
+    """Return (name, target, distribution, version, summary of the distribution) of every entry point, by kind.
+
+    mtrain's own plugins have their summaries in its ``plugins.toml``.
 
     ``_search_path`` is ``sys.path``; it is the key under which the result is cached.
     """
-    by_kind: dict[str, list[tuple[str, str, str, str]]] = {kind: [] for kind in KINDS}
+    by_kind: dict[str, list[tuple[str, str, str, str, str]]] = {kind: [] for kind in KINDS}
     distribution_names: set[str] = set()
     for distribution in importlib.metadata.distributions():
         points = [point for point in distribution.entry_points if point.group.startswith("mtrain.")]
@@ -368,10 +370,21 @@ def _installed(_search_path: tuple[str, ...]) -> dict[str, tuple[tuple[str, str,
         if not points or distribution.name in distribution_names:
             continue
         distribution_names.add(distribution.name)
+        about = (
+            distribution.name,
+            distribution.version,
+            "" if distribution.name == "mtrain" else _summary(distribution),
+        )
         for point in points:
             kind = point.group.partition(".")[2]
-            by_kind.setdefault(kind, []).append((point.name, point.value, distribution.name, distribution.version))
+            by_kind.setdefault(kind, []).append((point.name, point.value, *about))
     return {kind: tuple(entries) for kind, entries in by_kind.items()}
+
+
+def _summary(distribution: importlib.metadata.Distribution) -> str:
+    """Return the one line in which a distribution describes itself; empty where it does not."""
+    text = distribution.metadata.get("Summary") or ""  # type: ignore[attr-defined]  # absent from the type's protocol
+    return "" if text == "UNKNOWN" else str(text)
 
 
 def _import(entry: Entry, policy: Policy) -> Any:

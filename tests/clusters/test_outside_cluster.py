@@ -140,7 +140,13 @@ def test_a_launcher_that_is_not_derived_has_the_defaults_and_options_of_its_own(
     (here / "underived_launcher.py").write_text(UNDERIVED_LAUNCHER)
     (here / "plugins.toml").write_text('[launchers.aaa]\nmodule = "underived_launcher:Plain"\n')
     flags = ("plan", "-c", "spec.yml", "-b", "ddp")
-    assert json.loads(_mtrain(*flags, "--json"))["launcher"] == "aaa"  # automatic, and the first by name
+    assert json.loads(_mtrain(*flags, "--json"))["launcher"] == "torchrun", "not the first by name"
+    (here / "plugins.toml").write_text(
+        '[launchers]\ndisabled = ["torchrun"]\n[launchers.aaa]\nmodule = "underived_launcher:Plain"\n'
+        "options = { nice = 3 }\n"
+    )
+    plan = json.loads(_mtrain(*flags, "--json"))
+    assert (plan["launcher"], plan["commands"][0]["argv"][:2]) == ("aaa", ["nice", "3"])
     plan = json.loads(_mtrain(*flags, "--launcher", "aaa", "-o", "launcher.options.nice=7", "--json"))
     assert plan["commands"][0]["argv"][:2] == ["nice", "7"]
     for key, message in [

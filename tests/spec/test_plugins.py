@@ -153,7 +153,7 @@ def test_a_class_without_options_or_that_cannot_be_imported_is_refused(here):
 def test_a_shipped_plugin_that_the_installation_does_not_list_asks_for_a_new_installation(monkeypatch):
     """After `git pull` in a clone the metadata of an editable installation are those of the former version."""
     monkeypatch.setattr(
-        plugins, "_installed", lambda path: {"models": (("vit", "mtrain.models.vit:ViT", "mtrain", "0"),)}
+        plugins, "_installed", lambda path: {"models": (("vit", "mtrain.models.vit:ViT", "mtrain", "0", ""),)}
     )
     with pytest.raises(PluginError, match=r"no task 'detection': mtrain ships one, .* install again with: pip install"):
         plugins.find("tasks", "detection")

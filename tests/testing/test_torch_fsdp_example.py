@@ -39,6 +39,7 @@ def test_its_name_is_listed_once_it_is_installed(installed: Path, tmp_path: Path
     process = mtrain("plugins", "list", "backends", "--json", cwd=tmp_path, PYTHONPATH=path(installed))
     actual = {entry["name"]: entry for entry in json.loads(process.stdout)}
     assert (actual["fsdp"]["distribution"], actual["fsdp"]["state"]) == ("mtrain-fsdp", "ready")
+    assert actual["fsdp"]["summary"].startswith("mtrain on torch's FSDP2"), "its own"
 
 
 def test_it_uses_nothing_of_mtrain_but_what_the_docs_declare_public() -> None:
