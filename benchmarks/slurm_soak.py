@@ -222,15 +222,15 @@ def happen(soak: Soak, event: Event) -> Row:
     """
     if event.script != "requeue":
         swap(soak, event.script)
-    began, starts = soak.update(), len(soak.records("start"))
+    began = soak.update()
     if event.early:
         soak.slurm("scancel", soak.number)
         wait_for(lambda: soak.job().get("JobState") in ENDED, what="the end")
         soak.submit()
         wait_for(lambda: "preflight" in soak.printed(), timeout_s=LONG_S, what="the preflight")
-        began, starts = soak.update(), len(soak.records("start"))
     else:
         wait_for(lambda: soak.update() >= began + 3, timeout_s=LONG_S, what="three updates")
+    starts = len(soak.records("start"))
     number, restarts, offset = soak.number, soak.job().get("Restarts"), len(soak.printed())
     struck = time.time()
     event.strike(soak)
@@ -239,7 +239,7 @@ def happen(soak: Soak, event: Event) -> Row:
         wait_for(lambda: soak.update() >= before + 5, timeout_s=LONG_S, what=f"updates after {event.name}")
         job = soak.job()
         assert (job["JobState"], job["Restarts"]) == ("RUNNING", restarts), (event.name, job, soak.printed())
-        return row(soak, event, struck, said=soak.printed()[offset:], state=job["JobState"], resumed=None, again="")
+        return row(soak, event, struck, soak.printed()[offset:], state=job["JobState"], resumed=None, again="")
 
     def over() -> bool:
         job = soak.job()
@@ -257,10 +257,10 @@ def happen(soak: Soak, event: Event) -> Row:
     wait_for(lambda: len(soak.records("start")) > starts, timeout_s=LONG_S, what=f"a start after {event.name}")
     said = soak.printed()[offset:] if again == "Slurm" else text_of(soak, number)[offset:]
     state = f"{job['JobState']}, exit code {job['ExitCode']}" if again != "Slurm" else "requeued"
-    return row(soak, event, struck, said=said, state=state, resumed=soak.records("start")[-1]["update"], again=again)
+    return row(soak, event, struck, said, state=state, resumed=soak.records("start")[-1]["update"], again=again)
 
 
-def row(soak: Soak, event: Event, struck: float, *, said: str, state: str, resumed: int | None, again: str) -> Row:
+def row(soak: Soak, event: Event, struck: float, said: str, **more: Any) -> Row:
     """Return the row of an event, from what the job printed after it and from its records."""
     starts = [record["time"] for record in soak.records("start") if record["time"] > struck]
     until = starts[0] if starts else time.time()
@@ -271,11 +271,9 @@ def row(soak: Soak, event: Event, struck: float, *, said: str, state: str, resum
     return Row(
         event=event.name,
         said=verdict(said),
-        state=state,
         saved_s=saves[0]["time"] - struck if saves else None,
         last=updates[-1] if updates else 0,
-        resumed=resumed,
-        again=again,
+        **more,
     )
 
 
@@ -291,7 +289,7 @@ def verdict(text: str) -> str:
         line.strip() for line in text.splitlines() if any(word in line for word in WORDS) and "slurmstepd" not in line
     ]
     why = lines[0].replace("|", "/") if lines else ""
-    return ": ".join(part for part in (code, why[:110]) if part)
+    return ": ".join(part for part in (code, why[:70]) if part)
 
 
 def text_of(soak: Soak, number: str) -> str:

@@ -62,6 +62,13 @@ wait "$mtrain"
 last=$?
 [ "$last" = 127 ] || code=$last
 echo "mtrain ended with exit code $code"
+# At the beginning of a preemption's grace time Slurm sends SIGTERM to steps alone. It would take the end of this shell
+# for the end of the job, and not start it again.
+if [ "$code" = 143 ]; then
+  case $(scontrol --oneliner show job "$SLURM_JOB_ID") in
+    *JobState=RUNNING*PreemptTime=[0-9]*) scontrol requeue "$SLURM_JOB_ID" ;;
+  esac
+fi
 exit "$code"
 """
 
@@ -84,6 +91,39 @@ def test_a_batch_script_asks_for_the_hosts_and_runs_mtrain_once():
         ),
     )
     assert actual == GOLDEN
+
+
+PREEMPTED = (
+    "JobId=7 JobState=RUNNING Reason=None PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime=2026-01-01T00:00:09"
+)
+
+
+@pytest.mark.parametrize(
+    ("shown", "values", "asked"),
+    [
+        (PREEMPTED, {"requeue": True}, ["show job 7", "requeue 7"]),
+        (PREEMPTED, {"requeue": True, "array": "1-2"}, ["show job 6_1", "requeue 6_1"]),
+        (PREEMPTED, {"requeue": False}, []),
+        (PREEMPTED.replace("RUNNING", "COMPLETING"), {"requeue": True}, ["show job 7"]),  # scancel
+        ("JobId=7 JobState=RUNNING PreemptTime=None", {"requeue": True}, ["show job 7"]),  # scancel --signal=TERM
+    ],
+)
+def test_a_job_that_saved_because_of_a_preemption_goes_back_into_the_queue(tmp_path, shown, values, asked):
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 143\n")
+    log = tmp_path / "asked.txt"
+    log.touch()
+    answer = (
+        f"#!/bin/sh\n[ \"$2\" = hostnames ] && exit\necho \"$*\" | sed 's/^--oneliner //' >>{log}\necho '{shown}'\n"
+    )
+    (tmp_path / "scontrol").write_text(answer)
+    for name in ("python", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    script = tmp_path / "job.sbatch"
+    script.write_text(batch.script(replace(SUBMISSION, python=str(tmp_path / "python")), options(**values)))
+    numbers = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1"}
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **numbers}
+    result = subprocess.run(["bash", str(script)], env=environ, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, log.read_text().splitlines()) == (143, asked)
 
 
 def test_each_job_of_an_array_has_a_run_and_a_seed_of_its_own():

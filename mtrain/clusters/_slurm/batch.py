@@ -34,7 +34,17 @@ wait "$mtrain"
 last=$?
 [ "$last" = 127 ] || code=$last
 echo "{code_line}$code"
+{after}
 exit "$code"
+"""
+_PREEMPTED = """\
+# At the beginning of a preemption's grace time Slurm sends SIGTERM to steps alone. It would take the end of this shell
+# for the end of the job, and not start it again.
+if [ "$code" = 143 ]; then
+  case $(scontrol --oneliner show job {job}) in
+    *JobState=RUNNING*PreemptTime=[0-9]*) {action} ;;
+  esac
+fi
 """
 
 
@@ -48,9 +58,13 @@ def script(submission: Submission, options: SlurmOptions) -> str:
     lines += [*options.setup, ""] if options.setup else []
     before = f'name={shlex.quote(submission.name)}-"$SLURM_ARRAY_TASK_ID"\n' if options.array else ""
     body = _RUN.format(
-        before=before, warning=_warning(options), command=command(submission, options), code_line=CODE_LINE
+        before=before,
+        warning=_warning(options),
+        command=command(submission, options),
+        code_line=CODE_LINE,
+        after=_after(options),
     )
-    return "\n".join(lines) + "\n" + re.sub(r"\n{3,}", "\n\n", body)
+    return "\n".join(lines) + "\n" + re.sub(r"\n{3,}", "\n\n", body.replace("\n\nexit", "\nexit"))
 
 
 def directives(submission: Submission, options: SlurmOptions) -> list[str]:
@@ -106,8 +120,23 @@ def _warning(options: SlurmOptions) -> str:
     if not colon or "B" not in place.upper():
         return ""
     name = rest.partition("@")[0].upper().removeprefix("SIG")
-    action = 'scontrol requeue "$SLURM_JOB_ID"' if options.requeue else f'kill -{name} "$mtrain"'
+    action = f"scontrol requeue {_job(options)}" if options.requeue else f'kill -{name} "$mtrain"'
     return f"trap {shlex.quote(action)} {name}"
+
+
+def _after(options: SlurmOptions) -> str:
+    """Return the lines that follow the end of mtrain."""
+    if options.requeue is False:
+        return ""
+    job = _job(options)
+    # Without the option, Slurm does at the end of the grace time what it is set up to do.
+    action = f"scontrol requeue {job}" if options.requeue else "sleep infinity"
+    return _PREEMPTED.format(job=job, action=action)
+
+
+def _job(options: SlurmOptions) -> str:
+    """Return the shell word for the id of this job. One job of an array has the array's own number."""
+    return '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' if options.array else '"$SLURM_JOB_ID"'
 
 
 def _shell_word(word: str) -> str:
