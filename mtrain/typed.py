@@ -162,6 +162,10 @@ class DataAugment(TypedDict, total=False):
     crop: DataAugmentCrop | None
     """with `resize: stretch`; null: none"""
 
+    random_scale: Sequence[float]
+    """factor of the size at which the picture fits the input; a random window of what is larger, a random place
+    of what is smaller"""
+
 
 class Data(TypedDict, total=False):
     """The data set, and how it is loaded. A task's own section derives from this one."""

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from mtrain.cli.data import data
 from mtrain.data.images.decode import decode
+from mtrain.data.images.digits_canvas import _strokes, canvas
 from mtrain.data.images.drawing import save_picture
 from mtrain.errors import DataError, PluginError, SpecError
 from mtrain.tasks.datasets import open_data
@@ -18,7 +19,6 @@ from mtrain.tasks.detection.check import verify_pictures
 from mtrain.tasks.detection.drawing import annotations_grid, comparison, draw_boxes
 from mtrain.tasks.detection.label_statistics import class_histogram, picture_sizes, size_histogram, statistics
 from mtrain.tasks.detection.readers.digits import Digits, DigitsOptions, default_folder, make_digits
-from mtrain.tasks.detection.readers.digits_canvas import _strokes, canvas
 from mtrain.tasks.detection.section import DetectionDataSpec
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
@@ -68,7 +68,8 @@ def test_the_set_is_valid_coco_with_clear_digits_that_do_not_overlap(made: Path)
 
 
 def test_ink_fills_its_box_to_every_edge() -> None:
-    picture, boxes, _ = canvas("train", 0, size=320, seed=0)
+    drawn = canvas("train", 0, size=320, seed=0)
+    picture, boxes = drawn.picture, drawn.boxes
     grey = picture.astype(float).mean(axis=2)
     for x1, y1, x2, y2 in boxes:
         inside = grey[y1:y2, x1:x2]

@@ -4,11 +4,7 @@ The pen strokes are real (UCI "Optical Recognition of Handwritten Digits", 1797 
 layout is generated: nothing is downloaded. Canvas i of a split is a function of (seed, split, i) alone, so a larger set
 begins with the smaller one."""
 
-import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,8 +12,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset
+from mtrain.data.made import MadeSet
 from mtrain.data.reading import Split
-from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.readers.coco import Coco
 
@@ -70,67 +66,27 @@ class Digits(Dataset):
 
 def default_folder(options: DigitsOptions) -> Path:
     """Return the folder for a set with these options if ``data.root`` is not set."""
-    key = hashlib.sha256(_mark(options).encode()).hexdigest()[:12]
-    return Path.home() / ".cache" / "mtrain" / f"digits-{key}"
-
-
-def _mark(options: DigitsOptions) -> str:
-    return json.dumps({"format": _FORMAT, **options.model_dump()}, sort_keys=True)
+    return _made(options).default_folder()
 
 
 def make_digits(directory: Path, options: DigitsOptions) -> Path:
-    """Write the set to ``directory`` unless it exists already. Return ``directory``.
-
-    It is built in a temporary folder and renamed into place: several processes may do this at once, and a killed one
-    leaves no incomplete set.
+    """Write the set to ``directory`` unless it exists already, see ``MadeSet.make``. Return ``directory``.
 
     Raises:
         DataError: ``directory`` holds something else, or cannot be written.
 
     """
-    if _is_made(directory, options):
-        return directory
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-        try:
-            building.chmod(0o755)
-            _write(building, options)
-            _move(building, directory, options)
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
-    except OSError as error:
-        raise DataError(f"{directory}: the digits cannot be written ({error.strerror}); set data.root") from error
-    return directory
+    return _made(options).make(directory, lambda folder: _write(folder, options))
 
 
-def _is_made(directory: Path, options: DigitsOptions) -> bool:
-    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
-        return False
-    mark_file = directory / _MARK
-    if not mark_file.is_file():
-        raise DataError(f"{directory}: holds something else than the digits; name another or an empty folder")
-    existing_mark = mark_file.read_text("utf-8")
-    if existing_mark != _mark(options):
-        raise DataError(
-            f"{directory}: made with {existing_mark}, asked for {_mark(options)}; name another folder or remove it"
-        )
-    return True
-
-
-def _move(building: Path, directory: Path, options: DigitsOptions) -> None:
-    try:
-        os.rename(building, directory)  # replaces an empty folder, fails on a full one
-    except OSError:
-        if not _is_made(directory, options):  # otherwise another process was faster, with the same result
-            raise
+def _made(options: DigitsOptions) -> MadeSet:
+    return MadeSet(name="digits", mark=_MARK, format=_FORMAT, options=options.model_dump())
 
 
 def _write(folder: Path, options: DigitsOptions) -> None:
+    # Imported here so that printing a plan needs no image library.
+    from mtrain.data.images.digits_canvas import canvas
     from mtrain.data.images.drawing import save_picture
-    from mtrain.tasks.detection.readers.digits_canvas import (
-        canvas,  # imported here so that printing a plan needs no image library
-    )
 
     (folder / "annotations").mkdir()
     (folder / "images").mkdir()
@@ -143,13 +99,13 @@ def _write(folder: Path, options: DigitsOptions) -> None:
             "categories": [{"id": i, "name": name} for i, name in enumerate(NAMES, start=1)],
         }
         for index in range(count):
-            picture, boxes, labels = canvas(split, index, size=options.size, seed=options.seed)
+            drawn = canvas(split, index, size=options.size, seed=options.seed)
             name = f"{split}_{index:06d}.{options.suffix}"
-            save_picture(picture, folder / "images" / name)
+            save_picture(drawn.picture, folder / "images" / name)
             content["images"].append(
                 {"id": index + 1, "file_name": name, "width": options.size, "height": options.size}
             )
-            for (x1, y1, x2, y2), label in zip(boxes.tolist(), labels.tolist(), strict=True):
+            for (x1, y1, x2, y2), label in zip(drawn.boxes.tolist(), drawn.labels.tolist(), strict=True):
                 content["annotations"].append(
                     {
                         "id": len(content["annotations"]) + 1,
@@ -161,4 +117,3 @@ def _write(folder: Path, options: DigitsOptions) -> None:
                     }
                 )
         (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content), "utf-8")
-    (folder / _MARK).write_text(_mark(options), "utf-8")

@@ -1,6 +1,7 @@
-"""Draw one canvas of the embedded data set: digits of scikit-learn on a clouded gradient."""
+"""Draw one canvas of the embedded data sets: digits of scikit-learn on a clouded gradient."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
@@ -13,16 +14,36 @@ _VAL_SHARE = 5
 """Every fifth digit picture is used for val only, so that no stroke occurs in both splits."""
 
 
-def canvas(
-    split: Literal["train", "val"], index: int, *, size: int, seed: int
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Return picture (size, size, 3) RGB, boxes (N, 4) xyxy in whole pixels around the ink, labels (N,). N is 1 to
-    6."""
+_INK = 0.4
+"""Opacity from which a pixel belongs to a digit's box."""
+_CORE, _EDGE = 0.6, 0.2
+"""Opacity from which a pixel surely belongs to a digit, and up to which it surely does not."""
+UNCERTAIN = 255
+"""Class index of the pixels between, on the edge of a stroke."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Canvas:
+    """A picture of digits with its labels. N is 1 to 6."""
+
+    picture: NDArray[np.uint8]
+    """(size, size, 3) RGB."""
+    boxes: NDArray[np.int64]
+    """(N, 4) xyxy in whole pixels around the ink."""
+    labels: NDArray[np.int64]
+    """(N,)"""
+    mask: NDArray[np.uint8]
+    """(size, size): 0, or 1 + the digit whose ink is there, or ``UNCERTAIN``."""
+
+
+def canvas(split: Literal["train", "val"], index: int, *, size: int, seed: int) -> Canvas:
+    """Draw a canvas, a function of its arguments alone."""
     rng = np.random.Generator(np.random.PCG64([seed, ("train", "val").index(split), index]))
     picture = _background(rng, size)
     strokes, classes = _strokes(split)
     boxes: list[tuple[int, int, int, int]] = []
     labels: list[int] = []
+    mask = np.zeros((size, size), dtype=np.uint8)
     for _ in range(int(rng.integers(2, 7))):
         stroke_index = int(rng.integers(len(strokes)))
         ink = _ink(strokes[stroke_index], rng, height_px=size * rng.uniform(0.18, 0.45))
@@ -31,12 +52,20 @@ def canvas(
             continue
         left, top = place
         _paint(picture[top : top + ink.shape[0], left : left + ink.shape[1]], ink, rng)
-        is_ink = ink > 0.4
+        part = mask[top : top + ink.shape[0], left : left + ink.shape[1]]
+        part[ink > _EDGE] = UNCERTAIN
+        part[ink >= _CORE] = 1 + classes[stroke_index]
+        is_ink = ink > _INK
         rows, columns = np.flatnonzero(is_ink.any(axis=1)), np.flatnonzero(is_ink.any(axis=0))
         boxes.append((left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1))
         labels.append(int(classes[stroke_index]))
     pixels = np.clip(np.rint(picture), 0, 255).astype(np.uint8)
-    return pixels, np.array(boxes, dtype=np.int64).reshape(-1, 4), np.array(labels, dtype=np.int64)
+    return Canvas(
+        picture=pixels,
+        boxes=np.array(boxes, dtype=np.int64).reshape(-1, 4),
+        labels=np.array(labels, dtype=np.int64),
+        mask=mask,
+    )
 
 
 @cache
@@ -76,7 +105,7 @@ def _ink(stroke: NDArray[np.float32], rng: np.random.Generator, *, height_px: fl
     matrix[0, 2] += (1 - stretch) * fine_px / 2
     enlarged = cv2.GaussianBlur(cv2.warpAffine(enlarged, matrix, (fine_px, fine_px)), (0, 0), 3)
     edge = 1 / (1 + np.exp(-(enlarged - 0.52) * 24))
-    is_ink = edge > 0.4
+    is_ink = edge > _INK
     rows, columns = np.flatnonzero(is_ink.any(axis=1)), np.flatnonzero(is_ink.any(axis=0))
     cropped = edge[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     width_px = max(3, round(cropped.shape[1] * height_px / cropped.shape[0]))

@@ -1,0 +1,58 @@
+"""What networks for segmentation share: their input, their loss and their predictions. Needs a bound framework.
+
+Shape letters: B batch, S side of the input in pixels, C classes, H and W of a feature map.
+"""
+
+from collections.abc import Sequence
+
+from mtrain.core import ops
+from mtrain.core.interfaces import Batch, Collective, Tensor
+
+IGNORED = 255
+"""Class index of pixels that count nowhere."""
+
+
+def normalised(batch: Batch, *, mean: Sequence[float], std: Sequence[float], dtype: str) -> Tensor:
+    """Return the pictures of ``batch["pixels"]``, uint8 (B, S, S, 4), as (B, 3, S, S) of a type.
+
+    Args:
+        batch: A micro batch.
+        mean: Mean of red, green and blue in 0..1, which is subtracted.
+        std: Deviation of red, green and blue in 0..1, by which is divided.
+        dtype: Type of the network's weights.
+    """
+    x_BSS3 = ops.astype(batch["pixels"][:, :, :, :3], "float64" if dtype == "float64" else "float32") / 255
+    mean_3 = ops.asarray(list(mean), like=x_BSS3, dtype=ops.dtype(x_BSS3))
+    std_3 = ops.asarray(list(std), like=x_BSS3, dtype=ops.dtype(x_BSS3))
+    return ops.permute_dims(ops.astype((x_BSS3 - mean_3) / std_3, dtype), (0, 3, 1, 2))
+
+
+def wide(logits_BCSS: Tensor) -> Tensor:
+    """Return logits in float32, or in float64 if they have it."""
+    return logits_BCSS if ops.dtype(logits_BCSS) == "float64" else ops.astype(logits_BCSS, "float32")
+
+
+def pixel_loss(logits_BCSS: Tensor, batch: Batch, *, label_smoothing: float, collective: Collective) -> Tensor:
+    """Compute the cross entropy over pixels with a class; every rank must call equally often.
+
+    The sum is divided by the number of such pixels of a rank's micro batch, averaged over ranks and at least 1. So the mean
+    over ranks is the mean over the pixels of all of them, however they are distributed.
+    """
+    count = ops.shape(logits_BCSS)[1]
+    classes_P = ops.reshape(ops.astype(batch["pixels"][:, :, :, 3], "int64"), (-1,))
+    logits_PC = ops.reshape(ops.permute_dims(logits_BCSS, (0, 2, 3, 1)), (-1, count))
+    labelled_P = classes_P != IGNORED
+    losses_P = ops.cross_entropy(
+        logits_PC, ops.where(labelled_P, classes_P, ops.zeros_like(classes_P)), label_smoothing=label_smoothing
+    )
+    pixels = ops.astype(ops.sum(labelled_P), ops.dtype(logits_BCSS))
+    return ops.sum(ops.where(labelled_P, losses_P, 0.0)) / ops.clip(collective.all_reduce(pixels, "mean"), 1.0)
+
+
+def predicted(logits_BCSS: Tensor) -> dict[str, Tensor]:
+    """Return ``classes`` uint8 (B, S, S), the most probable one of each pixel, and ``certainty``, its probability in 255ths."""
+    highest_BSS = ops.max(ops.softmax(logits_BCSS, 1), axis=1)
+    return {
+        "classes": ops.astype(ops.argmax(logits_BCSS, axis=1), "uint8"),
+        "certainty": ops.astype(ops.round(highest_BSS * 255), "uint8"),
+    }

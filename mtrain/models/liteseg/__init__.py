@@ -1,0 +1,1 @@
+"""A real-time network for segmentation."""

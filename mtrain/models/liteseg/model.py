@@ -1,0 +1,37 @@
+"""A real-time segmentation network in the manner of PP-LiteSeg as a model plugin. Only ``build`` needs a framework."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import BaseModel, Field
+
+from mtrain.core.interfaces import Collective, Module, Task
+from mtrain.models.common.segmenter import Segmenter, SegmenterOptions
+
+
+class LiteSegOptions(SegmenterOptions):
+    """Options of the network, given in the spec as ``model.options``."""
+
+    width: Annotated[int, Field(ge=8, multiple_of=8)] = 64
+    """Channels at a quarter of the size; the three stages after it have 4, 8 and 16 times as many."""
+    blocks: Annotated[int, Field(ge=1)] = 2
+    """Modules of each stage."""
+    decoder: tuple[int, int, int] = (32, 64, 128)
+    """Channels of the decoder at an eighth, a sixteenth and a thirty-second of the size."""
+
+
+class LiteSeg(Segmenter):
+    """A network of the design of PP-LiteSeg: Peng et al. 2022 (arXiv 2204.02681), on the encoder of STDC: Fan et al. 2021
+    (arXiv 2104.13188); 6.7 million parameters."""
+
+    Options: ClassVar[type[BaseModel]] = LiteSegOptions
+
+    @property
+    def stride(self) -> int:
+        """Return the factor between the input and the smallest feature map."""
+        return 32
+
+    def build(self, task: Task, collective: Collective) -> Module:
+        """Build the network (``models.liteseg.network.Network``) on the bound framework."""
+        from mtrain.models.liteseg.network import Network
+
+        return Network(self.options, class_count=len(task.class_names), collective=collective)

@@ -1,0 +1,1 @@
+"""A U-Net for segmentation."""

@@ -1,0 +1,1 @@
+"""Segmentation: predict a class for each pixel of a picture."""

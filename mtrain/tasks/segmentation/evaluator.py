@@ -1,0 +1,118 @@
+"""Compute mean IoU over all ranks, counting every picture once, from the exact confusion matrix of pixels.
+
+Predictions are compared with the masks in the pixels of the pictures as they are, not in those of the network's input.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.core.interfaces import Array, HostBatch
+from mtrain.data.images.indexed import IGNORED
+from mtrain.tasks.segmentation.fitting import Resize, back
+from mtrain.tasks.segmentation.masks import MaskedPictures
+
+DRAWN = 12
+"""Number of pictures whose predictions are kept to be drawn."""
+_NAMED = 5
+"""Number of confusions that the remarks list."""
+
+
+class MaskEvaluator:
+    """Implements ``core.interfaces.Evaluator`` for segmentation.
+
+    ``iou/<class>``: of the pixels that have the class in truth or prediction, the share that has it in both; pixels without
+    a class count nowhere. ``miou``: mean over the classes that occur in either. ``pixel_accuracy``: share of all pixels
+    with a class that are predicted right.
+    """
+
+    figures: ClassVar[Sequence[str]] = ("miou", "pixel_accuracy", "score")
+    headline: ClassVar[Sequence[str]] = ("miou", "pixel_accuracy")
+
+    def __init__(self, split: MaskedPictures, *, resize: Resize) -> None:
+        self._split = split
+        self._resize: Resize = resize
+        self._drawn = {int(index) for index in np.linspace(0, len(split) - 1, min(DRAWN, len(split)))}
+        self._counts: dict[int, dict[str, Any]] = {}
+        self.confusion = np.zeros((len(split.class_names),) * 2, dtype=np.int64)
+        """(C, C) number of pixels of the last result by true (row) and predicted class (column)."""
+
+    def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
+        """Add the predictions of one micro batch: ``batch["index"]`` int64 (B,), and B mappings with ``classes`` uint8
+        (S, S). A picture that was already added is skipped.
+
+        Raises:
+            DataError: a mask cannot be read.
+        """
+        for number, prediction in zip(batch["index"], predictions, strict=True):
+            index = int(number)
+            if index in self._counts:
+                continue
+            size_wh = self._split.size(index)
+            predicted = back(prediction["classes"], size_wh, resize=self._resize)
+            codes, counts = _pairs(self._split.mask(index, size_wh), predicted, len(self._split.class_names))
+            drawn = compressed(predicted) if index in self._drawn else b""
+            self._counts[index] = {"codes": codes, "counts": counts, "drawn": drawn}
+
+    def partial(self) -> dict[int, dict[str, Any]]:
+        """Return by sample index the pairs of classes that occur, ``codes`` (true * C + predicted), with their number of
+        pixels ``counts``, and for some pictures the predicted classes, ``drawn``."""
+        return self._counts
+
+    def result(self, partials: Sequence[Mapping[int, Mapping[str, Any]]]) -> dict[str, float]:
+        """Return ``score`` (the mean IoU), ``miou``, ``pixel_accuracy``, and ``iou/<class>`` of classes that occur."""
+        union = {index: pairs for partial in partials for index, pairs in partial.items()}
+        flat = np.zeros(self.confusion.size, dtype=np.int64)
+        for pairs in union.values():
+            flat[pairs["codes"]] += pairs["counts"]
+        self.confusion = flat.reshape(self.confusion.shape)
+        right = self.confusion.diagonal()
+        either = self.confusion.sum(axis=0) + self.confusion.sum(axis=1) - right
+        by_class = {
+            name: float(right[label] / either[label])
+            for label, name in enumerate(self._split.class_names)
+            if either[label]
+        }
+        mean = float(np.mean(list(by_class.values()))) if by_class else 0.0
+        accuracy = float(right.sum() / max(self.confusion.sum(), 1))
+        figures = {"score": mean, "miou": mean, "pixel_accuracy": accuracy}
+        return figures | {f"iou/{name}": share for name, share in by_class.items()}
+
+    def remarks(self) -> list[str]:
+        """Report the most frequent confusions between classes."""
+        mistakes = self.confusion - np.diag(self.confusion.diagonal())
+        if not mistakes.any():
+            return []
+        names, total = self._split.class_names, self.confusion.sum()
+        order = np.argsort(-mistakes, axis=None, kind="stable")[:_NAMED]
+        pairs = [(int(code) // len(names), int(code) % len(names)) for code in order]
+        parts = [
+            f"{names[true]} as {names[predicted]} ({mistakes[true, predicted] / total:.1%})"
+            for true, predicted in pairs
+            if mistakes[true, predicted]
+        ]
+        return [f"wrong pixels: {mistakes.sum() / total:.1%} of all, most often {', '.join(parts)}"]
+
+
+def _pairs(
+    mask: NDArray[np.uint8], predicted: NDArray[np.uint8], class_count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the codes of the pairs of classes that occur, and their number of pixels."""
+    labelled = mask != IGNORED
+    codes = mask[labelled].astype(np.int64) * class_count + predicted[labelled]
+    counts = np.bincount(codes, minlength=class_count**2)
+    occurring = np.flatnonzero(counts)
+    return occurring, counts[occurring]
+
+
+def compressed(values: NDArray[np.uint8]) -> bytes:
+    """Return a map of bytes as it travels between ranks; see ``expanded``."""
+    return zlib.compress(np.ascontiguousarray(values).tobytes(), 1)
+
+
+def expanded(content: bytes, size_wh: tuple[int, int]) -> Array:
+    """Return the map uint8 (H, W) from which ``compressed`` made ``content``."""
+    return np.frombuffer(zlib.decompress(content), dtype=np.uint8).reshape(size_wh[1], size_wh[0])

@@ -1,0 +1,141 @@
+"""Segment pictures without labels, and write the predictions to files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from mtrain.core.interfaces import HostBatch, Task
+from mtrain.data.images.drawing import save_picture
+from mtrain.data.images.indexed import write_indices
+from mtrain.data.images.readable import unreadable
+from mtrain.data.reading import listed, unique_stems
+from mtrain.errors import DataError
+from mtrain.report.reporter import write_json
+from mtrain.tasks.description import describe_task
+from mtrain.tasks.segmentation.drawing import overlay
+from mtrain.tasks.segmentation.evaluator import compressed, expanded
+from mtrain.tasks.segmentation.fitting import back
+from mtrain.tasks.segmentation.masks import MaskedPictures
+from mtrain.tasks.segmentation.section import data_of
+from mtrain.tasks.segmentation.source import SegmentationSource
+
+if TYPE_CHECKING:
+    from mtrain.data.loader.pool import PooledSource
+    from mtrain.spec.model import Spec
+
+
+class MaskCollector:
+    """Implements ``core.interfaces.Evaluator`` for pictures without labels: it keeps the predictions."""
+
+    figures: ClassVar[Sequence[str]] = ()
+    headline: ClassVar[Sequence[str]] = ()
+
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[str, bytes]] = {}
+
+    def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
+        """Keep the predictions of one micro batch."""
+        for index, prediction in zip(batch["index"], predictions, strict=True):
+            self._kept.setdefault(int(index), {name: compressed(prediction[name]) for name in ("classes", "certainty")})
+
+    def partial(self) -> dict[int, dict[str, bytes]]:
+        """Return the compressed maps ``classes`` and ``certainty`` by sample index."""
+        return self._kept
+
+    def result(self, partials: Sequence[Any]) -> dict[str, float]:
+        """Return no figures: there is no truth."""
+        return {}
+
+    def remarks(self) -> list[str]:
+        """Return nothing."""
+        return []
+
+
+class SegmentationPictures:
+    """Pictures to predict on. Implements ``PictureData`` of ``core.interfaces`` for segmentation."""
+
+    def __init__(self, spec: "Spec", pictures: MaskedPictures) -> None:
+        self._spec = spec
+        self._section = data_of(spec)
+        self._pictures = pictures
+
+    def task(self) -> Task:
+        """Return the facts that a model needs before it is built."""
+        return describe_task("segmentation", self._spec, self._pictures.class_names)
+
+    def sources(self) -> "Mapping[str, PooledSource]":
+        """Return the pictures as the source ``val``."""
+        data = self._section
+        return {"val": SegmentationSource(self._pictures, side=data.image_size, resize=data.resize)}
+
+    def length(self, split: str) -> int:
+        """Return the number of pictures."""
+        return len(self._pictures)
+
+    def statistics(self) -> Mapping[str, Any]:
+        """Return no statistics: the pictures have no labels."""
+        return {}
+
+    def evaluator(self) -> MaskCollector:
+        """Create an evaluator that only collects predictions; there is no ground truth."""
+        return MaskCollector()
+
+    def write(
+        self,
+        partial: Mapping[int, Mapping[str, bytes]],
+        out: Path,
+        *,
+        confidence: float,
+        draw: bool,
+        names: Mapping[Path, str] | None = None,
+    ) -> None:
+        """Write for each picture a PNG of its class indices, of its size and with the palette of Pascal VOC.
+
+        ``predictions.json`` has an entry for each class of a picture whose pixels have a mean probability of at least
+        ``confidence``: ``file_name``, ``class``, ``label``, ``score`` (that mean), ``share`` (of the picture's pixels) and
+        ``mask`` (the PNG). With ``draw`` each picture is written too, with its classes in colour.
+        """
+        out.mkdir(parents=True, exist_ok=True)
+        files = self._pictures.pictures
+        stems = unique_stems(files)
+        rows: list[dict[str, Any]] = []
+        for index, maps in sorted(partial.items()):
+            picture = self._pictures.picture(index)
+            size_wh, side = (picture.shape[1], picture.shape[0]), self._section.image_size
+            classes, certainty = (
+                back(np.asarray(expanded(maps[name], (side, side))), size_wh, resize=self._section.resize)
+                for name in ("classes", "certainty")
+            )
+            write_indices(classes, out / f"{stems[index]}.png")
+            for label in np.unique(classes).tolist():
+                of_class = classes == label
+                score = float(certainty[of_class].mean() / 255)
+                if score >= confidence:
+                    rows.append(
+                        {
+                            "file_name": (names or {}).get(files[index], str(files[index])),
+                            "class": self._pictures.class_names[label],
+                            "label": label,
+                            "score": score,
+                            "share": float(of_class.mean()),
+                            "mask": f"{stems[index]}.png",
+                        }
+                    )
+            if draw:
+                save_picture(overlay(picture, classes), out / f"{stems[index]}.jpg")
+        write_json(out / "predictions.json", rows)
+
+
+def unlabelled(files: Sequence[Path], *, class_names: Sequence[str], max_pixels: int) -> MaskedPictures:
+    """Pictures in the order of their names, which are decoded when they are needed.
+
+    Raises:
+        DataError: some cannot be read; all of them are named.
+    """
+    files = sorted(files)
+    problems = [f"{file}: {reason}" for file, reason in unreadable(files, max_pixels=max_pixels).items()]
+    if problems:
+        raise DataError(f"{len(problems)} of {len(files)} pictures cannot be read:\n{listed(problems)}")
+    return MaskedPictures(pictures=files, masks=(), class_names=tuple(class_names), max_pixels=max_pixels)

@@ -1,0 +1,178 @@
+"""The segmentation models: sizes, loss of pixels with a class alone, shards that add up, training equal on torch and Paddle."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtrain.core import noise, ops
+from mtrain.core.interfaces import Task
+from mtrain.errors import SpecError
+from mtrain.models.liteseg.model import LiteSeg, LiteSegOptions
+from mtrain.models.unet.model import UNet, UNetOptions
+from tests.models.sgd import Descent, arrays
+from tests.models.yolov5_small import shapes_of
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden_segmenters.json"
+SMALL = {
+    "unet": UNet(UNetOptions(width=4, depth=2, dropout=0.25)),
+    "liteseg": LiteSeg(LiteSegOptions(width=8, blocks=1, decoder=(4, 6, 8))),
+}
+TASK = Task(kind="segmentation", class_names=("none", "a", "b"), image_size=32, global_batch=4)
+SIDE = 32
+
+
+class Ranks:
+    """Stands for the communication among ranks: the mean over ranks is given."""
+
+    rank = local_rank = 0
+    size = 1
+
+    def __init__(self, mean=None):
+        self.mean = mean
+
+    def all_reduce(self, x, op):
+        assert op == "mean"
+        return ops.detach(x) if self.mean is None else ops.full((), self.mean, like=x)
+
+
+def network(framework, name, *, dtype="float64", mean=None):
+    plugin = SMALL[name]
+    built = plugin.build(TASK, Ranks(mean))
+    framework.load(built, plugin.initial(shapes_of(framework, built), TASK, seed=0))
+    built = framework.to(built, dtype)
+    built.train()
+    return built
+
+
+def batch(framework, seed=0, *, keep=slice(None)):
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (4, SIDE, SIDE, 4), dtype=np.uint8)
+    pixels[..., 3] = rng.integers(0, 3, (4, SIDE, SIDE))
+    pixels[..., :3] //= 4
+    pixels[..., :3] += (pixels[..., 3] * 60)[..., None]
+    pixels[0, :10, :, 3] = 255
+    keys = noise.sample_keys(0, seed, np.arange(4))
+    return {"pixels": framework.tensor(pixels[keep]), "random_key": framework.tensor(keys[keep])}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_training_returns_a_loss_and_evaluation_a_class_and_its_probability_for_each_pixel(framework, name):
+    built = network(framework, name, dtype="float32")
+    assert set(built(batch(framework))) == {"total"}
+    built.eval()
+    output = {key: ops.to_numpy(x) for key, x in built({"pixels": batch(framework)["pixels"]}).items()}
+    assert {key: (x.dtype, x.shape) for key, x in output.items()} == dict.fromkeys(
+        ("classes", "certainty"), (np.uint8, (4, SIDE, SIDE))
+    )
+    assert output["classes"].max() <= 2
+    assert output["certainty"].min() >= 85  # the most probable of three
+    one = SMALL[name].predictions(output, {})[1]
+    np.testing.assert_array_equal(one["classes"], output["classes"][1])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_pixels_without_a_class_have_no_part_in_the_loss(framework, name):
+    built = network(framework, name)
+    first = batch(framework)
+    pixels = np.array(ops.to_numpy(first["pixels"]))
+    losses = []
+    for fill in (0, 255):
+        pixels[1:, ..., 3] = fill if fill == 255 else pixels[1:, ..., 3]
+        losses.append(float(ops.to_numpy(built({**first, "pixels": framework.tensor(pixels)})["total"])))
+    assert losses[0] != losses[1]
+    pixels[..., 3] = 255
+    nothing = built({**first, "pixels": framework.tensor(pixels)})["total"]
+    assert float(ops.to_numpy(nothing)) == 0
+    assert not any(x.any() for x in framework.gradients(nothing, list(framework.parameters(built).values())))
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_the_labelled_pixels(framework):
+    from mtrain.models.common.pixels import pixel_loss
+
+    rng = np.random.default_rng(1)
+    logits, pixels = rng.normal(size=(2, 3, 4, 4)), np.zeros((2, 4, 4, 4), np.uint8)
+    pixels[..., 3] = rng.integers(0, 3, (2, 4, 4))
+    pixels[0, 0, :, 3] = 255
+    logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    chosen = [logs[b, pixels[b, i, j, 3], i, j] for b, i, j in np.ndindex(2, 4, 4) if pixels[b, i, j, 3] != 255]
+    tensors = {"pixels": framework.tensor(pixels)}
+    found = pixel_loss(framework.tensor(logits), tensors, label_smoothing=0.0, collective=Ranks())
+    assert float(ops.to_numpy(found)) == pytest.approx(-np.mean(chosen), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_losses_of_shards_have_the_mean_of_the_whole(framework, name):
+    """In evaluation statistics, since BatchNorm's over a shard are others; half of the pixels count on the first shard."""
+    from mtrain.models.common.pixels import normalised, pixel_loss
+
+    built = network(framework, name)
+    built.eval()
+
+    def loss(share, mean):
+        tensors = batch(framework, keep=share)
+        x = normalised(tensors, mean=(0.5,) * 3, std=(0.5,) * 3, dtype="float64")
+        y = built.logits(x, None) if name == "unet" else ops.resize_bilinear(built.logits(x), (SIDE, SIDE))
+        return float(ops.to_numpy(pixel_loss(y, tensors, label_smoothing=0.1, collective=Ranks(mean))))
+
+    labelled = np.count_nonzero(ops.to_numpy(batch(framework)["pixels"])[..., 3] != 255)
+    parts = [loss(slice(0, 1), labelled / 2), loss(slice(1, 4), labelled / 2)]
+    assert np.mean(parts) == pytest.approx(loss(slice(None), None), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_gradients_are_the_slopes_of_the_loss(framework, name):
+    built, tensors = network(framework, name), batch(framework)
+    parameters = framework.parameters(built)
+    total = built(tensors)["total"]
+    actual = dict(zip(parameters, framework.gradients(total, list(parameters.values())), strict=True))
+    rng, step, values = np.random.default_rng(3), 1e-7, arrays(parameters)
+    for key in list(values)[:: max(len(values) // 8, 1)]:
+        direction = rng.normal(size=values[key].shape)
+        ends = []
+        for sign in (1, -1):
+            framework.load(built, {key: values[key] + sign * step * direction})
+            ends.append(float(ops.to_numpy(built(tensors)["total"])))
+        framework.load(built, {key: values[key]})
+        assert (actual[key] * direction).sum() == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-3, abs=1e-6), (
+            key
+        )
+
+
+def trained(framework, name, updates=10):
+    built = network(framework, name)
+    rule, losses = Descent(framework, built, rate=0.02, momentum=0.9), []
+    for update in range(updates):
+        total = built(batch(framework, update % 3))["total"]
+        losses.append(float(ops.to_numpy(total)))
+        rule.step(total)
+    return losses
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_ten_updates_in_float64_are_the_stored_ones_on_every_framework(framework, name):
+    """The numbers were computed with torch; Paddle is held to them."""
+    losses = trained(framework, name)
+    assert losses[-1] < losses[0]
+    np.testing.assert_allclose(losses, json.loads(GOLDEN.read_text())[name], rtol=1e-9)
+
+
+def test_pyramid_pooling_averages_every_line_once_or_in_two_neighbours(framework):
+    from mtrain.models.liteseg.blocks import averaged
+
+    x = np.random.default_rng(0).normal(size=(2, 3, 7, 5))
+    found = ops.to_numpy(averaged(framework.tensor(x), 4))
+    for i, j in np.ndindex(4, 4):
+        part = x[:, :, i * 7 // 4 : -(-(i + 1) * 7 // 4), j * 5 // 4 : -(-(j + 1) * 5 // 4)]
+        np.testing.assert_allclose(found[:, :, i, j], part.mean((2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(ops.to_numpy(averaged(framework.tensor(x), 1))[:, :, 0, 0], x.mean((2, 3)), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "stride"), [("unet", 4), ("liteseg", 32)])
+def test_what_does_not_fit_is_refused_with_the_nearest(name, stride):
+    task = Task(kind="segmentation", class_names=("a",), image_size=33, global_batch=1)
+    with pytest.raises(SpecError) as caught:
+        SMALL[name].prepare_task(task, {})
+    assert f"33 is not a multiple of {stride} as this model needs; use 32" in caught.value.problems[0]
+    assert "1 classes; segmentation needs at least two" in caught.value.problems[1]
