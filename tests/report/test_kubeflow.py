@@ -1,0 +1,222 @@
+"""The progress of a TrainJob reaches Kubeflow's status server, here one on loopback over HTTPS, and never harms the job."""
+
+import json
+import logging
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtrain.report import kubeflow
+from mtrain.report.kubeflow import KubeflowReport, StatusServer, with_progress
+from mtrain.report.reporter import SilentReporter
+
+
+@dataclass
+class Kubeflow:
+    """What a status server was sent."""
+
+    folder: Path
+    port: int = 0
+    code: int = 200
+    statuses: list[dict[str, Any]] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def environ(self) -> dict[str, str]:
+        path = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/first/status"
+        return {
+            kubeflow.URL: f"https://localhost:{self.port}{path}",
+            kubeflow.CERTIFICATE: str(self.folder / "ca.crt"),
+            kubeflow.TOKEN: str(self.folder / "token"),
+        }
+
+    def report(self, *, interval_s: float) -> KubeflowReport:
+        server = StatusServer(
+            self.environ()[kubeflow.URL], certificate=self.folder / "ca.crt", token=self.folder / "token"
+        )
+        return KubeflowReport(SilentReporter(), server, interval_s=interval_s)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("certificate")
+    words = "-x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "ca.crt")]
+    subprocess.run(["openssl", "req", *words.split(), *files], check=True, capture_output=True)
+    (folder / "token").write_text("first\n")
+    return folder
+
+
+@contextmanager
+def _served(folder: Path) -> Iterator[Kubeflow]:
+    state = Kubeflow(folder)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            assert self.path.endswith("/namespaces/team/trainjobs/first/status")
+            state.statuses.append(json.loads(body))
+            state.tokens.append(self.headers["Authorization"])
+            state.times.append(time.monotonic())
+            self.send_response(state.code)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "ca.crt", folder / "key.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    state.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def server(certificate) -> Iterator[Kubeflow]:
+    with _served(certificate) as state:
+        yield state
+
+
+def _record(update: int, *, total: int | None = 10, **losses: float) -> dict[str, Any]:
+    return {"update": update, "total_updates": total, "losses": {"total": 1.5, **losses}, "rate": 0.01}
+
+
+def _metrics(status: dict[str, Any]) -> dict[str, str]:
+    return {metric["name"]: metric["value"] for metric in status["trainerStatus"]["metrics"]}
+
+
+def test_the_status_is_one_that_kubeflows_model_reads_whole(server):
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="the extra kube is not installed")
+    report = server.report(interval_s=0.0)
+    for update in range(4):
+        report.update(_record(update, box=0.25, obj=float("nan")))
+        time.sleep(0.1)
+    report.evaluation({"AP": 0.5}, update=4, epoch=0)
+    report.update(_record(4))
+    report.close({"reason": "done"})
+    for status in server.statuses:
+        read = models.TrainerV1alpha1UpdateTrainJobStatusRequest.from_dict(status)
+        assert set(read.to_dict()["trainerStatus"]) == set(status["trainerStatus"])
+    first, last = server.statuses[0], server.statuses[-1]
+    assert first["trainerStatus"]["progressPercentage"] == 10
+    assert _metrics(first) == {"loss": "1.5", "loss_box": "0.25", "rate": "0.01"}
+    assert (last["trainerStatus"]["progressPercentage"], last["trainerStatus"]["estimatedRemainingSeconds"]) == (100, 0)
+    assert _metrics(last)["AP"] == "0.5"
+
+
+def test_a_job_that_is_ended_is_not_complete(server):
+    report = server.report(interval_s=0.0)
+    report.update(_record(9))
+    time.sleep(0.3)
+    report.close({"reason": "interrupted"})
+    assert [status["trainerStatus"]["progressPercentage"] for status in server.statuses] == [99]
+
+
+def test_requests_keep_their_interval_and_the_newest_status_is_sent(server):
+    report = server.report(interval_s=1.0)
+    for update in range(100):
+        report.update(_record(update, total=100))
+        time.sleep(0.015)
+    report.close({"reason": "done"})
+    gaps = [later - earlier for earlier, later in zip(server.times, server.times[1:-1], strict=False)]
+    assert 2 <= len(server.statuses) <= 5
+    assert min(gaps, default=1.0) > 0.5
+    assert server.statuses[-1]["trainerStatus"]["progressPercentage"] == 100
+
+
+def test_a_token_that_was_renewed_is_read_again(server, certificate):
+    report = server.report(interval_s=0.0)
+    for token in ("first", "second"):
+        (certificate / "token").write_text(token)
+        report.update(_record(1))
+        time.sleep(0.5)
+    report.close({"reason": "failed"})
+    assert server.tokens == ["Bearer first", "Bearer second"]
+
+
+@pytest.mark.parametrize("fault", ["nobody", "refusing", "no token", "another certificate", "silent"])
+def test_a_server_that_fails_costs_one_warning_and_no_more_than_its_time(
+    server, certificate, tmp_path, monkeypatch, caplog, fault
+):
+    monkeypatch.setattr(kubeflow, "TIMEOUT_S", 0.5)
+    silent = socket.create_server(("127.0.0.1", 0))
+    if fault == "refusing":
+        server.code = 500
+    if fault in ("nobody", "silent"):
+        server.port = silent.getsockname()[1]
+    if fault == "nobody":
+        silent.close()
+    report = server.report(interval_s=0.0)
+    if fault == "no token":
+        report._server._token = tmp_path / "absent"
+    if fault == "another certificate":
+        report._server._certificate = Path(ssl.get_default_verify_paths().cafile or tmp_path / "absent")
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        for update in range(3):
+            report.update(_record(update))
+            time.sleep(0.2)
+        report.close({"reason": "done"})
+    silent.close()
+    assert time.monotonic() - began < 10
+    assert [entry.message.partition(":")[0] for entry in caplog.records] == [
+        "the progress cannot be sent to Kubeflow, and the job goes on without"
+    ]
+
+
+def test_without_kubeflows_variables_nothing_is_started(server):
+    report = SilentReporter()
+    assert with_progress(report, {}) is report
+    for name in server.environ():
+        assert with_progress(report, {key: value for key, value in server.environ().items() if key != name}) is report
+    plain = {**server.environ(), kubeflow.URL: "http://localhost/status"}  # the token would be readable on the way
+    assert with_progress(report, plain) is report
+
+
+def test_a_job_sends_its_progress(server, tmp_path, monkeypatch):
+    for name, value in server.environ().items():
+        monkeypatch.setenv(name, value)
+    values = [
+        "train.epochs=null",
+        "train.updates=2",
+        "data.image_size=64",
+        "report.plots=false",
+        "report.tensorboard=false",
+    ]
+    argv = [
+        sys.executable,
+        "-m",
+        "mtrain",
+        "train",
+        "-c",
+        "digits",
+        "-b",
+        "ddp",
+        "--nproc-per-node",
+        "2",
+        "-o",
+        *values,
+    ]
+    result = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    assert server.statuses[-1]["trainerStatus"]["progressPercentage"] == 100
+    assert "loss" in _metrics(server.statuses[-1])
+    assert all(token.startswith("Bearer ") for token in server.tokens)
