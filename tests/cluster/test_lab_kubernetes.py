@@ -27,8 +27,8 @@ VALUES = {"train__updates": UPDATES, "evaluate__at_end": "false", "checkpoint__e
 NAMES_COME_S = 0.0
 """Seconds after the pods' start in which a headless Service does not know them."""
 RUNS, DATA = "/home/runs", "/home/data"
-CACHES: dict[str, set[str]] = {"ddp": set(), "horovod": set(), "deepspeed": set(), "fleet": set()}
-"""Files that a job leaves outside of its run folder."""
+CACHES = {"deepspeed": {f"{pod}/.config/mlflow/telemetry.json" for pod in range(2)}}
+"""Files that a job leaves outside of its run folder: DeepSpeed imports MLflow where it is installed, which writes them."""
 OWN_MOUNTS = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
 
 
@@ -168,7 +168,7 @@ def test_pods_that_are_ended_at_once_and_replaced_learn_what_one_host_learns(job
         assert played.codes() == [0, 0], played.text()
         assert sorted(set(played.job.updates())) == list(range(UPDATES))
         actual, written = played.job.summary(), played.written()
-    assert written <= CACHES[backend], written - CACHES[backend]
+    assert written <= CACHES.get(backend, set())
     one = jobs.on_one(f"{name}-one", ranks=2, backend=backend, **VALUES)
     assert one.finish().code == 0, one.leader.text
     assert {key: actual[key] for key in SAME} == {key: one.summary()[key] for key in SAME}

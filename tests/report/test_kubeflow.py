@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from mtrain.report import kubeflow
-from mtrain.report.kubeflow import KubeflowReport, StatusServer, with_progress
-from mtrain.report.reporter import SilentReporter
+from mtrain.core.reporter import ReportedRun, Reporter
+from mtrain.reporters import kubeflow
+from mtrain.reporters.kubeflow import server_of
 
 
 @dataclass
@@ -41,16 +41,26 @@ class Kubeflow:
             kubeflow.TOKEN: str(self.folder / "token"),
         }
 
-    def report(self, *, interval_s: float) -> KubeflowReport:
-        server = StatusServer(
-            self.environ()[kubeflow.URL], certificate=self.folder / "ca.crt", token=self.folder / "token"
-        )
-        return KubeflowReport(SilentReporter(), server, interval_s=interval_s)
+
+@pytest.fixture
+def reporter(monkeypatch, tmp_path) -> Callable[..., kubeflow.Kubeflow]:
+    """Makes a reporter in an environment that names a server."""
+
+    def make(server: Kubeflow, *, interval_s: float = 0.0, **other: str) -> kubeflow.Kubeflow:
+        for name, value in {**server.environ(), **other}.items():
+            monkeypatch.setenv(name, value)
+        run = ReportedRun(folder=tmp_path, rank=0, size=1, start_update=0, spec={})
+        return kubeflow.Kubeflow(Reporter.Options(), run, interval_s=interval_s)
+
+    return make
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("certificate")
+    return _certificate(tmp_path_factory.mktemp("certificate"))
+
+
+def _certificate(folder: Path) -> Path:
     words = "-x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "ca.crt")]
     subprocess.run(["openssl", "req", *words.split(), *files], check=True, capture_output=True)
@@ -96,22 +106,28 @@ def server(certificate) -> Iterator[Kubeflow]:
 
 
 def _record(update: int, *, total: int | None = 10, **losses: float) -> dict[str, Any]:
-    return {"update": update, "total_updates": total, "losses": {"total": 1.5, **losses}, "rate": 0.01}
+    return {
+        "update": update,
+        "total_updates": total,
+        "losses": {"total": 1.5, **losses},
+        "rate": 0.01,
+        "kind": "update",
+    }
 
 
 def _metrics(status: dict[str, Any]) -> dict[str, str]:
     return {metric["name"]: metric["value"] for metric in status["trainerStatus"]["metrics"]}
 
 
-def test_the_status_is_one_that_kubeflows_model_reads_whole(server):
+def test_the_status_is_one_that_kubeflows_model_reads_whole(server, reporter):
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="the extra kube is not installed")
-    report = server.report(interval_s=0.0)
+    report = reporter(server, interval_s=0.0)
     for update in range(4):
         report.update(_record(update, box=0.25, obj=float("nan")))
         time.sleep(0.1)
-    report.evaluation({"AP": 0.5}, update=4, epoch=0)
+    report.evaluation({"figures": {"AP": 0.5}, "update": 4, "epoch": 0})
     report.update(_record(4))
-    report.close({"reason": "done"})
+    report.end({"reason": "done"})
     for status in server.statuses:
         read = models.TrainerV1alpha1UpdateTrainJobStatusRequest.from_dict(status)
         assert set(read.to_dict()["trainerStatus"]) == set(status["trainerStatus"])
@@ -122,39 +138,39 @@ def test_the_status_is_one_that_kubeflows_model_reads_whole(server):
     assert _metrics(last)["AP"] == "0.5"
 
 
-def test_a_job_that_is_ended_is_not_complete(server):
-    report = server.report(interval_s=0.0)
+def test_a_job_that_is_ended_is_not_complete(server, reporter):
+    report = reporter(server, interval_s=0.0)
     report.update(_record(9))
     time.sleep(0.3)
-    report.close({"reason": "interrupted"})
+    report.end({"reason": "interrupted"})
     assert [status["trainerStatus"]["progressPercentage"] for status in server.statuses] == [99]
 
 
-def test_requests_keep_their_interval_and_the_newest_status_is_sent(server):
-    report = server.report(interval_s=1.0)
+def test_requests_keep_their_interval_and_the_newest_status_is_sent(server, reporter):
+    report = reporter(server, interval_s=1.0)
     for update in range(100):
         report.update(_record(update, total=100))
         time.sleep(0.015)
-    report.close({"reason": "done"})
+    report.end({"reason": "done"})
     gaps = [later - earlier for earlier, later in zip(server.times, server.times[1:-1], strict=False)]
     assert 2 <= len(server.statuses) <= 5
     assert min(gaps, default=1.0) > 0.5
     assert server.statuses[-1]["trainerStatus"]["progressPercentage"] == 100
 
 
-def test_a_token_that_was_renewed_is_read_again(server, certificate):
-    report = server.report(interval_s=0.0)
+def test_a_token_that_was_renewed_is_read_again(server, reporter, certificate):
+    report = reporter(server)
     for token in ("first", "second"):
         (certificate / "token").write_text(token)
         report.update(_record(1))
         time.sleep(0.5)
-    report.close({"reason": "failed"})
+    report.failure({"reason": "failed"})
     assert server.tokens == ["Bearer first", "Bearer second"]
 
 
 @pytest.mark.parametrize("fault", ["nobody", "refusing", "no token", "another certificate", "silent"])
 def test_a_server_that_fails_costs_one_warning_and_no_more_than_its_time(
-    server, certificate, tmp_path, monkeypatch, caplog, fault
+    server, reporter, certificate, tmp_path, monkeypatch, caplog, fault
 ):
     monkeypatch.setattr(kubeflow, "TIMEOUT_S", 0.5)
     silent = socket.create_server(("127.0.0.1", 0))
@@ -164,17 +180,16 @@ def test_a_server_that_fails_costs_one_warning_and_no_more_than_its_time(
         server.port = silent.getsockname()[1]
     if fault == "nobody":
         silent.close()
-    report = server.report(interval_s=0.0)
-    if fault == "no token":
-        report._server._token = tmp_path / "absent"
+    other = {"no token": {kubeflow.TOKEN: str(tmp_path / "absent")}}
     if fault == "another certificate":
-        report._server._certificate = Path(ssl.get_default_verify_paths().cafile or tmp_path / "absent")
+        other[fault] = {kubeflow.CERTIFICATE: str(_certificate(tmp_path) / "ca.crt")}
+    report = reporter(server, **other.get(fault, {}))
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
         for update in range(3):
             report.update(_record(update))
             time.sleep(0.2)
-        report.close({"reason": "done"})
+        report.end({"reason": "done"})
     silent.close()
     assert time.monotonic() - began < 10
     assert [entry.message.partition(":")[0] for entry in caplog.records] == [
@@ -183,12 +198,11 @@ def test_a_server_that_fails_costs_one_warning_and_no_more_than_its_time(
 
 
 def test_without_kubeflows_variables_nothing_is_started(server):
-    report = SilentReporter()
-    assert with_progress(report, {}) is report
+    assert server_of(server.environ()) is not None
     for name in server.environ():
-        assert with_progress(report, {key: value for key, value in server.environ().items() if key != name}) is report
+        assert server_of({key: value for key, value in server.environ().items() if key != name}) is None
     plain = {**server.environ(), kubeflow.URL: "http://localhost/status"}  # the token would be readable on the way
-    assert with_progress(report, plain) is report
+    assert server_of(plain) is None
 
 
 def test_a_job_sends_its_progress(server, tmp_path, monkeypatch):
@@ -198,23 +212,11 @@ def test_a_job_sends_its_progress(server, tmp_path, monkeypatch):
         "train.epochs=null",
         "train.updates=2",
         "data.image_size=64",
+        "evaluate.at_end=false",
         "report.plots=false",
-        "report.tensorboard=false",
     ]
-    argv = [
-        sys.executable,
-        "-m",
-        "mtrain",
-        "train",
-        "-c",
-        "digits",
-        "-b",
-        "ddp",
-        "--nproc-per-node",
-        "2",
-        "-o",
-        *values,
-    ]
+    values += ["report.tensorboard=false", "report.reporters.kubeflow=true"]
+    argv = [sys.executable, "-m", "mtrain", "train", "-c", "digits", "-b", "solo", "-o", *values]
     result = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr
     assert server.statuses[-1]["trainerStatus"]["progressPercentage"] == 100

@@ -86,6 +86,9 @@ class PodPlan:
         if ranks is not None:
             cluster["nproc_per_node"] = ranks
         report = {**values.get("report", {}), "dir": self.options.runs_path}
+        if self.options.kind == "trainjob":
+            # Kubeflow shows the progress of a TrainJob, unless the spec says that it shall not.
+            report["reporters"] = {"kubeflow": True, **report.get("reporters", {})}
         text = yaml.safe_dump({**values, "cluster": cluster, "report": report}, sort_keys=False, allow_unicode=True)
         if len(text.encode()) > MAX_SPEC_BYTES:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Report the progress of a TrainJob to Kubeflow Trainer, which shows it in the TrainJob's status.
+"""The reporter ``kubeflow``: the progress of a TrainJob in its status, through the status server of Kubeflow Trainer.
 
 Kubeflow sets three variables in the pods of a TrainJob where its feature ``TrainJobRuntimeStatus`` is on (KEP-2779): the URL
 of its status server, the file of its certificate, and the file of a token, which is renewed from time to time. A server that
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mtrain.report.reporter import Report
+from mtrain.core.reporter import Record, ReportedRun, Reporter
+from mtrain.report.history import rate_of
+from mtrain.system import environment
 
 log = logging.getLogger(__name__)
 URL, CERTIFICATE, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
@@ -28,15 +30,15 @@ MAX_METRICS = 32
 """Most figures of one status."""
 
 
-def with_progress(report: Report, environ: Mapping[str, str]) -> Report:
-    """Return ``report``, or one that sends the progress to Kubeflow too if ``environ`` has Kubeflow's variables."""
+def server_of(environ: Mapping[str, str]) -> "StatusServer | None":
+    """Return the status server that Kubeflow's variables name, or None where they are not set."""
     url, certificate, token = (environ.get(name, "") for name in (URL, CERTIFICATE, TOKEN))
     if not (url and certificate and token):
-        return report
+        return None
     if urlsplit(url).scheme != "https":
         log.warning("%s: %s is no https URL, and the token is not sent to it", URL, url)
-        return report
-    return KubeflowReport(report, StatusServer(url, certificate=Path(certificate), token=Path(token)))
+        return None
+    return StatusServer(url, certificate=Path(certificate), token=Path(token))
 
 
 class StatusServer:
@@ -72,55 +74,43 @@ class StatusServer:
             connection.close()
 
 
-class KubeflowReport(Report):
-    """Passes everything on to another report, and sends the progress to a status server."""
+class Kubeflow(Reporter):
+    """Sends the share of updates that are done, the seconds left, and the newest losses and figures.
 
-    def __init__(self, report: Report, server: StatusServer, *, interval_s: float = INTERVAL_S) -> None:
-        self._report = report
-        self._server = server
-        self._interval_s = interval_s
+    Where Kubeflow's variables are not set, it does nothing.
+    """
+
+    def __init__(self, options: Any, run: ReportedRun, *, interval_s: float = INTERVAL_S) -> None:
+        super().__init__(options, run)
         self._figures: dict[str, float] = {}
         self._began: tuple[float, int] | None = None
         """Time of the first update of this process, and its number."""
-        self._newest: dict[str, Any] | None = None
-        self._changed = threading.Condition()
-        self._closed = False
-        self._told = False
-        self._thread = threading.Thread(target=self._send_all, name="kubeflow-status", daemon=True)
-        self._thread.start()
+        server = server_of(environment.caller())
+        self._sender = None if server is None else Sender(server, interval_s=interval_s)
 
-    def update(self, record: Mapping[str, Any]) -> None:
-        """See ``Report.update``."""
-        self._report.update(record)
+    def update(self, record: Record) -> None:
+        """Offer the progress after an update to the thread that sends it."""
+        if self._sender is None:
+            return
         losses = {f"loss_{name}" if name != "total" else "loss": value for name, value in record["losses"].items()}
-        self._offer(_status(self._progress(record), {**losses, "rate": record["rate"], **self._figures}))
+        figures = {**losses, "rate": rate_of(record), **self._figures}
+        self._sender.offer({**self._progress(record), **_described(figures)})
 
-    def evaluation(self, figures: Mapping[str, float], *, update: int, epoch: int, **fields: Any) -> None:
-        """See ``Report.evaluation``."""
-        self._report.evaluation(figures, update=update, epoch=epoch, **fields)
-        self._figures = dict(figures)
+    def evaluation(self, record: Record) -> None:
+        """Keep the figures, which the next status has."""
+        self._figures = dict(record["figures"])
 
-    def event(self, kind: str, **fields: Any) -> None:
-        """See ``Report.event``."""
-        self._report.event(kind, **fields)
+    def end(self, record: Record) -> None:
+        """Send the last status, which may take ``TIMEOUT_S``, twice at most."""
+        if self._sender is not None:
+            done = record.get("reason") == "done"
+            self._sender.close(_progress_of(share=1.0, left_s=0.0) if done else {})
 
-    def close(self, summary: Mapping[str, Any]) -> None:
-        """See ``Report.close``. The last status is sent at once; it may take ``TIMEOUT_S``, twice at most."""
-        try:
-            self._report.close(summary)
-        finally:
-            with self._changed:
-                done = summary.get("reason") == "done"
-                if done:
-                    self._newest = {
-                        **(self._newest or _status({}, self._figures)),
-                        **_progress_of(share=1.0, left_s=0.0),
-                    }
-                self._closed = True
-                self._changed.notify()
-            self._thread.join(2 * TIMEOUT_S)
+    def failure(self, record: Record) -> None:
+        """As at any other end."""
+        self.end(record)
 
-    def _progress(self, record: Mapping[str, Any]) -> Mapping[str, int]:
+    def _progress(self, record: Record) -> Mapping[str, int]:
         """Return how far the job is after this update, and how long it will take at the speed it has had so far."""
         total, now = record.get("total_updates"), time.monotonic()
         if self._began is None:
@@ -133,13 +123,36 @@ class KubeflowReport(Report):
         left_s = (now - began) / count * (total - done) if count else None
         return _progress_of(share=min(done / total, 0.99), left_s=left_s)
 
-    def _offer(self, status: dict[str, Any]) -> None:
+
+class Sender:
+    """A thread that sends the newest status, at most one each ``interval_s`` seconds."""
+
+    def __init__(self, server: StatusServer, *, interval_s: float) -> None:
+        self._server = server
+        self._interval_s = interval_s
+        self._newest: dict[str, Any] | None = None
+        self._changed = threading.Condition()
+        self._closed = False
+        self._told = False
+        self._thread = threading.Thread(target=self._send_all, name="kubeflow-status", daemon=True)
+        self._thread.start()
+
+    def offer(self, status: dict[str, Any]) -> None:
+        """Replace what will be sent next."""
         with self._changed:
             self._newest = status
             self._changed.notify()
 
+    def close(self, last: Mapping[str, int]) -> None:
+        """Send what is left at once, with the values of ``last``, and end the thread."""
+        with self._changed:
+            if last:
+                self._newest = {**(self._newest or _described({})), **last}
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(2 * TIMEOUT_S)
+
     def _send_all(self) -> None:
-        """Send the newest status, at most one each ``interval_s``, until the report is closed."""
         earliest = 0.0
         while True:
             with self._changed:
@@ -169,7 +182,9 @@ def _progress_of(*, share: float, left_s: float | None) -> dict[str, int]:
     return {"progressPercentage": int(100 * share), **left}
 
 
-def _status(progress: Mapping[str, int], figures: Mapping[str, float]) -> dict[str, Any]:
-    finite = {name: value for name, value in figures.items() if math.isfinite(value)}
-    metrics = [{"name": name, "value": f"{value:.6g}"} for name, value in list(finite.items())[:MAX_METRICS]]
-    return {**progress, "metrics": metrics, "lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds")}
+def _described(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a status that holds figures, which Kubeflow takes as text, and the time."""
+    numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
+    finite = [(name, value) for name, value in numbers.items() if math.isfinite(value)]
+    metrics = [{"name": name, "value": f"{value:.6g}"} for name, value in finite[:MAX_METRICS]]
+    return {"metrics": metrics, "lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds")}
