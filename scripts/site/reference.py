@@ -7,7 +7,8 @@ from pathlib import Path
 PARTS = {
     "mtrain.api": (
         "Functions",
-        "What `import mtrain` offers; [mtrain from Python](python.md) shows how they are used.",
+        "What `import mtrain` offers; [mtrain from Python](python.md) shows how they are used. A `spec` is a YAML file, the "
+        "name of a shipped config, a dict with the keys of a YAML file, or a `mtrain.Spec`.",
     ),
     "mtrain.results": ("Results", "What these functions return."),
     "mtrain.script.session": (
