@@ -91,3 +91,4 @@ def cancel(job: str | None, folder: Path) -> None:
         return
     queue.cancel(queued)
     click.echo(f"job {queued.id} ({queued.cluster}), run {queued.name}: asked to end")
+    click.echo(f"to go on with it later, submit the same again with --name {queued.name}")

@@ -224,7 +224,8 @@ def _submission(loaded: "Loaded", name: str) -> Submission:
     import yaml
 
     cluster = loaded.spec.cluster
-    record = _base(loaded) / FOLDER / name
+    base = _base(loaded) / FOLDER
+    record = base / runfolder.free_name(name, runfolder.names_like(base, name))
     is_script = loaded.script is not None
     return Submission(
         name=name,
@@ -274,20 +275,27 @@ def _base(loaded: "Loaded") -> Path:
 
 
 def _name(loaded: "Loaded") -> str:
-    """Return the name of the run: as given, else one that neither a run nor a submitted job has."""
+    """Return the name of the run: as given, else one that neither a run nor a submitted job has.
+
+    With the name of a job that has ended, its run is continued.
+
+    Raises:
+        UsageError: the job with the given name has not ended.
+    """
     from mtrain.cluster import start
 
     base, name = _base(loaded), start.run_name(loaded)
-    if loaded.spec.report.name:
-        if (base / FOLDER / name / RECORD).exists():
-            job = find(base, name)
+    if not loaded.spec.report.name:
+        names = {*runfolder.names_like(base, name), *runfolder.names_like(base / FOLDER, name)}
+        return runfolder.free_name(name, names)
+    for job in (job for job in jobs(base) if job.name == name):
+        state = queue_of_job(job, policy=loaded.policy).state(job)
+        if state.phase in ("waiting", "running"):
             raise UsageError(
-                f"--name {name}: job {job.id} was submitted with this name; give another name, or start that one again "
-                f"after `mtrain cancel {job.id}` by deleting {base / FOLDER / name}"
+                f"--name {name}: job {job.id} ({job.cluster}) has this name and is {state.phase} [{state.text}]; give "
+                f"another name, or end it with `mtrain cancel {job.id}`"
             )
-        return name
-    names = {*runfolder.names_like(base, name), *runfolder.names_like(base / FOLDER, name)}
-    return runfolder.free_name(name, names)
+    return name
 
 
 def _json(job: QueuedJob) -> str:

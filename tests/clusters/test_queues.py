@@ -66,11 +66,18 @@ def test_two_submissions_of_one_spec_have_runs_of_their_own_and_each_can_be_canc
     words = (*SUBMIT, "-o", "train.updates=1000000")
     names = [_mtrain(*words).splitlines()[0].rpartition(" ")[2] for _ in range(2)]
     assert names == ["spec", "spec-2"]
-    assert "job" in _run(*SUBMIT, "--name", "spec").stderr
+    refused = _run(*SUBMIT, "--name", "spec")
+    assert refused.returncode == 2
+    assert "has this name and is running" in refused.stderr
     for name in names:
         assert "asked to end" in _mtrain("cancel", name)
     for name in names:
         assert mtrain.open_job(name).wait(timeout_s=60, every_s=0.2).phase == "failed"
+    first = mtrain.open_job("spec").id
+    assert "run spec\n" in _mtrain(*SUBMIT, "--name", "spec")
+    assert mtrain.open_job("spec").id != first, "the newest job of that name"
+    assert mtrain.open_job("spec").wait(timeout_s=60, every_s=0.2).phase == "done"
+    assert len(mtrain.open_run("runs/spec").metrics.updates) == 3
 
 
 @pytest.mark.parametrize(
