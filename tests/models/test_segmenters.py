@@ -9,8 +9,10 @@ import pytest
 from mtrain.core import noise, ops
 from mtrain.core.interfaces import Task
 from mtrain.errors import SpecError
-from mtrain.models.liteseg.model import LiteSeg, LiteSegOptions
-from mtrain.models.unet.model import UNet, UNetOptions
+from mtrain.models.liteseg.model import LiteSeg
+from mtrain.models.liteseg.options import LiteSegOptions
+from mtrain.models.unet.model import UNet
+from mtrain.models.unet.options import UNetOptions
 from tests.models.sgd import Descent, arrays
 from tests.models.yolov5_small import shapes_of
 

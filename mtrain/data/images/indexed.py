@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from mtrain.data.images.header import (
     MAX_BYTES,
@@ -57,6 +56,8 @@ def write_indices(indices: NDArray[np.uint8], path: Path) -> None:
     Raises:
         DataError: the file cannot be written.
     """
+    from PIL import Image  # imported here so that printing a plan needs no image library
+
     picture = Image.fromarray(np.ascontiguousarray(indices))
     picture.putpalette(colours().tobytes())
     try:

@@ -1,22 +1,12 @@
 """A real-time segmentation network in the manner of PP-LiteSeg as a model plugin. Only ``build`` needs a framework."""
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from mtrain.core.interfaces import Collective, Module, Task
-from mtrain.models.common.segmenter import Segmenter, SegmenterOptions
-
-
-class LiteSegOptions(SegmenterOptions):
-    """Options of the network, given in the spec as ``model.options``."""
-
-    width: Annotated[int, Field(ge=8, multiple_of=8)] = 64
-    """Channels at a quarter of the size; the three stages after it have 4, 8 and 16 times as many."""
-    blocks: Annotated[int, Field(ge=1)] = 2
-    """Modules of each stage."""
-    decoder: tuple[int, int, int] = (32, 64, 128)
-    """Channels of the decoder at an eighth, a sixteenth and a thirty-second of the size."""
+from mtrain.models.common.segmenter import Segmenter
+from mtrain.models.liteseg.options import LiteSegOptions
 
 
 class LiteSeg(Segmenter):

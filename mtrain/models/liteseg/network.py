@@ -6,15 +6,13 @@ and W of a feature map.
 """
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Collective, Tensor
 from mtrain.models.common.pixels import normalised, pixel_loss, predicted, wide
 from mtrain.models.liteseg.blocks import STDC, AttentionFusion, ConvUnit, PyramidPooling
-
-if TYPE_CHECKING:
-    from mtrain.models.liteseg.model import LiteSegOptions
+from mtrain.models.liteseg.options import LiteSegOptions
 
 
 class Network(nn.Module):
@@ -22,7 +20,7 @@ class Network(nn.Module):
 
     classifier: Any
 
-    def __init__(self, options: "LiteSegOptions", *, class_count: int, collective: Collective) -> None:
+    def __init__(self, options: LiteSegOptions, *, class_count: int, collective: Collective) -> None:
         super().__init__()
         self.options, self.collective = options, collective
         width = options.width

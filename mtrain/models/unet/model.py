@@ -1,22 +1,12 @@
 """A U-Net as a model plugin. Only ``build`` needs a framework."""
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from mtrain.core.interfaces import Collective, Module, Task
-from mtrain.models.common.segmenter import Segmenter, SegmenterOptions
-
-
-class UNetOptions(SegmenterOptions):
-    """Options of the U-Net, given in the spec as ``model.options``."""
-
-    width: Annotated[int, Field(ge=1)] = 32
-    """Channels at full size; each halving of the size doubles them."""
-    depth: Annotated[int, Field(ge=1, le=6)] = 4
-    """Number of halvings."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability with which training drops an element of the smallest feature map."""
+from mtrain.models.common.segmenter import Segmenter
+from mtrain.models.unet.options import UNetOptions
 
 
 class UNet(Segmenter):

@@ -5,14 +5,12 @@ size of the input, and followed by BatchNorm. Shape letters: B batch, S side of 
 a feature map.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Collective, Tensor
 from mtrain.models.common.pixels import normalised, pixel_loss, predicted, wide
-
-if TYPE_CHECKING:
-    from mtrain.models.unet.model import UNetOptions
+from mtrain.models.unet.options import UNetOptions
 
 
 class Double(nn.Module):
@@ -49,7 +47,7 @@ class Network(nn.Module):
 
     classifier: Any
 
-    def __init__(self, options: "UNetOptions", *, class_count: int, collective: Collective) -> None:
+    def __init__(self, options: UNetOptions, *, class_count: int, collective: Collective) -> None:
         super().__init__()
         self.options, self.collective = options, collective
         widths = [options.width * 2**level for level in range(options.depth + 1)]

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.data.images.decode import decode
 from mtrain.data.images.header import MAX_PIXELS, need_bounded, probe
 from mtrain.data.images.indexed import IGNORED, read_indices
 from mtrain.data.reading import listed
@@ -41,6 +40,8 @@ class MaskedPictures:
         Raises:
             DataError: it cannot be read, or has more than ``max_pixels``.
         """
+        from mtrain.data.images.decode import decode  # imported here so that printing a plan needs no image library
+
         return decode(self.pictures[index], max_pixels=self.max_pixels)
 
     def size(self, index: int) -> tuple[int, int]:
