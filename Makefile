@@ -25,7 +25,7 @@ $(VENV)/.installed-ddp: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.installed-ddp
 	@echo "installing what tests and linters need into $(VENV)"
-	@scripts/quietly $(PY) -m pip install -c constraints.txt -e '.[ddp,deepspeed,fleet-cpu,dev,examples,kube]'
+	@scripts/quietly $(PY) -m pip install -c constraints.txt -e '.[ddp,deepspeed,fleet-cpu,dev,examples,kube,ray]'
 	@touch $@
 
 $(VENV)/.installed-horovod: mtrain/backends/_horovod/build.sh $(VENV)/.installed-dev

@@ -68,11 +68,15 @@ def queue_of(loaded: "Loaded") -> Queue:
     name = loaded.spec.cluster.name
     if name == "auto":
         raise UsageError(f"no scheduler is named; choose one with --cluster: {', '.join(with_queue(loaded))}")
-    queue = cluster_of(loaded).queue()
+    cluster = cluster_of(loaded)
+    queue = cluster.queue()
     if queue is None:
+        instead = (
+            f"submit it with `{cluster.submits}`" if cluster.submits else "start the job with `mtrain train` instead"
+        )
         raise UsageError(
             f"cluster.name: {name!r} given, which has no queue; `mtrain submit` needs one of "
-            f"{', '.join(with_queue(loaded))}; start the job with `mtrain train` instead"
+            f"{', '.join(with_queue(loaded))}; {instead}"
         )
     return queue
 

@@ -24,6 +24,8 @@ class Ray(Cluster):
         {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
     )
 
+    submits: ClassVar[str] = "ray job submit -- mtrain -c SPEC --cluster ray --nnodes N"
+
     def __init__(self, options: Options) -> None:
         self.options = options
 

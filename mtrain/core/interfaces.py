@@ -788,6 +788,8 @@ class Cluster(Protocol):
     False: it prints ``command`` for each host and ends."""
     assigns: ClassVar[frozenset[str]] = frozenset()
     """Environment variables by which it assigns devices on each host; those of the leader are not sent there."""
+    submits: ClassVar[str] = ""
+    """For a cluster without a queue here: the command that submits an mtrain command to its scheduler."""
 
     @property
     def python(self) -> str | None:

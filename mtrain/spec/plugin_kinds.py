@@ -26,7 +26,7 @@ DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "launchers": ("mtrain.core.interfaces.Launcher", ("plan", "deaths")),
     "clusters": (
         "mtrain.core.interfaces.Cluster",
-        ("starts", "assigns", "python", "places", "command", "gathering", "queue"),
+        ("starts", "assigns", "submits", "python", "places", "command", "gathering", "queue"),
     ),
     "allocations": ("mtrain.core.allocation.AllocationReader", ("distance", "read", "job_id")),
     "tasks": (

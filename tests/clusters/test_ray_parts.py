@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from mtrain.cluster import many_hosts
+from mtrain.cluster.submission import queue_of
 from mtrain.clusters._ray.bridge import Bridge
 from mtrain.clusters._ray.placement import library
 from mtrain.errors import SpecError, UsageError
@@ -58,6 +59,13 @@ def test_a_cluster_that_chooses_no_hosts_still_wants_their_names():
 def test_a_wrong_option_is_refused(options, message):
     with pytest.raises(SpecError, match=message):
         plan.host_names(_loaded(cluster__options=options))
+
+
+def test_submit_names_the_command_of_ray():
+    with pytest.raises(
+        UsageError, match=r"'ray' given, which has no queue; .*; submit it with `ray job submit -- mtrain"
+    ):
+        queue_of(_loaded(cluster__nodes=2))
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -18,12 +19,22 @@ RAYS_OWN = re.compile(r"^(RAY_|SPT_)|^(PYTHONBREAKPOINT|OMP_NUM_THREADS)$")
 """Variables that Ray sets for its workers, and that mean nothing or something else to a rank.
 
 ``CUDA_VISIBLE_DEVICES``, which holds the devices that Ray has assigned, is not among them."""
-DETACHED = 'exec 3<&0; { "$@" <&3 3<&-; echo "mtrain-agent-status $?" >&2; } & exec >&- 2>&- 3<&-'
-"""Shell script that starts the agent as a process that is no child of the actor, and reports its exit status.
+DETACHED = """
+import os, subprocess, sys
+if os.fork():
+    os._exit(0)
+try:
+    status = subprocess.call(sys.argv[1:])
+except OSError as error:
+    print(f"{sys.argv[1]}: {error.strerror or error}", file=sys.stderr)
+    status = 127
+print(f"mtrain-agent-status {status}", file=sys.stderr, flush=True)
+"""
+"""Program that starts the agent as a process that is no child of the actor, and reports its exit status.
 
 Ray kills the children of a worker with SIGKILL when the worker ends. An agent that is killed could not end its ranks; one
 that only loses its connection can."""
-STATUS = re.compile(r"^mtrain-agent-status (\d+)$")
+STATUS = re.compile(r"^mtrain-agent-status (-?\d+)$")
 MAX_LINES = 40
 """How many lines are kept of what the agent writes to its standard error."""
 CHUNK_BYTES = 1 << 16
@@ -36,7 +47,7 @@ class Bridge:
         """``argv``: the command of the agent. ``sent``: variables that replace those of this node."""
         environ = {name: value for name, value in os.environ.items() if not RAYS_OWN.search(name)}
         self._process = subprocess.Popen(  # noqa: S603
-            ["/bin/sh", "-c", DETACHED, "sh", *argv],
+            [sys.executable, "-I", "-S", "-c", DETACHED, *argv],
             env={**environ, **sent},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -38,6 +38,8 @@ class RayAgents:
         self._means = Means(name="ray", python=job.agent[0], python_key="cluster.options.python")
         self._placement: Placement | None = None
         self._wires: dict[int, Wire] = {}
+        self._addresses: dict[int, str] = {}
+        """The address that each host had last."""
 
     def gather(
         self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]
@@ -64,6 +66,10 @@ class RayAgents:
                 self.let_go(node)
             else:
                 wire.channel.peer = wire.host
+                former = self._addresses.get(node, wire.host)
+                if former != wire.host:
+                    self._job.note(f"Ray has placed {wire.host} in place of {former}")
+                self._addresses[node] = wire.host
                 members[node] = Member(node=node, host=wire.host, channel=wire.channel, hello=greeting)
         return members, findings
 

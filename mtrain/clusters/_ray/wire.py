@@ -57,7 +57,7 @@ class Wire:
             return self._failure
         if self.status is None:
             return ""
-        how = f"signal {self.status - 128}" if self.status > 128 else f"exit code {self.status}"
+        how = f"signal {-self.status}" if self.status < 0 else f"exit code {self.status}"
         return f"its agent ended with {how}" + (f": {self.lines[-1]}" if self.lines else "")
 
     def end(self, *, wait_s: float) -> None:
