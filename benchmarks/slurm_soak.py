@@ -178,7 +178,11 @@ EVENTS = (
     Event("a host halted", lambda soak: soak.lab.power("node2", "halt")),
     Event("the first host powered off, with slurmctld", first_host_off),
     Event("switch drops a host's traffic for 5 s", lambda soak: silenced(soak, 5), ends=False),
-    Event("switch drops a host's traffic for good", lambda soak: soak.lab.cut("node3", on=True)),
+    Event(
+        "switch drops a host's traffic for long",
+        lambda soak: soak.lab.cut("node3", on=True),
+        mend=lambda soak: soak.lab.cut("node3", on=False),
+    ),
     Event("`scontrol suspend` for 5 s", lambda soak: suspended(soak, 5), ends=False),
     Event(f"`scontrol suspend` for {2 * SILENCE_S} s", lambda soak: suspended(soak, 2 * SILENCE_S), ends=False),
     Event("`kill -9` of a rank", rank_killed),
@@ -209,7 +213,7 @@ class Row:
 
 
 HEAD = (
-    "| event | mtrain said | state in Slurm | seconds to save | updates made | goes on at | started again by |\n|"
+    "| event | mtrain said | state in Slurm | seconds to save | updates made | goes on at | put back by |\n|"
     + "---|" * 7
 )
 
@@ -249,11 +253,9 @@ def happen(soak: Soak, event: Event) -> Row:
     job, again = soak.job(), "Slurm"
     event.mend(soak)
     soak.lab.up(HOSTS)
-    for node in ("node1", "node2", "node3"):
-        soak.lab.cut(node, on=False)
     if job["JobState"] in ENDED:
         soak.submit()
-        again = "the same `sbatch`"
+        again = "`sbatch`"
     wait_for(lambda: len(soak.records("start")) > starts, timeout_s=LONG_S, what=f"a start after {event.name}")
     said = soak.printed()[offset:] if again == "Slurm" else text_of(soak, number)[offset:]
     state = f"{job['JobState']}, exit code {job['ExitCode']}" if again != "Slurm" else "requeued"

@@ -69,6 +69,12 @@ if [ "$code" = 143 ]; then
     *JobState=RUNNING*PreemptTime=[0-9]*) scontrol requeue "$SLURM_JOB_ID" ;;
   esac
 fi
+# mtrain mostly knows before Slurm that a host is lost. Slurm would put the job back into its queue for that.
+if [ "$code" = 1 ] && ! timeout -k 5 20 srun --overlap --quiet --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 true
+then
+  echo "a host of this job does not answer: the job goes back into the queue"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
 exit "$code"
 """
 
@@ -99,31 +105,36 @@ PREEMPTED = (
 
 
 @pytest.mark.parametrize(
-    ("shown", "values", "asked"),
+    ("code", "shown", "values", "asked"),
     [
-        (PREEMPTED, {"requeue": True}, ["show job 7", "requeue 7"]),
-        (PREEMPTED, {"requeue": True, "array": "1-2"}, ["show job 6_1", "requeue 6_1"]),
-        (PREEMPTED, {"requeue": False}, []),
-        (PREEMPTED.replace("RUNNING", "COMPLETING"), {"requeue": True}, ["show job 7"]),  # scancel
-        ("JobId=7 JobState=RUNNING PreemptTime=None", {"requeue": True}, ["show job 7"]),  # scancel --signal=TERM
+        (143, PREEMPTED, {"requeue": True}, ["show job 7", "requeue 7"]),
+        (143, PREEMPTED, {"requeue": True, "array": "1-2"}, ["show job 6_1", "requeue 6_1"]),
+        (143, PREEMPTED, {"requeue": False}, []),
+        (143, PREEMPTED.replace("RUNNING", "COMPLETING"), {"requeue": True}, ["show job 7"]),  # scancel
+        (143, "JobId=7 JobState=RUNNING PreemptTime=None", {"requeue": True}, ["show job 7"]),  # scancel --signal=TERM
+        (1, "no answer", {"requeue": True}, ["requeue 7"]),  # a host is lost
+        (1, "all hosts answer", {"requeue": True}, []),
+        (1, "no answer", {}, []),
     ],
 )
-def test_a_job_that_saved_because_of_a_preemption_goes_back_into_the_queue(tmp_path, shown, values, asked):
-    (tmp_path / "python").write_text("#!/bin/sh\nexit 143\n")
+def test_a_job_goes_back_into_the_queue_where_slurm_would_have_put_it(tmp_path, code, shown, values, asked):
+    """After a preemption's grace time, and after the loss of a host, mtrain has ended before Slurm does anything."""
     log = tmp_path / "asked.txt"
     log.touch()
-    answer = (
-        f"#!/bin/sh\n[ \"$2\" = hostnames ] && exit\necho \"$*\" | sed 's/^--oneliner //' >>{log}\necho '{shown}'\n"
-    )
-    (tmp_path / "scontrol").write_text(answer)
-    for name in ("python", "scontrol"):
+    stubs = {
+        "python": f"exit {code}",
+        "scontrol": f"[ \"$2\" = hostnames ] && exit\necho \"$*\" | sed 's/^--oneliner //' >>{log}\necho '{shown}'",
+        "srun": "exit " + ("124" if shown == "no answer" else "0"),
+    }
+    for name, lines in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
         (tmp_path / name).chmod(0o755)
     script = tmp_path / "job.sbatch"
     script.write_text(batch.script(replace(SUBMISSION, python=str(tmp_path / "python")), options(**values)))
-    numbers = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1"}
+    numbers = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_NUM_NODES": "3"}
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **numbers}
     result = subprocess.run(["bash", str(script)], env=environ, capture_output=True, text=True, timeout=60)
-    assert (result.returncode, log.read_text().splitlines()) == (143, asked)
+    assert (result.returncode, log.read_text().splitlines()) == (code, asked)
 
 
 def test_each_job_of_an_array_has_a_run_and_a_seed_of_its_own():
@@ -338,6 +349,7 @@ def test_a_controller_that_does_not_answer_is_no_job_that_is_gone(monkeypatch, j
 def test_logs_of_an_array_name_the_job_that_has_printed_each_line(job):
     for index in ("10", "2"):
         job.request.with_name(f"slurm-7_{index}.out").write_text(f"from {index}\nlast")
+    job.request.with_name("slurm-71.out").write_text("of another job with this name of a run")
     actual = list(SlurmQueue(options()).logs(job, follow=False))
     assert actual == ["[2] from 2", "[2] last", "[10] from 10", "[10] last"]
 

@@ -46,6 +46,14 @@ if [ "$code" = 143 ]; then
   esac
 fi
 """
+_HOST_LOST = """\
+# mtrain mostly knows before Slurm that a host is lost. Slurm would put the job back into its queue for that.
+if [ "$code" = 1 ] && ! timeout -k 5 20 srun --overlap --quiet --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 true
+then
+  echo "a host of this job does not answer: the job goes back into the queue"
+  scontrol requeue {job}
+fi
+"""
 
 
 def script(submission: Submission, options: SlurmOptions) -> str:
@@ -131,7 +139,7 @@ def _after(options: SlurmOptions) -> str:
     job = _job(options)
     # Without the option, Slurm does at the end of the grace time what it is set up to do.
     action = f"scontrol requeue {job}" if options.requeue else "sleep infinity"
-    return _PREEMPTED.format(job=job, action=action)
+    return _PREEMPTED.format(job=job, action=action) + (_HOST_LOST.format(job=job) if options.requeue else "")
 
 
 def _job(options: SlurmOptions) -> str:

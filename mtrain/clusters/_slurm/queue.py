@@ -81,7 +81,8 @@ class SlurmQueue(Queue):
 def outputs(job: QueuedJob) -> list[Path]:
     """Return the files of what the job has printed so far: one, or one for each job of an array."""
     folder = job.request.parent
-    found = {_index(path): path for path in folder.glob(f"slurm-{job.id}*.out")}
+    paths = [*folder.glob(f"slurm-{job.id}.out"), *folder.glob(f"slurm-{job.id}_*.out")]
+    found = {_index(path): path for path in paths}
     return [found[index] for index in sorted(found, key=batch.index_order)]
 
 
