@@ -30,7 +30,8 @@ def mtrain(*arguments: str, cwd: Path, status: int = 0) -> subprocess.CompletedP
 
 
 def train(cwd: Path, name: str, *values: str, backend: str = "solo", ranks: int = 1, epochs: int = 1) -> Path:
-    overrides = [word for value in (*QUICK, *values) for word in ("-o", value)]
+    quick = [value for value in QUICK if not (value.startswith("model.") and "model.name=liteseg" in values)]
+    overrides = [word for value in (*quick, *values) for word in ("-o", value)]
     arguments = ["-c", "unet_digits", "-b", backend, "--nproc-per-node", str(ranks), "--name", name]
     mtrain("train", *arguments, "--epochs", str(epochs), *overrides, cwd=cwd)
     return cwd / "runs" / name
