@@ -489,6 +489,10 @@ class Cluster(TypedDict, total=False):
     """seconds within which every host must have joined before the job starts; null: failure_timeout_s. For hosts
     that a scheduler starts one after the other"""
 
+    grace_s: int
+    """seconds that ranks have after SIGTERM to reach the end of an update and to collect their state; those that
+    hang are then ended. Writing the last checkpoint is not cut off"""
+
     max_restarts: int
     """times the job is started again from its newest checkpoint after a failure"""
 

@@ -155,8 +155,9 @@ class Agent:
             self._sent = self._requests.count
             number = int(self._requests.first or signal.SIGTERM)
             self._channel.send({"event": "asked", "signal": number, "times": self._requests.count})
-            if self._requests.count > 1 and self._command is not None:
-                self._command.kill()
+            if self._command is not None:
+                # The leader's word may come after a starter that was signalled too has ended.
+                self._command.kill() if self._requests.count > 1 else self._command.ask_to_end()
         if self._requests.saves > self._saves_sent:
             self._saves_sent = self._requests.saves
             self._channel.send({"event": "save"})

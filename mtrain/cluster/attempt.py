@@ -39,9 +39,11 @@ class Limits:
     """Pause between two looks at the hosts."""
     leftover_s: float = 1.0
     """How long processes of a host may take to end after their starter has ended, before they are killed."""
+    grace_s: float = 20.0
+    """How long ranks have after SIGTERM to collect their state, and to end once it is written: ``cluster.grace_s``."""
 
     @classmethod
-    def of(cls, failure_timeout_s: float) -> "Limits":
+    def of(cls, failure_timeout_s: float, *, grace_s: float) -> "Limits":
         """Derive limits from ``cluster.failure_timeout_s``, within which silence is noticed and everything is ended."""
         ending = min(15.0, failure_timeout_s / 4)
         return cls(
@@ -49,6 +51,7 @@ class Limits:
             settle_s=min(4.0, ending),
             ending_s=min(6.0, ending),
             straggling_s=failure_timeout_s,
+            grace_s=grace_s,
         )
 
 
@@ -75,6 +78,10 @@ class Attempt:
     """When the ranks were last asked to save, in monotonic time."""
     _deadline: float = float("inf")
     """When everything is ended, in monotonic time."""
+    _grace_ends: float = float("inf")
+    """When ranks that were asked to end with SIGTERM are ended, in monotonic time."""
+    _writing: bool = False
+    """Whether the ranks have collected their last state, and rank 0 is writing it."""
     _final: float = float("inf")
     """When hosts that have not reported their end are no longer waited for, in monotonic time."""
     _ending: bool = False
@@ -88,11 +95,11 @@ class Attempt:
             member.channel.silence_s = self.limits.silence_s
             member.channel.send(self._orders(node, member))
         while True:
+            self._answer()
             for node in self._open():
                 self._hear(node)
             if self._over():
                 return self._outcome
-            self._answer()
             self._pass_on_saves()
             self._decide()
             self.display.tick()
@@ -150,8 +157,10 @@ class Attempt:
             heed(message, self.members[node], self.requests, self.display)
 
     def _record(self, record: Record) -> None:
+        if record.get("kind") == "checkpoint" and record.get("why") == "ending":
+            self._writing = True
         if record.get("kind") == "end":
-            self._outcome.last = record
+            self._outcome.last, self._writing = record, False
         self.display.record(record)
 
     def _answer(self) -> None:
@@ -163,6 +172,8 @@ class Attempt:
         if self._answered > 1:
             self._end_all()
             return
+        if first == signal.SIGTERM:  # Whoever presses Ctrl-C can do so again; a scheduler kills before long.
+            self._grace_ends = time.monotonic() + self.limits.grace_s
         again = "press Ctrl-C again" if first == signal.SIGINT else "send SIGTERM again"
         self.display.note(f"saving and ending ... ({again} to end at once)")
         for node in self._open():
@@ -190,6 +201,12 @@ class Attempt:
             if wait <= self.limits.settle_s and not self._outcome.suspects and not self._ending:
                 silent = {node: self.members[node].channel.silent_s for node in self._open()}
                 self._outcome.suspects = {node: s for node, s in silent.items() if s > SUSPECT_S}
+        if now > self._grace_ends and not self._ending and not self._writing:
+            self._outcome.grace_s = self.limits.grace_s
+            self.display.note(
+                f"ranks still run {self.limits.grace_s:g} s after SIGTERM (cluster.grace_s): they are ended"
+            )
+            self._end_all()
         if now > self._deadline and not self._ending:
             self._end_all()
 

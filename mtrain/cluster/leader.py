@@ -184,7 +184,7 @@ class Leader:
             files=self.brief.folder,
             replan=self._replanned,
             forwarded=self.forwarded if self.gathering.forwards else {},
-            limits=Limits.of(self.brief.spec.cluster.failure_timeout_s),
+            limits=Limits.of(self.brief.spec.cluster.failure_timeout_s, grace_s=self.brief.spec.cluster.grace_s),
             back_s=self.brief.spec.cluster.joining_s,
             cwd=self._cwd(),
         ).run(plan)

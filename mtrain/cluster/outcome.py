@@ -46,6 +46,8 @@ class Outcome:
     """By host: how it was lost."""
     suspects: dict[int, float] = field(default_factory=dict)
     """By host: for how many seconds it had been silent when the first failure was reported."""
+    grace_s: float | None = None
+    """The seconds after SIGTERM after which ranks that still ran were ended; None: none were ended for that."""
     words: dict[int, str] = field(default_factory=dict)
     """By lost host: how the process that connected it ended, "" where that is unknown."""
 

@@ -223,6 +223,7 @@ def run_job(
         display=display,
         environ=environment.cleaned(environment.caller()) | job_secret.drawn(),
         replan=_replanner(loaded, where, mode),
+        limits=dataclasses.replace(this_host.LIMITS, grace_s=spec.cluster.grace_s),
         stream=stream or sys.stderr,
     )
     return this_host.run(plan, job)

@@ -143,16 +143,20 @@ def explain(outcome: Outcome, requests: Requests, *, newest: Callable[[], Path |
         return replace(verdict, text=f"the ranks have saved their state; go on with {go_on}\n{verdict.text}")
     if saved and not failures:
         code = EXIT_CODES[requests.first or signal.SIGTERM]
-        return Verdict(code=code, headline="ended", text=f"ended, state saved; go on with {go_on}")
+        left_out = ", ".join(outcome.last.get("left_out") or ())
+        text = f"ended, state saved; go on with {go_on}" + (f"; left out: {left_out}" if left_out else "")
+        return Verdict(code=code, headline="ended", text=text)
     if requests.first is None or _failed_before(failures, requests):
         return outcome.judge()  # The user who pressed Ctrl-C after the failure still needs its reason.
     refused = any(failure.get("expected") for failure in failures)
     if requests.count > 1 or not refused:
         checkpoint = _newest(newest)
         way_on = f"go on from {checkpoint.name} with {go_on}" if checkpoint else "there is no checkpoint"
-        return Verdict(
-            code=EXIT_CODES[requests.first], headline="ended", text=f"ended before the state was saved; {way_on}"
-        )
+        cause = ""
+        if outcome.grace_s is not None:
+            cause = f": ranks still ran {outcome.grace_s:g} s after SIGTERM, and were ended (cluster.grace_s)"
+        text = f"ended before the state was saved{cause}; {way_on}"
+        return Verdict(code=EXIT_CODES[requests.first], headline="ended", text=text)
     return outcome.judge()
 
 

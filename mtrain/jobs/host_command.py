@@ -4,6 +4,7 @@ The code is the same on the only host of a job, where the supervisor calls it di
 where the agent calls it and passes its events on to the leader.
 """
 
+import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,7 @@ class HostCommand:
         self._ranks = None if run.node is None else range(first, first + orders.ranks)
         self._reads_records = first == 0
         self._killed = False
+        self._asked_to_end = False
         self._kill_at = float("inf")
         """When the remaining ranks are killed, in monotonic time."""
         self._reported: set[tuple[Any, Any]] = set()
@@ -95,7 +97,7 @@ class HostCommand:
 
         It must be called several times a second: what is due is done here.
         """
-        has_ended = self._process.poll() is not None
+        has_ended = self._process.poll() is not None and not self._ranks_are_saving()
         if has_ended:
             self.close()
         else:
@@ -114,6 +116,7 @@ class HostCommand:
 
         Their starter gets no signal: it would kill them, and their loader processes, after a time limit of its own.
         """
+        self._asked_to_end = True
         processes.send(self._rank_processes(), signal.SIGTERM)
 
     def ask_to_save(self) -> None:
@@ -126,6 +129,17 @@ class HostCommand:
         if self._orders.starts_ranks:
             ranks = processes.children_with(leader, _worker_arguments(self._orders.argv))
         return ranks or processes.by_id(leader)
+
+    def _ranks_are_saving(self) -> bool:
+        """Return whether ranks that were asked to end have outlived their starter.
+
+        A scheduler may signal starters too, and some of them end before their ranks. The leader decides how long the ranks
+        may take.
+        """
+        if not self._asked_to_end or self._killed or not self._orders.starts_ranks:
+            return False
+        ranks = processes.children_with(os.getpid(), _worker_arguments(self._orders.argv))
+        return any(rank.pid not in self._spare for rank in ranks)
 
     def kill(self) -> None:
         """Kill every process of the command."""

@@ -95,6 +95,15 @@ def progress_summary(
     }
 
 
+def left_out(reason: str, not_done: Sequence[str]) -> dict[str, Any]:
+    """Return the part of a summary that says what a job leaves out because it was asked to end.
+
+    A scheduler gives it seconds, which belong to its state. ``not_done``: an evaluation that is due, and pictures; the job
+    makes up for them once it goes on.
+    """
+    return {"left_out": list(not_done) if reason == "interrupted" else []}
+
+
 def result_summary(state: State, checkpoints: checkpoint.CheckpointStore) -> dict[str, Any]:
     """Return the part of a summary that says what a finished job has learned, and where it is."""
     return {

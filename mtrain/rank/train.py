@@ -21,6 +21,7 @@ from mtrain.errors import Interrupted, SpecError
 from mtrain.rank import process
 from mtrain.rank.assembly import Assembly, assembled, open_task, unused_gpus
 from mtrain.rank.records import (
+    left_out,
     log_to_stderr,
     progress_summary,
     report_update,
@@ -28,9 +29,12 @@ from mtrain.rank.records import (
     result_summary,
     writers,
 )
+from mtrain.report.reporter import RESULTS
 from mtrain.system.devices import device_words
 from mtrain.system.runfolder import RunFolder, adopt
 
+PICTURES = "val_batch.jpg"
+"""Predictions of the last evaluation, drawn when a job is done."""
 log = logging.getLogger(__name__)
 
 
@@ -247,12 +251,8 @@ class TrainingRun:
         "done" too; its ``stopped_by`` is "patience".
         """
         self.checkpoints.wait()
-        self.loader.close()
-        if self._evaluations is not None:
-            self._evaluations.close()
-        if reason == "interrupted":
-            # When one rank ends, launchers soon end the others, which may still be writing.
-            barrier(self.job.session.collective)
+        if reason != "interrupted":
+            self._close_loaders()
         result, job = self._result, self.job
         summary: dict[str, Any] = {
             **progress_summary(
@@ -272,6 +272,7 @@ class TrainingRun:
             "last": result.last,
             "headline": result.headline,
             "remarks": result.remarks,
+            **left_out(reason, self._not_done(result.progress)),
         }
         if reason == "done":
             summary |= result_summary(job.session.state(job.model, job.optimizer), self.checkpoints)
@@ -280,16 +281,31 @@ class TrainingRun:
             self._draw()
         self.report.event("end", **summary)
         self.report.close(summary)
+        if reason == "interrupted":
+            # When one rank ends, launchers soon end the others, and rank 0 must have written everything by then.
+            barrier(self.job.session.collective)
+            self._close_loaders()
+
+    def _not_done(self, progress: Progress) -> list[str]:
+        """Return what a job that ends now has not done yet."""
+        due = cadence.evaluations(self.job.spec.evaluate).due(progress) and progress.scored_update != progress.update
+        pictures = [RESULTS, PICTURES] if self.job.spec.report.plots else []
+        return [*(["evaluation"] if due else []), *pictures]
+
+    def _close_loaders(self) -> None:
+        self.loader.close()
+        if self._evaluations is not None:
+            self._evaluations.close()
 
     def _draw(self) -> None:
         spec, partial = self.job.spec, self._result.partial
         if not (spec.report.plots and partial and self.job.session.collective.rank == 0):
             return
         try:
-            self._data.draw(partial, self.run_folder.path / "val_batch.jpg")
+            self._data.draw(partial, self.run_folder.path / PICTURES)
         except Exception as error:  # a finished job must not fail because of a picture
-            log.exception("val_batch.jpg could not be drawn")
-            self.report.event("warning", message=f"val_batch.jpg could not be drawn: {error}")
+            log.exception("%s could not be drawn", PICTURES)
+            self.report.event("warning", message=f"{PICTURES} could not be drawn: {error}")
 
 
 @dataclass(kw_only=True)

@@ -47,7 +47,10 @@ class Report(Protocol):
         ...
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary and the picture of the curves, and end. Nothing may be reported afterwards."""
+        """Write the summary and the picture of the curves, and end. Nothing may be reported afterwards.
+
+        No picture is drawn if ``left_out`` of the summary names it.
+        """
         ...
 
 

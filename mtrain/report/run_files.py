@@ -43,13 +43,13 @@ class RunFiles:
             raise self._unwritable(METRICS, error) from error
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, and draw the curves."""
+        """Write the summary, and draw the curves, unless ``left_out`` of the summary names their picture."""
         try:
             self._lines.close()
             write_json(self.folder / SUMMARY, summary)
         except OSError as error:
             raise self._unwritable(SUMMARY, error) from error
-        if self._plots:
+        if self._plots and RESULTS not in summary.get("left_out", ()):
             self._draw()
 
     def _draw(self) -> None:

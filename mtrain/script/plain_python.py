@@ -51,7 +51,9 @@ def solo_job(framework: str | None) -> Iterator[RankJob]:
         with contextlib.closing(display), stop.listening() if in_main_thread else contextlib.nullcontext():
             yield job
     except Interrupted as error:
-        print(f"{error}: mtrain run --backend solo --resume {folder.path} {sys.argv[0]}", file=sys.stderr)
+        left_out = ", ".join((runfolder.read_summary(folder.path) or {}).get("left_out") or ())
+        way_on = f"mtrain run --backend solo --resume {folder.path} {sys.argv[0]}"
+        print(f"{error}: {way_on}" + (f"; left out: {left_out}" if left_out else ""), file=sys.stderr)
         raise SystemExit(128 + (stop.signal or signal.SIGINT)) from None
 
 

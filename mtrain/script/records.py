@@ -14,10 +14,18 @@ from mtrain.core.collective import barrier
 from mtrain.core.interfaces import Backend, Progress, RankSession, Why
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank.assembly import unused_gpus
-from mtrain.rank.records import progress_summary, report_of, report_update, reported_run, result_summary, text_of
+from mtrain.rank.records import (
+    left_out,
+    progress_summary,
+    report_of,
+    report_update,
+    reported_run,
+    result_summary,
+    text_of,
+)
 from mtrain.rank.script import RankJob, digest_of
 from mtrain.report.adapted import Adapted, FunctionReporter, of_objects
-from mtrain.report.reporter import Report
+from mtrain.report.reporter import RESULTS, Report
 from mtrain.script import kept
 from mtrain.system.devices import device_words
 from mtrain.system.runfolder import adopt
@@ -212,9 +220,6 @@ class Records:
             if reason == "done":
                 raise
             log.exception("a checkpoint could not be written")
-        if reason == "interrupted":
-            # When one rank ends, launchers soon end the others, which may still be writing.
-            barrier(self._rank.collective)
         summary: dict[str, Any] = {
             **progress_summary(
                 reason,
@@ -229,11 +234,15 @@ class Records:
             "best": self._best,
             "last": self._last,
             "headline": [name for name in self._last if name not in ("update", "epoch")][:3],
+            **left_out(reason, [RESULTS] if spec.report.plots else []),
         }
         if state is not None:
             summary |= {"measured": measured, **result_summary(state, self.checkpoints)}
         self.report.event("end", **summary)
         self.report.close(summary)
+        if reason == "interrupted":
+            # When one rank ends, launchers soon end the others, and rank 0 must have written everything by then.
+            barrier(self._rank.collective)
 
 
 def script_mark() -> str | None:

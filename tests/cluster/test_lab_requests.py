@@ -1,6 +1,8 @@
 """Ctrl-C and SIGTERM, wherever they arrive: ranks of all hosts save and end, and the job goes on later as if nothing
 had been."""
 
+import json
+
 import pytest
 
 from tests.cluster.faults import SLACK_S
@@ -63,6 +65,25 @@ def test_a_request_at_all_hosts_at_once_lets_all_of_them_save_and_end(jobs: Jobs
     assert "state saved; go on with --resume" in job.leader.text
     saved = sorted(path.name for path in (job.folder / "checkpoints").glob("step-*"))
     assert saved[-1] == f"step-{max(job.updates()) + 1:08}"
+    assert lab.left(within_s=10.0) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sigterm_to_every_process_on_all_hosts_lets_all_of_them_save_and_end(jobs: Jobs, lab: Lab, backend):
+    """What `scancel` does to a job step: agents, native starters, ranks and loader processes, after SIGCONT."""
+    job = jobs.by_hand("step", backend=backend, **ENDLESSLY).reach(3)
+    killers = []
+    for node in ("node1", "node2", "node3"):
+        pids = " ".join(str(process.pid) for process in lab.processes(node))
+        killers.append(lab.start(node, ["sh", "-c", f"kill -CONT {pids}; kill -TERM {pids}"]))
+    for each in killers:
+        each.communicate(timeout=60)
+    job.finish(timeout_s=ENDING_S + SLACK_S)
+    assert [output.code for output in job.outputs] == [143] * 3, [output.text for output in job.outputs]
+    assert "state saved; go on with --resume" in job.leader.text
+    rows = [json.loads(line) for line in job.read("metrics.jsonl").splitlines()]
+    assert [row["update"] for row in rows if row.get("why") == "ending"] == [max(job.updates()) + 1], "one save"
     assert lab.left(within_s=10.0) == []
 
 

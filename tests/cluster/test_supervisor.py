@@ -36,6 +36,7 @@ class Hosts:
         self.plans.append(current.name)
         verdict = self.verdicts.pop(0)
         return SimpleNamespace(
+            grace_s=None,
             plan=current,
             ok=verdict is None,
             lost={},

@@ -372,7 +372,7 @@ def test_two_sigterms_within_a_moment_are_one_request_and_two_ctrl_c_are_two():
 def test_a_request_to_save_is_no_request_to_end_and_is_heard_where_it_was_blocked():
     former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)  # to this thread, the only one that blocks it
         with Requests() as requests:
             assert (requests.saves, requests.any(), requests.count) == (1, False, 0)
         assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -59,6 +59,20 @@ def save_slowly_when_asked() -> None:
     raise Interrupted("ended from outside")
 
 
+def save_for_seven_seconds_when_asked() -> None:
+    """Longer than starters wait by themselves for what is left of a rank's processes."""
+    signal.signal(signal.SIGTERM, lambda *_: ASKED.append(1))
+    (RUN.path / f"ready-{RANK}").touch()
+    while not ASKED:
+        time.sleep(0.02)
+    deadline = time.monotonic() + 7.0
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+    (RUN.path / f"saved-{RANK}").touch()
+    report("end", reason="interrupted")
+    raise Interrupted("ended from outside")
+
+
 def save_and_go_on_when_asked() -> None:
     """Each request to save adds a line to a file; the test says when the job ends."""
     request = process.SaveRequest()

@@ -89,6 +89,22 @@ def test_sigterm_to_every_process_of_a_job_is_one_request(starter, tmp_path, ali
     assert alive_ranks() == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
+def test_a_cancelled_job_step_gives_every_rank_the_time_to_save(starter, tmp_path, alive_ranks, name):
+    """Slurm's scancel sends SIGCONT and SIGTERM to all processes of a step at once: ranks, their shells and starters."""
+    process = starter("save_for_seven_seconds_when_asked", ranks=2, launcher_name=name)
+    everybody = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for number in (signal.SIGCONT, signal.SIGTERM):
+        for one in everybody:
+            one.send_signal(number)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 143, message
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2)), message
+    assert f"state saved; go on with --resume {tmp_path}" in message
+    assert alive_ranks() == []
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_a_starter_that_is_killed_takes_its_ranks_along(starter, tmp_path, alive_ranks, wait_for, name):
     process = starter("save_when_asked", ranks=2, launcher_name=name)
