@@ -2,7 +2,8 @@
 
 Each side sends a heartbeat once a second, so a peer from which nothing arrives has stopped or cannot be reached. A
 channel ends when the peer closes it, when the peer has been silent for ``silence_s``, or when a line arrives that is no
-message. ``lost`` then says why, and the channel never recovers.
+message. ``lost`` then says why, and the channel never recovers. Time during which this very process was stopped (SIGSTOP,
+``scontrol suspend``) does not count as silence, since it could hear nothing.
 
 Closing a socket waits until the peer has closed its end, too. TCP resets a connection that is closed while received
 bytes are unread, and a reset discards data that is still on its way to the peer, such as the last message.
@@ -34,6 +35,8 @@ Message = dict[str, Any]
 
 BEAT_S = 1.0
 """Seconds between two heartbeats."""
+PAUSED_BEATS = 3
+"""If the thread of a channel, which turns at least once a beat, has not run for so many, this process was stopped."""
 STOP_POLL_S = 0.2
 """Seconds between two calls of ``stop`` while an answer is awaited."""
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -239,9 +242,13 @@ class Channel:
     def _work(self) -> None:
         """Read and write until the channel ends."""
         next_beat = time.monotonic() + self._beat_s
+        turned_at = time.monotonic()
         try:
             while self._lost is None:
                 now = time.monotonic()
+                if now - turned_at > PAUSED_BEATS * self._beat_s:
+                    self._last_read += now - turned_at
+                turned_at = now
                 if self._closing and (now > self._deadline or not (self._unsent or self._awaits_peer_close())):
                     self._lose(Disconnection(cause=Cause.CLOSED_HERE))
                     return

@@ -2,8 +2,11 @@
 
 import os
 import select
+import signal
 import socket
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from contextlib import suppress
@@ -293,3 +296,30 @@ def test_what_a_login_shell_prints_is_shown_where_no_agent_comes(waits):
     line.end(wait_s=0.2)
     assert "Choose a shell" in actual.line()
     assert actual.line().isprintable()
+
+
+def test_a_process_that_was_stopped_does_not_take_its_own_pause_for_the_silence_of_a_peer_that_was_stopped_too():
+    script = """
+        import os, sys
+        from mtrain.cluster.channel import Channel, Lost
+        channel = Channel(os.dup(0), os.dup(1), peer="leader", silence_s=4.0)
+        try:
+            while channel.wait(1.0) is None:
+                pass
+        except Lost as lost:
+            sys.exit(str(lost))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as agent:
+        try:
+            agent.stdin.write(b"{}\n")
+            agent.stdin.flush()
+            assert agent.stdout.readline() == b"{}\n"
+            agent.send_signal(signal.SIGSTOP)
+            time.sleep(6.0)  # longer than it would wait for the peer; nothing is sent meanwhile
+            agent.send_signal(signal.SIGCONT)
+            assert agent.stdout.readline() == b"{}\n", agent.stderr.read()
+            _, told = agent.communicate(b'{"event": "record"}\n', timeout=60)
+            assert (agent.returncode, told) == (0, b"")
+        finally:
+            agent.kill()

@@ -414,6 +414,54 @@ def test_a_leader_that_is_lost_takes_everything_along(tmp_path, number):
         leader.wait()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("suspended", ["all hosts", "one host"])
+def test_hosts_that_are_suspended_together_go_on_and_one_that_is_suspended_alone_is_named(tmp_path, suspended):
+    """As `scontrol suspend` does it: every process is stopped, for longer than silence may last, and goes on later."""
+    script = f"""
+        import importlib.util, sys
+        from pathlib import Path
+        spec = importlib.util.spec_from_file_location("attempts", {str(Path(__file__))!r})
+        attempts = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(attempts)
+        folder = Path({str(tmp_path)!r})
+        job = attempts.Job(folder)
+        job.run(attempts.make_plan(folder, *["save_and_go_on_when_asked"] * 3), limits=attempts.SOON)
+        print(job.result.code, job.result.text, flush=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    leader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(3)))
+        actual = psutil.Process(leader.pid)
+        third = next(
+            agent
+            for agent in actual.children()
+            if any("RANK" in c.environ() and c.environ()["RANK"] == "2" for c in agent.children())
+        )
+        stopped = [actual, *actual.children(recursive=True)] if suspended == "all hosts" else [third, *third.children()]
+        for process in stopped:
+            process.suspend()
+        time.sleep(SOON.silence_s + 4.0)
+        for process in stopped:
+            if process.is_running():
+                process.resume()
+                time.sleep(0.2)  # they do not go on at the same moment
+        time.sleep(SOON.silence_s / 2)
+        (tmp_path / "go").touch()
+        output, _ = leader.communicate(timeout=60)
+        if suspended == "all hosts":
+            assert output == "0 \n"
+        else:
+            assert output.startswith("1 "), output
+            assert "error: host 127.0.0.3" in output
+            assert "has been silent for" in output
+        until(lambda: living(tmp_path) == [])
+    finally:
+        leader.kill()
+        leader.wait()
+
+
 # ------------------------------------------------------------------------------------------------------------- verdicts
 CLOSED = Disconnection(cause=Cause.CLOSED_THERE)
 
