@@ -545,3 +545,17 @@ def test_an_echoed_message_does_not_authenticate_its_sender():
             prove_here(here, joins=True)
         here.shutdown(socket.SHUT_RDWR)
         echo.join()
+
+
+@pytest.mark.parametrize(
+    ("node", "code", "expected"),
+    [(0, 2, "127.0.0.2 has not come within 4 s"), (1, 1, "has not answered at port {port} for 4 s")],
+)
+def test_hosts_are_awaited_for_the_time_to_join_and_not_for_that_of_a_failure(tmp_path, node, code, expected):
+    port = held_port()
+    words = ["--ips", "127.0.0.1,127.0.0.2", "--node-rank", str(node), "--control-port", str(port)]
+    words += ["--failure-timeout-s", "600", "-o", "cluster.join_timeout_s=4"]
+    argv = [sys.executable, "-m", "mtrain", "train", "-c", "digits", "-b", "ddp", "--nproc-per-node", "1", *words]
+    process = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == code, process.stderr
+    assert expected.format(port=port) in " ".join((process.stdout + process.stderr).split())

@@ -60,7 +60,9 @@ def submission(*, backend: str = "ddp", hosts: int = 2, ranks: int | None = None
 
 @cache
 def _digits(backend: str) -> Mapping[str, Any]:
-    loaded = config.load("digits", overrides=[f"backend.name={backend}", "cluster.name=kubernetes"])
+    loaded = config.load(
+        "digits", overrides=[f"backend.name={backend}", "cluster.name=kubernetes", "cluster.options.image=x"]
+    )
     return loaded.values
 
 

@@ -178,6 +178,30 @@ def test_a_secret_is_a_reference_and_never_a_value():
         made.documents(made.submission(), made.options(env={"MTRAIN_CLUSTER_SECRET": "known"}))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_failures_of_pods_have_the_consequences_of_their_exit_codes(kind):
+    documents = made.documents(made.submission(), made.options(kind=kind, backoff=5))
+    spec = documents[0]["spec"] if kind == "job" else made._jobs_in(documents[1])[0]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+
+    def consequence(*, code: int, disrupted: bool = False) -> str:
+        """What the first rule that matches says, as the Job controller reads them."""
+        for rule in spec["podFailurePolicy"]["rules"]:
+            exits = rule.get("onExitCodes")
+            if disrupted and any(pattern["type"] == "DisruptionTarget" for pattern in rule.get("onPodConditions", ())):
+                return rule["action"]
+            if exits and exits["containerName"] == container["name"] and code in exits["values"]:
+                return rule["action"]
+        return "Count"
+
+    assert consequence(code=2) == "FailJob"
+    assert consequence(code=143) == "Ignore"
+    assert consequence(code=2, disrupted=True) == consequence(code=137, disrupted=True) == "Ignore"
+    assert consequence(code=1) == consequence(code=137) == "Count"
+    assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"], spec["podReplacementPolicy"]) == (5, 0, "Failed")
+    assert (spec["completionMode"], spec["template"]["spec"]["restartPolicy"]) == ("Indexed", "Never")
+
+
 # --------------------------------------------------------------------------------------------------- names, sizes, scripts
 @pytest.mark.parametrize(
     ("name", "proposal"),

@@ -119,7 +119,10 @@ def test_a_name_that_is_taken_is_refused_and_nothing_is_left(server: ApiServer):
     _mtrain("submit", *FLAGS)
     (Path("runs") / ".submitted").rename("elsewhere")  # as another user's
     before = dict(server.objects)
-    assert 'jobs "digits" already exists; give another --name' in _mtrain("submit", *FLAGS, code=2)
+    assert (
+        'jobs "digits" already exists; give another --name, or delete it first: kubectl delete job digits'
+        in _mtrain("submit", *FLAGS, code=2)
+    )
     assert server.objects == before
     assert not list(Path("runs").glob(".submitted/*/*"))
 

@@ -51,7 +51,8 @@ class KubernetesQueue(Queue):
         try:
             created = client.create(main)
         except Existing as error:
-            raise UsageError(f"{error}; give another --name, or delete it first") from error
+            remedy = f"kubectl delete {main['kind'].lower()} {main['metadata']['name']}"
+            raise UsageError(f"{error}; give another --name, or delete it first: {remedy}") from error
         owner = {key: main[key] for key in ("apiVersion", "kind")} | {
             key: created["metadata"][key] for key in ("name", "uid")
         }
