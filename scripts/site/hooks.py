@@ -24,6 +24,18 @@ _places: dict[str, str] = {}
 """Path on the site of each page that does not come from `docs` -> its path in the repository."""
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Leave pages of clusters that this checkout lacks out of the contents."""
+    for section in config.nav or []:
+        pages = section.get("Clusters", [])
+        pages[:] = [page for page in pages if all(_exists(place) for place in page.values())]
+    return config
+
+
+def _exists(place: str) -> bool:
+    return place.startswith("files/") or (ROOT / DOCS / place).is_file()
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for the README, and for everything outside `docs` to which a document links."""
     _places.clear()

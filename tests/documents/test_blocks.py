@@ -20,6 +20,7 @@ import yaml
 
 from mtrain.cli import front
 from mtrain.cli.options import load_job
+from mtrain.cli.submit import with_queue_flags
 from mtrain.errors import MtrainError
 from mtrain.spec import config
 from mtrain.spec.model import Spec
@@ -30,21 +31,25 @@ ROOT = documents.ROOT
 BLOCKS = [block for page in documents.documents() for block in documents.blocks(page)]
 LANGUAGES = {"", "console", "mermaid", "python", "toml", "yaml"}
 SYSTEM = {
-    "cd",
-    "export",
-    "git",
-    "kubectl",
-    "openssl",
-    "pre-commit",
-    "pytest",
-    "sbatch",
-    "source",
-    "srun",
-    "ssh",
-    "sudo",
-    "torchrun",
+    *(
+        "cd",
+        "docker",
+        "export",
+        "git",
+        "kubectl",
+        "openssl",
+        "pre-commit",
+        "pytest",
+        "ray",
+        "sbatch",
+        "scancel",
+        "sinfo",
+    ),
+    *("source", "squeue", "srun", "ssh", "sudo", "torchrun"),
 }
 """Programs that are not mtrain's, and whose arguments are not checked."""
+SHELL = {">", ">>", "2>", "&", "&&", "|", ";"}
+"""Words of the shell that end a command."""
 STAND_INS = {"runs/cells/spec.yml": "_BASE_: ppyoloe_s_bccd\n"}
 """Content of a reader's own spec that a command names; of others, such as `my.yml`, `_BASE_: yolov5s`."""
 
@@ -133,7 +138,10 @@ def test_toml_parses(block: Block) -> None:
 @pytest.mark.parametrize("block", of("yaml"), ids=str)
 def test_specs_are_valid(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block with a reader's own model or data refers to files, which are those of `examples/own-model`."""
-    values = yaml.safe_load(block.text)
+    contents = list(yaml.safe_load_all(block.text))
+    if all("apiVersion" in content for content in contents):
+        return  # manifests of Kubernetes
+    (values,) = contents
     assert isinstance(values, dict), "give it a section, or mark it"
     monkeypatch.chdir(tmp_path)
     for name in re.findall(r"\./([\w/]+\.py):", block.text):
@@ -176,7 +184,8 @@ def commands(block: Block) -> Iterator[tuple[int, list[str]]]:
     number = block.line
     for line in text.split("\n"):
         if line.lstrip().startswith("$ "):
-            yield number, shlex.split(line.lstrip()[2:].replace("\x00", ""), comments=True)
+            words = shlex.split(line.lstrip()[2:].replace("\x00", ""), comments=True)
+            yield number, words[: next((place for place, word in enumerate(words) if word in SHELL), len(words))]
         number += 1 + line.count("\x00")
 
 
@@ -219,7 +228,7 @@ def check_mtrain(words: list[str]) -> None:
         context = command.make_context(name, list(rest), parent=context)
         group = command
     if "overrides" in context.params:
-        check_spec(context.params)
+        check_spec(with_queue_flags(context.params) if group.name == "submit" else context.params)
 
 
 def check_spec(params: Mapping[str, Any]) -> None:
