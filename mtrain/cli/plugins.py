@@ -1,4 +1,4 @@
-"""``mtrain plugins``: list plugins, show one, or test a backend."""
+"""``mtrain plugins``: list plugins, show one, write a new one, or test one."""
 
 import os
 import sys
@@ -15,10 +15,13 @@ from mtrain.spec.plugin_kinds import KINDS, REPORTERS, SELECTORS
 if TYPE_CHECKING:
     from mtrain.spec.plugins import Entry
 
+TESTED = ("backends", "models", "datasets", "tasks", "launchers")
+"""Kinds of plugins that can be tested."""
+
 
 @click.group()
 def plugins() -> None:
-    """List plugins of every kind, show one, or test a backend."""
+    """List plugins of every kind, show one, write a new one, or test one."""
 
 
 @plugins.command("list")
@@ -92,8 +95,25 @@ def state(entry: "Entry") -> str:
     return "ready"
 
 
+@plugins.command("new")
+@click.argument("kind", type=click.Choice(("backend", "model", "dataset", "task", "launcher")))
+@click.argument("name")
+@click.option("--out", "--output", "out", type=click.Path(path_type=Path), help="Its folder.  [default: mtrain-NAME]")
+def new_plugin(kind: str, name: str, out: Path | None) -> None:
+    """Write the skeleton of a plugin of your own as a distribution that installs, trains and passes its tests."""
+    from mtrain.cli import plugin_skeleton
+
+    folder = plugin_skeleton.write(kind, name, out)
+    click.echo(f"{folder}: written; install it and test it:")
+    click.echo(f"  {sys.executable} -m pip install --no-deps --no-build-isolation -e {folder}")
+    click.echo(f"  mtrain plugins test {name} --kind {plugin_skeleton.KINDS[kind]}")
+
+
 @plugins.command("test", cls=JobCommand)
 @click.argument("name")
+@click.option(
+    "--kind", type=click.Choice(TESTED), help="Where several plugins have that name.  [default: backends first]"
+)
 @click.option(
     "--ranks", type=click.IntRange(min=1), help="Ranks of its jobs, on this machine: 1, 2, 3, 4 or 6.  [default: 2]"
 )
@@ -119,7 +139,8 @@ def state(entry: "Entry") -> str:
 )
 @click.option("--limit", type=click.FloatRange(min=1), default=120.0, show_default=True, help="Seconds for one check.")
 def test_plugin(name: str, **params: Any) -> int:
-    """Prove that backend NAME trains as every other one does: real jobs, compared with solo on the same framework.
+    """Test plugin NAME with real jobs: that a backend trains as solo does; that a model, data set or task can be repeated,
+    resumed and trained on both frameworks; that a launcher starts and ends ranks.
 
     Exit code 0: every check passed; 1: some failed, or the job on solo did; 2: it could not be tested.
     """
@@ -128,8 +149,9 @@ def test_plugin(name: str, **params: Any) -> int:
     import tempfile
 
     from mtrain.system import environment
-    from mtrain.testing import kit, wording
+    from mtrain.testing import kit, plugin_kit, wording
 
+    kind = params["kind"] or _kind_of(name, params["overrides"])
     order = kit.KitRequest(
         backend=name,
         ranks=params["ranks"],
@@ -146,7 +168,7 @@ def test_plugin(name: str, **params: Any) -> int:
     folder = params["out"] or Path(tempfile.mkdtemp(prefix=f"mtrain-test-{Path(name).name}-"))
     _make_folder(folder)
     try:
-        conformance = kit.run(order, folder)
+        conformance = kit.run(order, folder) if kind == "backends" else plugin_kit.run(kind, order, folder)
     except UsageError:
         if params["out"] is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -157,6 +179,16 @@ def test_plugin(name: str, **params: Any) -> int:
     if conformance.passed and params["out"] is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if conformance.passed else 1
+
+
+def _kind_of(name: str, overrides: tuple[str, ...]) -> str:
+    """Return the kind of the plugin to test: the first that has the name. An unknown name is taken for a backend's."""
+    from mtrain.spec import plugins as registry
+
+    files = [text.partition("=")[2] for text in overrides if text.startswith("plugins=")]
+    policy = registry.read_policy(files[-1] if files else None)
+    kinds = (kind for kind in TESTED if any(entry.name == name for entry in registry.names(kind, policy=policy)))
+    return next(kinds, "backends")
 
 
 def _check_can_be_written(file: Path) -> None:

@@ -110,8 +110,8 @@ class Jobs:
         return _load(self._request.backend, ranks, (*more, *self._request.overrides))
 
     def solo(self, framework: str, more: Sequence[str] = ()) -> Loaded:
-        """Return the same spec with solo."""
-        overrides = [text for text in self._request.overrides if not text.startswith(OWN_OPTIONS)]
+        """Return the same spec with solo, whose one rank needs another launcher than several."""
+        overrides = [text for text in self._request.overrides if not text.startswith((OWN_OPTIONS, "launcher."))]
         return _load("solo", 1, (*more, *overrides, f"{OWN_OPTIONS}.framework={framework}"))
 
     def plan(self, loaded: Loaded, run_dir: Path, arguments: Sequence[str] | None, job: str = "") -> Plan:
@@ -136,14 +136,33 @@ class Jobs:
         RunFolder(run_dir).make()
         config.dump(loaded.spec, RunFolder(run_dir).spec_json)
         mark = secrets.token_hex(8)
-        planned = self.plan(loaded, run_dir, arguments, mark)
-        output = io.StringIO()
-        environ = {**self._request.environ, JOB: mark}
-        job = this_host.Job(display=Quiet(output), environ=environ, replan=lambda checkpoint: planned, stream=output)
-        code = this_host.run(planned, job).code
-        if code in EXIT_CODES.values():
-            raise KeyboardInterrupt
-        return Ended(code=code, text=output.getvalue(), run_dir=run_dir, job=mark, at=time.time())
+        return _run(self.plan(loaded, run_dir, arguments, mark), mark, self._request.environ)
+
+
+def run_whole(loaded: Loaded, run_dir: Path, request: KitRequest, *, resume: Path | None = None) -> Ended:
+    """Run a job of mtrain's own ranks to its end, in the run folder ``run_dir``, from a checkpoint if one is given.
+
+    Raises:
+        KeyboardInterrupt: the job was asked to end from outside.
+        UsageError: it cannot be planned.
+    """
+    RunFolder(run_dir).make()
+    config.dump(loaded.spec, RunFolder(run_dir).spec_json)
+    machine = Machine.here(environ=request.environ, python=loaded.spec.backend.python or request.python)
+    planned = plan.make_plan(loaded, run_dir=run_dir, resume=resume, machine=machine)
+    return _run(planned, secrets.token_hex(8), request.environ)
+
+
+def _run(planned: Plan, mark: str, environ: Mapping[str, str]) -> Ended:
+    """Run a plan to its end; ``mark``: that of the job's processes."""
+    output = io.StringIO()
+    job = this_host.Job(
+        display=Quiet(output), environ={**environ, JOB: mark}, replan=lambda checkpoint: planned, stream=output
+    )
+    code = this_host.run(planned, job).code
+    if code in EXIT_CODES.values():
+        raise KeyboardInterrupt
+    return Ended(code=code, text=output.getvalue(), run_dir=planned.run_dir, job=mark, at=time.time())
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:

@@ -161,7 +161,7 @@ class _Kit:
                     more = [_ports_taken(ended)] if check is LEAVES else []
                     findings.append(Finding(check=check, measures=worst_of_ranks([*records.measures(check), *more])))
             if culprit is not None:
-                findings.append(Finding(check=culprit, error=_error(ended)))
+                findings.append(Finding(check=culprit, error=error_of(ended)))
             judged = {finding.check for finding in findings}
             waiting = [check for check in waiting if check not in judged]
             if culprit in (LIGHT, ENTERS):
@@ -172,14 +172,14 @@ class _Kit:
         ended = self._jobs.run(self._jobs.tested(1), "one", ("--part", "one"))
         records = JobRecords.of(ended.run_dir, 1)
         if ended.code or not records.finished(ONE):
-            return Finding(check=ONE, error=_error(ended))
+            return Finding(check=ONE, error=error_of(ended))
         return Finding(check=ONE, measures=worst_of_ranks(records.measures(ONE)))
 
     def _death(self) -> Finding:
         ended = self._jobs.run(self._jobs.tested(self._ranks), "death", ("--part", "death"))
         file = ended.run_dir / DEATH_FILE
         if not file.is_file():
-            return Finding(check=DIES, error=f"the job ended before a rank was killed: {_error(ended)}")
+            return Finding(check=DIES, error=f"the job ended before a rank was killed: {error_of(ended)}")
         seconds = ended.at - float(file.read_text())
         remaining_pids = [str(pid) for pid in processes_of(ended.job)]
         succeeded = [] if ended.code else ["exit code 0"]
@@ -206,7 +206,7 @@ class _Kit:
             ended = self._jobs.run(loaded, name, None)
             newest = store.newest(RunFolder(ended.run_dir).checkpoints)
             if ended.code or newest is None:
-                return Finding(check=TASK, error=f"{ended.run_dir}: {_error(ended)}")
+                return Finding(check=TASK, error=f"{ended.run_dir}: {error_of(ended)}")
             summary = json.loads(RunFolder(ended.run_dir).summary.read_text())
             results.append((training.flat(store.load(newest).state), summary["last"] or {}))
         (expected, figures), (learnt, own_figures) = results
@@ -230,7 +230,7 @@ def _ports_taken(ended: Ended) -> Measure:
     return none_of("ports still in use after the job", [str(port) for port in ports if not _is_free(port)])
 
 
-def _error(ended: Ended) -> str:
+def error_of(ended: Ended) -> str:
     """Return the error that ended a job, in one or two lines."""
     stuck = rank_records.stuck(ended.run_dir)
     if stuck:

@@ -2,18 +2,22 @@
 
 from collections.abc import Iterator
 
+from mtrain.spec.plugin_kinds import SINGULAR
 from mtrain.testing.checks import Finding, Measure
 from mtrain.testing.kit import Conformance
+from mtrain.testing.plugin_kit import PluginConformance
 
 MARKS = {"passed": "ok", "failed": "FAILED", "not run": "not run"}
 
 
-def report(conformance: Conformance) -> str:
+def report(conformance: Conformance | PluginConformance) -> str:
     """Return a table of all checks, then the meaning of each failure and where to look, then the totals."""
     return "\n".join([_head(conformance), "", *_table(conformance), *_failures(conformance), "", _sum(conformance)])
 
 
-def _head(conformance: Conformance) -> str:
+def _head(conformance: Conformance | PluginConformance) -> str:
+    if isinstance(conformance, PluginConformance):
+        return f"{SINGULAR[conformance.kind]} {conformance.name} ({conformance.provider})"
     precision = {"fp64": "float64", "fp32": "float32 (it refuses float64)"}.get(conformance.precision, "")
     parts = [
         f"{conformance.ranks} ranks" if conformance.ranks > 1 else "1 rank",
@@ -24,7 +28,7 @@ def _head(conformance: Conformance) -> str:
     return f"backend {conformance.backend} ({conformance.provider}): {', '.join(part for part in [*parts, compared] if part)}"
 
 
-def _table(conformance: Conformance) -> Iterator[str]:
+def _table(conformance: Conformance | PluginConformance) -> Iterator[str]:
     rows = [(finding.check.id, MARKS[finding.verdict], _measured(finding)) for finding in conformance.findings]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, mark, text in rows:
@@ -46,7 +50,7 @@ def _compared(measure: Measure) -> str:
     return f"{measure.what}: {measure.value:.2g} (bound {measure.bound:.2g})"
 
 
-def _failures(conformance: Conformance) -> Iterator[str]:
+def _failures(conformance: Conformance | PluginConformance) -> Iterator[str]:
     for finding in conformance.findings:
         if finding.verdict != "failed":
             continue
@@ -62,7 +66,7 @@ def _failures(conformance: Conformance) -> Iterator[str]:
         yield f"  look at   {finding.check.look}"
 
 
-def _sum(conformance: Conformance) -> str:
+def _sum(conformance: Conformance | PluginConformance) -> str:
     counts = {word: sum(finding.verdict == word for finding in conformance.findings) for word in MARKS}
     totals = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     logs = "" if conformance.passed else f"; logs in {conformance.folder}"

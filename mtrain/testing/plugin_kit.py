@@ -1,0 +1,381 @@
+"""Test a model, a data set, a task or a launcher: probe it in a process of its own, then run short jobs with it."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mtrain.core.checkpoint import store
+from mtrain.core.plugin_classes import with_defaults
+from mtrain.errors import PluginError, UsageError
+from mtrain.spec import config, plugins
+from mtrain.spec.config import Given, Loaded
+from mtrain.spec.plugin_kinds import SINGULAR
+from mtrain.spec.suggest import hint
+from mtrain.system.runfolder import RunFolder
+from mtrain.testing import kit, training
+from mtrain.testing import plugin_checks as checks
+from mtrain.testing.checks import Check, Finding, Measure, none_of, worst_of_ranks
+from mtrain.testing.jobs import Ended, KitRequest, run_whole
+from mtrain.testing.plugin_probe import MARK
+
+KINDS = tuple(checks.CHECKS)
+UPDATES = 4
+FIRST_SAVE = 2
+BOUND = 1e-6
+"""Largest relative difference of weights between two frameworks after the job, in float64."""
+BOUND_32 = 1e-2
+"""The same in any other precision, which a caller asks for with ``-o train.precision=fp32``."""
+SHORT: Mapping[str, Any] = {
+    "train.updates": UPDATES,
+    "train.epochs": None,
+    "train.batch_size": 8,
+    "train.precision": "fp64",
+    "evaluate.every_epochs": None,
+    "checkpoint.every_epochs": None,
+    "checkpoint.every_updates": FIRST_SAVE,
+    "checkpoint.keep_last": UPDATES,
+    "data.workers": 0,
+    "cluster.threads": 1,
+    "cluster.max_restarts": 0,
+    "cluster.nproc_per_node": 1,
+    "report.tensorboard": False,
+    "report.plots": False,
+    "report.display": "quiet",
+}
+PARTNERS: Mapping[str, Mapping[str, Any]] = {
+    "classification": {
+        "data.format": "digits_classes",
+        "data.image_size": 8,
+        "model.name": "vit",
+        "model.options.patch": 2,
+    },
+    "detection": {"data.format": "digits", "data.image_size": 64, "model.name": "yolov5n"},
+}
+"""Task -> a data set and a model of mtrain with which a plugin of that task is tested, unless others are named."""
+BACKENDS = {"torch": "ddp", "none": "solo", "paddle": "fleet", "horovod": "horovod"}
+"""Rendezvous -> the backend whose ranks a launcher of that rendezvous starts."""
+STARTS = ("plugin.enters", "collective.place", "plugin.leaves")
+"""Checks of the kit for backends that show whether ranks were started rightly."""
+
+
+@dataclass(kw_only=True)
+class PluginConformance:
+    """The results of all checks of one plugin."""
+
+    kind: str
+    name: str
+    provider: str
+    folder: Path
+    seconds: float = 0.0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Return whether no check failed; one that cannot be made here, for want of a framework, is no failure."""
+        return all(finding.verdict != "failed" for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for a JSON file."""
+        return {
+            **{key: value for key, value in asdict(self).items() if key not in ("findings", "folder")},
+            "folder": str(self.folder),
+            "seconds": round(self.seconds, 1),
+            "passed": self.passed,
+            "checks": [finding.as_json() for finding in self.findings],
+        }
+
+
+def run(kind: str, request: KitRequest, folder: Path) -> PluginConformance:
+    """Test the plugin ``request.backend`` of ``kind``; run folders go into ``folder``.
+
+    Raises:
+        UsageError: the plugin is unknown, or the spec around it is not complete.
+    """
+    chosen = _chosen(kind, request.only)
+    tested = _Tested(kind, request, folder)
+    began = time.monotonic()
+    findings = {check: tested.finding(check) for check in chosen}
+    return PluginConformance(
+        kind=kind,
+        name=request.backend,
+        provider=tested.provider,
+        folder=folder,
+        seconds=time.monotonic() - began,
+        findings=[findings[check] for check in chosen],
+    )
+
+
+def _chosen(kind: str, only: Sequence[str]) -> list[Check]:
+    all_checks = checks.CHECKS[kind]
+    ids = [check.id for check in all_checks]
+    for word in only:
+        if not any(check_id.startswith(word) for check_id in ids):
+            raise UsageError(f"--only {word}: no such check{hint(word, ids)}")
+    return [check for check in all_checks if not only or any(check.id.startswith(word) for word in only)]
+
+
+class _Tested:
+    """One plugin, with the jobs that were run with it so far."""
+
+    def __init__(self, kind: str, request: KitRequest, folder: Path) -> None:
+        self._kind, self._name, self._request, self._folder = kind, request.backend, request, folder.absolute()
+        self._loaded = self._load({})
+        entry = plugins.find(kind, self._name, policy=self._loaded.policy)
+        self.provider = f"{entry.distribution} {entry.version}".strip()
+        self._probed: dict[str, Any] = {}
+        self._ended: dict[str, Ended] = {}
+
+    def finding(self, check: Check) -> Finding:
+        """Make one check."""
+        self._request.say(f"{check.id}: {check.claim}")
+        jobs: Mapping[Check, Callable[[Check], Finding]] = {
+            checks.TRAINS: self._trains,
+            checks.AGAIN: lambda check: self._same(check, "again"),
+            checks.WORKERS: lambda check: self._same(check, "workers", {"data.workers": 2}),
+            checks.RESUMES: self._resumes,
+            checks.FRAMEWORKS: self._frameworks,
+            checks.INITIAL: self._initial,
+            checks.STARTS: lambda check: self._through_backend(check, STARTS),
+            checks.ENDS: lambda check: self._through_backend(check, ("job.ends",)),
+        }
+        return jobs.get(check, self._probe)(check)
+
+    # -------------------------------------------------------------------------------------------------------- specs
+    def _load(self, more: Mapping[str, Any]) -> Loaded:
+        """Return the spec of the jobs.
+
+        Raises:
+            SpecError: it is not valid.
+            PluginError: a plugin is unknown, or the other half of the job is not named.
+        """
+        overridden = {text.partition("=")[0].strip() for text in self._request.overrides}
+        policy = self._policy()
+        values = {**SHORT, **self._partners(policy, overridden), **self._backend(policy), **more}
+        flags = {path: Given(value, f"{path} {value}") for path, value in values.items() if path not in overridden}
+        return config.load({}, overrides=self._request.overrides, flags=flags)
+
+    def _policy(self) -> plugins.Policy:
+        named = [text.partition("=")[2] for text in self._request.overrides if text.startswith("plugins=")]
+        return plugins.read_policy(named[-1] if named else None)
+
+    def _partners(self, policy: plugins.Policy, overridden: set[str]) -> dict[str, Any]:
+        own = {"models": "model.name", "datasets": "data.format", "launchers": "launcher.name"}.get(self._kind)
+        if self._kind == "launchers":
+            plugins.find("launchers", self._name, policy=policy)
+            return {**PARTNERS["classification"], "launcher.name": self._name}
+        task = self._name if own is None else plugins.task_of(self._kind, self._name, policy=policy)
+        plugins.find("tasks", task, policy=policy)
+        partners = dict(PARTNERS.get(task, {}))
+        if own is not None:
+            section = own.partition(".")[0]
+            partners = {path: value for path, value in partners.items() if not path.startswith(f"{section}.")} | {
+                own: self._name
+            }
+            if section == "data" and task in PARTNERS:
+                partners["data.image_size"] = PARTNERS[task]["data.image_size"]
+        for path, kind in (("model.name", "models"), ("data.format", "datasets")):
+            if path not in partners and path not in overridden:
+                fellows = self._fellows(kind, task, policy)
+                if fellows:
+                    partners[path] = fellows[0]
+                    continue
+                raise PluginError(
+                    f"the {SINGULAR[self._kind]} {self._name!r} is of the task {task!r}; say with which {SINGULAR[kind]} to test "
+                    f"it: -o {path}=NAME"
+                )
+        return partners
+
+    def _fellows(self, kind: str, task: str, policy: plugins.Policy) -> list[str]:
+        """Return the plugins of this task that come in the same distribution as the tested one."""
+        own = plugins.find(self._kind, self._name, policy=policy).distribution
+        entries = [entry for entry in plugins.names(kind, policy=policy) if entry.distribution == own]
+        if own == plugins.POLICY_FILE:
+            return []
+        return [entry.name for entry in entries if plugins.task_of(kind, entry.name, policy=policy) == task]
+
+    def _backend(self, policy: plugins.Policy) -> dict[str, Any]:
+        if self._kind != "launchers":
+            options = {"framework": _frameworks()[0], "device": "cpu"}
+            return {"backend.name": "solo", "backend.options": options}
+        provides = with_defaults(plugins.load("launchers", self._name, policy=policy), _launcher()).provides
+        names = [name for rendezvous, name in BACKENDS.items() if rendezvous in provides]
+        if not names:
+            raise PluginError(f"the launcher {self._name!r} provides none of {', '.join(BACKENDS)}; set its `provides`")
+        return {"backend.name": names[0], "backend.options": {"device": "cpu"}}
+
+    # -------------------------------------------------------------------------------------------------------- probes
+    def _probe(self, check: Check, weights: str = "") -> Finding:
+        """Return what a process of its own finds about the plugin."""
+        if check.id not in self._probed:
+            place = self._folder / f"probe-{len(self._probed)}"
+            for name in ("tmp", "here"):
+                (place / name).mkdir(parents=True, exist_ok=True)
+            spec = place / "spec.json"
+            config.dump(self._loaded.spec, spec)
+            line = [
+                self._request.python,
+                "-m",
+                "mtrain.testing.plugin_probe",
+                self._kind,
+                self._name,
+                str(spec),
+                weights,
+            ]
+            environ = {**self._request.environ, "TMPDIR": str(place / "tmp")}
+            try:
+                ended = subprocess.run(  # noqa: S603 - this interpreter, and words of its own
+                    line,
+                    cwd=place / "here",
+                    env=environ,
+                    capture_output=True,
+                    text=True,
+                    timeout=self._request.limit_s,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                return Finding(check=check, error=f"it was not done after {self._request.limit_s:g} s")
+            told = [text for text in ended.stdout.splitlines() if text.startswith(MARK)]
+            if not told:
+                last = (ended.stderr.strip() or ended.stdout.strip() or "it ended early").splitlines()[-1]
+                return Finding(check=check, error=f"the process ended with status {ended.returncode}: {last}")
+            self._probed |= json.loads(told[-1].removeprefix(MARK))
+        found = self._probed[check.id]
+        measures = [Measure(**values) for values in found.get("measures", [])]
+        return Finding(check=check, measures=measures, error=found.get("error", ""))
+
+    def _initial(self, check: Check) -> Finding:
+        ended = self._job("first")
+        newest = store.newest(RunFolder(ended.run_dir).checkpoints)
+        if newest is None:
+            return Finding(check=check, reason="job.trains failed")
+        return self._probe(check, str(newest))
+
+    # ---------------------------------------------------------------------------------------------------------- jobs
+    def _job(self, name: str, more: Mapping[str, Any] | None = None, *, resume: Path | None = None) -> Ended:
+        """Run a job in the run folder ``name``, once."""
+        if name not in self._ended:
+            loaded = self._load(more or {})
+            run_dir = (self._folder / name).absolute()
+            if resume is None:
+                shutil.rmtree(run_dir, ignore_errors=True)
+            self._ended[name] = run_whole(loaded, run_dir, self._request, resume=resume)
+        return self._ended[name]
+
+    def _learnt(self, ended: Ended) -> dict[str, Any]:
+        newest = store.newest(RunFolder(ended.run_dir).checkpoints)
+        if ended.code or newest is None:
+            raise _JobFailed(kit.error_of(ended))
+        saved = store.load(newest)
+        return training.flat(saved.state) | {"update": saved.progress.update}
+
+    def _trains(self, check: Check) -> Finding:
+        try:
+            learnt = self._learnt(self._job("first"))
+        except _JobFailed as error:
+            return Finding(check=check, error=str(error))
+        infinite = [name for name, array in learnt.items() if name != "update" and not _is_finite(array)]
+        summary = json.loads(RunFolder(self._ended["first"].run_dir).summary.read_text(encoding="utf-8"))
+        unscored = [] if (summary["last"] or not self._loaded.spec.evaluate.enabled) else ["the evaluation at the end"]
+        return Finding(
+            check=check,
+            measures=[
+                none_of("weights that are not finite", infinite),
+                none_of("evaluations without figures", unscored),
+                Measure(what="updates that were not made", value=float(UPDATES - learnt["update"]), bound=0.0),
+            ],
+        )
+
+    def _same(self, check: Check, name: str, more: Mapping[str, Any] | None = None) -> Finding:
+        try:
+            first, other = self._learnt(self._job("first")), self._learnt(self._job(name, more))
+        except _JobFailed as error:
+            return Finding(check=check, error=str(error))
+        return Finding(check=check, measures=[none_of("arrays that differ", _changed(first, other))])
+
+    def _resumes(self, check: Check) -> Finding:
+        first = self._job("first")
+        half_way = f"step-{FIRST_SAVE:08d}"
+        source = RunFolder(first.run_dir).checkpoints / half_way
+        if first.code or not source.is_dir():
+            return Finding(check=check, reason="job.trains failed")
+        run_dir = (self._folder / "resumed").absolute()
+        shutil.rmtree(run_dir, ignore_errors=True)
+        RunFolder(run_dir).make()
+        target = RunFolder(run_dir).checkpoints / half_way
+        shutil.copytree(source, target)
+        try:
+            expected, learnt = self._learnt(first), self._learnt(self._job("resumed", resume=target))
+        except _JobFailed as error:
+            return Finding(check=check, error=str(error))
+        return Finding(check=check, measures=[none_of("arrays that differ", _changed(expected, learnt))])
+
+    def _frameworks(self, check: Check) -> Finding:
+        first, *others = _frameworks()
+        if not others:
+            return Finding(check=check, reason=f"only {first} is installed here")
+        try:
+            expected = self._learnt(self._job("first"))
+            more = {"backend.options": {"framework": others[0], "device": "cpu"}}
+            learnt = self._learnt(self._job(others[0], more))
+        except _JobFailed as error:
+            return Finding(check=check, error=str(error))
+        differences = training.differences(_arrays(expected), _arrays(learnt))
+        worst = max(differences, key=lambda name: differences[name])
+        bound = BOUND if self._loaded.spec.train.precision == "fp64" else BOUND_32
+        what = f"weights, averages, moments: largest relative difference between {first} and {others[0]}"
+        return Finding(check=check, measures=[Measure(what=what, value=differences[worst], bound=bound, detail=worst)])
+
+    # ---------------------------------------------------------------------------------------------- ranks of launchers
+    def _through_backend(self, check: Check, only: Sequence[str]) -> Finding:
+        """Run checks of the kit for backends with ranks that this launcher starts."""
+        backend = self._loaded.spec.backend.name
+        chosen = [text for text in self._request.overrides if text.startswith(("launcher.", "plugins="))]
+        request = KitRequest(
+            backend=backend,
+            ranks=self._request.ranks,
+            overrides=(*chosen, f"launcher.name={self._name}"),
+            only=only,
+            limit_s=self._request.limit_s,
+            environ=self._request.environ,
+            python=self._request.python,
+        )
+        findings = kit.run(request, self._folder / check.id).findings
+        failed = [finding for finding in findings if finding.verdict != "passed"]
+        if failed and (failed[0].error or failed[0].reason):
+            return Finding(check=check, error=f"{failed[0].check.id}: {failed[0].error or failed[0].reason}")
+        return Finding(check=check, measures=worst_of_ranks([m for finding in findings for m in finding.measures]))
+
+
+class _JobFailed(Exception):
+    """A job has ended without what it should have learnt."""
+
+
+def _launcher() -> type[Any]:
+    from mtrain.core.interfaces import Launcher
+
+    return Launcher
+
+
+def _frameworks() -> list[str]:
+    """Return the frameworks of `solo` that are installed here; torch where there is none, so that the job says so."""
+    return [name for name in ("torch", "paddle") if find_spec(name) is not None] or ["torch"]
+
+
+def _arrays(learnt: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: array for name, array in learnt.items() if name != "update"}
+
+
+def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return training.changed(_arrays(one), _arrays(other))
+
+
+def _is_finite(array: Any) -> bool:
+    import numpy as np
+
+    return bool(np.isfinite(array).all())
