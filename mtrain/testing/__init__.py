@@ -1,4 +1,4 @@
-"""The conformance kit: checks that a backend trains like every other one. ``mtrain plugins test NAME`` runs it.
+"""The conformance kit: checks that a plugin keeps its promises. ``mtrain plugins test NAME`` runs it.
 
 ::
 
@@ -10,5 +10,6 @@
     ranks.py rank_records.py            the program of a rank; the records that it writes
     jobs.py kit.py                      start jobs through the real launchers; judge their records
     wording.py                          the report for people
+    plugin_checks.py plugin_probe.py plugin_kit.py    models, data sets, tasks and launchers: the checks, a look from inside, jobs
     options.py test_conformance.py      the same under pytest: ``pytest --pyargs mtrain.testing --backend NAME``
 """
