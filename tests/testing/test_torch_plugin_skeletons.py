@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cli.plugin_skeleton import KINDS
+from mtrain.cli.plugin_skeleton import KINDS, _content
 from tests.testing.conftest import ROOT, mtrain
 
 
@@ -62,3 +62,21 @@ def test_wrong_names_are_refused_and_nothing_is_overwritten(word: str, name: str
     assert process.returncode == 2, process.stdout
     assert message in process.stderr
     assert list(tmp_path.rglob("*.py")) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "kind", "name"),
+    [
+        ("model", "models", "patches"),
+        ("dataset", "datasets", "squares"),
+        ("launcher", "launchers", "gentle"),
+        ("backend", "backends", "averaging"),
+    ],
+)
+def test_the_docs_show_the_skeleton_as_it_is_written(page: str, kind: str, name: str) -> None:
+    text = (ROOT / "docs" / f"writing-a-{page}.md").read_text()
+    modules = [
+        content for path, content in _content(kind, name, "").items() if path.startswith("src/") and "def " in content
+    ]
+    assert modules
+    assert [content.splitlines()[0] for content in modules if f"```python\n{content}```" not in text] == []
