@@ -46,8 +46,8 @@ NARROWER = {
     "weights": {"core", "spec", "errors"},
     "importers": {"spec", "errors"},
     "allocations": {"core", "errors", "files"},
-    "reporters": {"core", "report", "spec", "system", "tasks", "errors", "files"},
-    "testing": {"core", "spec", "report", "system", "rank", "jobs", "cluster", "comparing", "errors"},
+    "reporters": {"core", "report", "spec", "system", "errors", "files"},
+    "testing": {"core", "spec", "report", "system", "tasks", "rank", "jobs", "cluster", "comparing", "errors"},
 }
 """Folder -> all that it may import, where that is less than its layer allows. What is missing is loaded by plugin
 name."""
