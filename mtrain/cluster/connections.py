@@ -12,6 +12,8 @@ HELLO_S = 5.0
 """Seconds within which a caller must send its hello."""
 RESOLVE_S = 5.0
 """Seconds between two name lookups of a host. They are repeated because names of containers may become known late."""
+UNKNOWN_S = 0.5
+"""The same for a name that has no address yet."""
 MAX_LABEL = 64
 """How many characters are shown of what a caller says about itself."""
 
@@ -52,11 +54,20 @@ class Addresses:
 
     def of(self, host: str, address: str) -> bool:
         """Return whether ``host`` has ``address``."""
+        return address in self._of(host, unless=address)
+
+    def known(self, host: str) -> bool:
+        """Return whether ``host`` has an address, so that a caller can be taken for it or not."""
+        return bool(self._of(host, unless=""))
+
+    def _of(self, host: str, *, unless: str) -> frozenset[str]:
+        """Return the addresses of ``host``, looked up again now and then where ``unless`` is none of them."""
         looked_up_at, addresses = self._lookups.get(host, (float("-inf"), frozenset()))
-        if address not in addresses and time.monotonic() - looked_up_at > RESOLVE_S:
+        again_s = RESOLVE_S if addresses else UNKNOWN_S
+        if unless not in addresses and time.monotonic() - looked_up_at > again_s:
             addresses = frozenset(placement.resolve(host))
             self._lookups[host] = time.monotonic(), addresses
-        return address in addresses
+        return addresses
 
     def holds(self, address: str) -> bool:
         """Return whether any of the hosts has ``address``."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from mtrain.cluster import late_names
 from mtrain.cluster.attempt import Limits
 from mtrain.cluster.channel import Message, ask_all
 from mtrain.cluster.connected_hosts import ASK_S, ConnectedHosts, ask, end_requested
@@ -167,6 +168,9 @@ class Leader:
         if len(self._members) < len(nodes) and 0 not in self._members:
             self._show(missing)
             raise NotStarted(missing)
+        self._await_names(requests)
+        if self._end_requested(requests):
+            return not_started(requests)
         run_dir, checkpoint = self._place()
         plan = self.brief.plan(self._survey(), run_dir, checkpoint)
         self._preflight(plan, missing)
@@ -188,6 +192,18 @@ class Leader:
             back_s=self.brief.spec.cluster.joining_s,
             cwd=self._cwd(),
         ).run(plan)
+
+    def _await_names(self, requests: processes.Requests) -> None:
+        """Wait until all hosts that are here know one another by name."""
+        cluster = self.brief.spec.cluster
+        wanted = [member.host for member in self._members.values()]
+        late_names.await_names(
+            self._members,
+            list(dict.fromkeys([*wanted, *([cluster.master_addr] if cluster.master_addr else [])])),
+            timeout_s=cluster.joining_s,
+            note=self.display.note,
+            stop=lambda: self._end_requested(requests),
+        )
 
     def _replanned(self, plan: Plan, checkpoint: Path | None) -> Plan:
         return self.brief.plan(self._survey(), plan.run_dir, checkpoint or self.brief.checkpoint())

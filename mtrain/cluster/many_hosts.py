@@ -100,9 +100,14 @@ class Brief:
 
     def plan(self, survey: "Survey", run_dir: Path, checkpoint: Path | None) -> Plan:
         """Return one plan for all hosts, made from the facts in ``survey``."""
-        from mtrain.cluster import start
+        from mtrain.cluster import late_names, start
 
-        hellos = survey.hellos
+        hellos, hosts = survey.hellos, list(survey.addresses)
+
+        def address_of(host: str) -> str:
+            node = hosts.index(host) if host in hosts else 0  # cluster.master_addr may be another name of the first
+            return late_names.address_of(host, hellos[node], interface=self.spec.cluster.interface)
+
         machine = dataclasses.replace(
             self.machine,
             cores=min(int(hello["cores"]) for hello in hellos),
@@ -111,6 +116,7 @@ class Brief:
             hidden=bool(hellos[0]["hidden"]),
             meeting_port=survey.port,
             hosts=survey.addresses,
+            address_of=address_of,
         )
         where = start.Where(run_dir=run_dir, checkpoint=checkpoint)
         return start.planned(self.loaded, where, mode=self.mode, machine=machine)
@@ -171,7 +177,7 @@ def run(
     else:
         from mtrain.cluster.rendezvous import Meeting, join
 
-        node = start.own_node(loaded)
+        node = start.own_node(loaded, note=display.note)
         party = _party(brief, node=node)
         if node > 0:
             display.note(f"host {node} of {len(brief.hosts)}; progress is shown on {brief.hosts[0]}")
@@ -182,7 +188,9 @@ def run(
                 display.close()
             click.echo(farewell.text, file=stream or sys.stderr, nl=bool(farewell.text))
             return Result(code=farewell.code, text=farewell.text, reason=farewell.reason)
-        gathering = Meeting(party=party, python=sys.executable, environ=environ, note=display.note)
+        gathering = Meeting(
+            party=party, python=sys.executable, environ=environ, note=display.note, timeout_s=cluster.joining_s
+        )
     leader = Leader(
         brief=brief,
         gathering=gathering,

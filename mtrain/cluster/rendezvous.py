@@ -33,7 +33,7 @@ from mtrain.cluster.hosts import Member
 from mtrain.cluster.preflight.findings import Finding
 from mtrain.cluster.supervisor import EXIT_CODES, NOTHING
 from mtrain.errors import LaunchError, UsageError
-from mtrain.system import placement, processes
+from mtrain.system import names, placement, processes
 from mtrain.system.job_secret import CLUSTER_VARIABLE
 
 CONNECT_S = 2.0
@@ -112,6 +112,12 @@ def _is_job(job: Any) -> TypeGuard[dict[str, Any]]:
     )
 
 
+def _own_host(job: Mapping[str, Any]) -> str:
+    """Return the host of its list that the sender of a hello claims to be."""
+    hosts, node = job["hosts"], job["node"]
+    return str(hosts[node]) if 0 <= node < len(hosts) else "?"
+
+
 _ABSENT = object()
 
 
@@ -186,7 +192,12 @@ def _reach_first(
                 f"what answers at port {party.port} of {party.first} did not prove itself: {error}"
             ) from error
         except OSError as error:
-            now = time.monotonic()
+            now, unknown = time.monotonic(), isinstance(error, socket.gaierror)
+            if now > deadline and unknown:
+                raise LaunchError(
+                    f"{names.never([party.first], timeout_s)}, so the first host cannot be reached; correct --ips, or "
+                    "enter the name into /etc/hosts"
+                ) from error
             if now > deadline:
                 raise LaunchError(
                     f"the first host, {party.first}, has not answered at port {party.port} for {timeout_s:.0f} s "
@@ -194,7 +205,8 @@ def _reach_first(
                 ) from error
             if now > note_at:
                 note_at = float("inf")
-                note(f"waiting for the first host, {party.first}; start the job there too: {party.line(0)}")
+                why = f", until {names.in_words([party.first])} known here" if unknown else ""
+                note(f"waiting for the first host, {party.first}{why}; start the job there too: {party.line(0)}")
             time.sleep(AGAIN_S)
     return None
 
@@ -230,6 +242,8 @@ class Meeting:
     """Environment of this host's own agent."""
     note: Callable[[str], None]
     """Shows the user a line."""
+    timeout_s: float = 0.0
+    """Seconds that this host's own name may take to become known."""
     forwards: bool = False
     _own: Line | None = None
     """The connection to this host's own agent."""
@@ -251,7 +265,20 @@ class Meeting:
 
     def __post_init__(self) -> None:
         self._addresses = Addresses(self.party.hosts)
-        address = next((each for each in placement.resolve(self.party.first) if placement.is_own(each)), None)
+        first = self.party.first
+        known = names.resolved(
+            [first],
+            limit_s=self.timeout_s,
+            late=lambda missing: self.note(
+                f"waiting until {names.in_words(missing)} known here, where hosts will meet"
+            ),
+        )[first] or placement.resolve(first)
+        if not known:
+            raise UsageError(
+                f"{names.never([first], self.timeout_s)} on the first host itself; correct --ips, or enter the name "
+                "into /etc/hosts"
+            )
+        address = next((each for each in known if placement.is_own(each)), None)
         if address is None:
             raise UsageError(
                 f"--ips {','.join(self.party.hosts)}: {self.party.first} is no address of this machine, on which the "
@@ -355,17 +382,30 @@ class Meeting:
         """Return whether a connected host was asked to end the job, for example with Ctrl-C."""
         return any(member.channel.holds("asked") for member in self._members.values())
 
+    def _unknown(self, nodes: Sequence[int]) -> list[str]:
+        """Return the names of ``nodes`` that have no address here; a host with the secret needs none."""
+        return [] if self.party.secret else [host for host in self._hosts(nodes) if not self._addresses.known(host)]
+
+    def _hosts(self, nodes: Sequence[int]) -> list[str]:
+        return [self.party.hosts[node] for node in nodes]
+
     def _note_missing(self, missing: Sequence[int]) -> None:
-        hosts = ", ".join(self.party.hosts[node] for node in missing)
-        self.note(f"waiting for {hosts}; start the job there too, with the same command: {self.party.line(missing[0])}")
+        unknown = self._unknown(missing)
+        why = f", until {names.in_words(unknown)} known here" if unknown else ""
+        hosts = ", ".join(self._hosts(missing))
+        self.note(
+            f"waiting for {hosts}{why}; start the job there too, with the same command: {self.party.line(missing[0])}"
+        )
 
     def _never_came(self, node: int, timeout_s: float) -> Finding:
+        unknown = self._unknown([node])
+        remedy = "correct --ips, or enter the name into /etc/hosts of the first host; " if unknown else ""
         return Finding(
             check="meeting",
             state="bad",
             hosts=(self.party.hosts[node],),
-            text=f"has not come within {timeout_s:.0f} s",
-            remedy=f"start the job there too: {self.party.line(node)}",
+            text=names.never(unknown, timeout_s) if unknown else f"has not come within {timeout_s:.0f} s",
+            remedy=f"{remedy}start the job there too: {self.party.line(node)}",
         )
 
     def _start_own(self) -> list[Finding]:
@@ -440,8 +480,29 @@ class Meeting:
                 await asyncio.sleep(0.02)
         if message is None:
             channel.close(flush_s=0.0)
+        elif not await self._is_name_known(channel, message):
+            channel.close()
         else:
             self._answer(Caller(channel=channel, address=address, expected=expected, called=called), message)
+
+    async def _is_name_known(self, channel: Channel, message: Message) -> bool:
+        """Wait until the name of the host that a caller claims to be is known here, so that it is not refused before.
+
+        Return False where the caller has gone meanwhile. The wait ends with the meeting.
+        """
+        job = message.get("job")
+        own = _own_host(job) if _is_job(job) else ""
+        try:
+            while own in self.party.hosts and not self.party.secret and self._refusal is None:
+                if self._addresses.known(own):
+                    break
+                if channel.lost is not None:
+                    return False
+                await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            channel.send(Farewell.refused(f"the first host does not know the name {printable(own)}").message())
+            return False
+        return True
 
     def _answer(self, caller: Caller, message: Message) -> None:
         """Accept a caller or refuse it; once the job ends, tell it why if it may be a host of the job.
@@ -492,8 +553,7 @@ class Meeting:
         if message.get("event") != "hello" or not _is_job(job):
             channel.close(flush_s=0.0)
             return
-        hosts, node = list(job["hosts"]), job["node"]
-        own = str(hosts[node]) if 0 <= node < len(hosts) else "?"
+        hosts, node, own = list(job["hosts"]), job["node"], _own_host(job)
         if not self._is_host(caller, own):
             self._reject_impostor(caller, printable(own))
             return

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 from mtrain.errors import UsageError
 from mtrain.jobs.plan import Machine, Plan, make_plan
-from mtrain.system import environment, job_secret, placement, runfolder
+from mtrain.system import environment, job_secret, names, placement, runfolder
 from mtrain.system.runfolder import IF_ANY, Resume, RunFolder
 
 if TYPE_CHECKING:
@@ -123,11 +123,14 @@ def planned(loaded: "Loaded", where: Where, *, mode: str = "train", machine: Mac
     return make_plan(loaded, run_dir=where.run_dir, resume=where.checkpoint, machine=machine, mode=mode)
 
 
-def own_node(loaded: "Loaded") -> int:
-    """Return this machine's index among the hosts.
+def own_node(loaded: "Loaded", *, note: Callable[[str], None] | None = None) -> int:
+    """Return this machine's index among the hosts, waiting for names that are not known yet.
+
+    ``note`` receives a sentence on such names; None: it is printed to standard error.
 
     Raises:
-        UsageError: it is none of them, or ``--node-rank`` is given without hosts.
+        UsageError: it is none of them, or a name does not become known in the time that hosts have to join, or
+            ``--node-rank`` is given without hosts.
     """
     cluster = loaded.spec.cluster
     if not cluster.ips:
@@ -136,7 +139,15 @@ def own_node(loaded: "Loaded") -> int:
                 f"--node-rank {cluster.node_rank}: no host is named; give all of them with --ips A,B or --hostfile"
             )
         return 0
-    return placement.find_node_rank(cluster.ips, placement.own_addresses(), node_rank=cluster.node_rank)
+    own = placement.own_addresses()
+    if cluster.node_rank is not None:
+        return placement.find_node_rank(cluster.ips, own, node_rank=cluster.node_rank)
+    return names.find_node_rank(
+        cluster.ips,
+        own,
+        timeout_s=cluster.joining_s,
+        note=note or (lambda text: print(text, file=sys.stderr, flush=True)),
+    )
 
 
 def write_folder(loaded: "Loaded", plan: Plan) -> dict[str, str]:

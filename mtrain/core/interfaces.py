@@ -734,6 +734,9 @@ class Launcher(Protocol):
     """False: of several launchers that provide the rendezvous of a backend, this one is chosen last."""
     agent: ClassVar[bool] = True
     """True: its command is a process that starts the ranks as its children. False: its command is itself the rank."""
+    takes_names: ClassVar[bool] = True
+    """False: on several hosts ``plan`` receives an address of each host in place of a name, the same in every command,
+    as soon as the leader of the job knows it."""
 
     @abstractmethod
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:

@@ -3,9 +3,10 @@
 ``mtrain plan`` prints a plan, ``mtrain train`` runs it. Nothing here imports a framework or starts a process.
 """
 
+import dataclasses
 import itertools
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ class Machine:
     """The mtrain command that was typed here, word by word."""
     hosts: Sequence[str] = ()
     """Addresses of the hosts that the cluster has chosen; empty: those of the spec, or not known yet."""
+    address_of: Callable[[str], str] | None = None
+    """Returns the IPv4 address of a host of the job, for launchers that take no names; None: addresses are not known
+    yet, because no host has been asked."""
 
     @classmethod
     def here(cls, *, environ: Mapping[str, str], python: str, line: Sequence[str] = ()) -> "Machine":
@@ -187,12 +191,18 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     backend.check(recipe, size=size, on_cpu=devices.on_cpu)
     python = _python_on_hosts(spec, cluster, machine)
     facts = _launch_options(spec, machine, python=python, ranks=ranks, devices=devices.visible)
+    launched = hosts if launcher_class.takes_names else _by_address(hosts, machine)
+    if not launcher_class.takes_names:
+        facts["master_addr"] = _address(facts["master_addr"], machine, alone=len(hosts) == 1)
     launcher = _launcher(launcher_name, launcher_class, facts, loaded)
     mode = mode if loaded.script is None else "script"
     resumed = ["--resume", str(resume)] if resume else []
     chosen_mode = ["--mode", mode] if mode != "train" else []
     argv = ["-m", "mtrain.rank.worker", "--run-dir", str(run_dir), *chosen_mode, *resumed, *_script_words(loaded)]
-    commands = [_placed(command, hosts, spec.cluster, machine) for command in launcher.plan(argv, hosts, ranks)]
+    commands = [
+        _placed(dataclasses.replace(command, host=host.address), hosts, spec.cluster, machine)
+        for command, host in zip(launcher.plan(argv, launched, ranks), hosts, strict=True)
+    ]
     hosted_job = None if cluster is None else _hosted_job(spec, hosts, machine, python=python)
     return Plan(
         title=title_of(loaded, name=run_dir.name),
@@ -217,7 +227,31 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
             if loaded.script is None
             else _script_numbers(loaded, hosts=hosts, threads=facts["threads"])
         )
-        | {"devices": devices.words()},
+        | {"devices": devices.words()}
+        | (_names_to_come(launcher_name, launched) if not launcher_class.takes_names else {}),
+    )
+
+
+def _by_address(hosts: Sequence[Host], machine: Machine) -> list[Host]:
+    """Return the hosts with their addresses in place of names, as far as these are known."""
+    alone = len(hosts) == 1
+    return [dataclasses.replace(host, address=_address(host.address, machine, alone=alone)) for host in hosts]
+
+
+def _address(host: str, machine: Machine, *, alone: bool) -> str:
+    """Return the address of a host, or its name where it is not known yet."""
+    if placement.is_address(host):
+        return host
+    if machine.address_of is not None:
+        return machine.address_of(host)
+    return LOOPBACK if alone else host
+
+
+def _names_to_come(launcher: str, hosts: Sequence[Host]) -> dict[str, str]:
+    """Return a remark on hosts whose names the commands still hold."""
+    names = [host.address for host in hosts if not placement.is_address(host.address)]
+    return (
+        {"names": f"{launcher} takes addresses: {', '.join(names)} become theirs when hosts are asked"} if names else {}
     )
 
 

@@ -1,13 +1,12 @@
 """Start ranks through Paddle's own starter, ``python -m paddle.distributed.launch`` (``fleetrun``)."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
-from mtrain.system import placement
 from mtrain.system.placement import LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^Container rank (\d+) status failed .* code (-?\d+) log ", re.MULTILINE)
@@ -33,6 +32,7 @@ class Fleetrun(Launcher):
 
     provides: frozenset[str] = frozenset({"paddle"})
     agent: ClassVar[bool] = True
+    takes_names: ClassVar[bool] = False
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -43,12 +43,15 @@ class Fleetrun(Launcher):
         Paddle's launcher starts the interpreter as a program, so that ``argv`` may begin with ``-m`` and a module.
 
         Raises:
-            SpecError: a host is an IPv6 address, which Paddle splits at the wrong colon; or a name without a dot that
-                has no IPv4 address here, see ``_paddle_address``; or there are fewer devices than ranks; or hosts have
-                different numbers of ranks; or the ports of the ranks would exceed 65535.
+            SpecError: a host is an IPv6 address, which Paddle splits at the wrong colon; or there are fewer devices
+                than ranks; or hosts have different numbers of ranks; or the ports of the ranks would exceed 65535.
         """
-        names = (self.options.master_addr, *(host.address for host in hosts))
-        addresses = {name: _paddle_address(name) for name in names}
+        for address in (self.options.master_addr, *(host.address for host in hosts)):
+            if ":" in address:
+                raise SpecError(
+                    f"cluster.ips: {address!r} given, which Paddle's launcher cannot take for a host; give its IPv4 "
+                    "address"
+                )
         if self.options.devices and len(self.options.devices) < ranks_per_host:
             raise SpecError(
                 f"cluster.devices: {list(self.options.devices)} given for {ranks_per_host} ranks, and Paddle's "
@@ -68,44 +71,40 @@ class Fleetrun(Launcher):
                 "the ports up to "
                 f"{last}, and the last one is {LAST_PORT}; give {LAST_PORT - ranks_per_host} or less"
             )
-        env = self._environment(len(hosts), ranks_per_host, addresses)
+        env = self._environment(hosts, ranks_per_host)
         return [
             Command(
                 host=host.address,
-                argv=(
-                    *self._starter(addresses, host, len(hosts), node, ranks_per_host, argv),
-                    *self._rank(argv),
-                ),
+                argv=(*self._starter(host, len(hosts), node, ranks_per_host, argv), *self._rank(argv)),
                 env=env,
             )
             for node, host in enumerate(hosts)
         ]
 
-    def _environment(self, nodes: int, ranks: int, addresses: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self, hosts: Sequence[Host], ranks: int) -> dict[str, str]:
         """Return the variables that the launcher needs, in addition to those of the ranks."""
         env = rank_environment(self.options)
         if self.options.devices == ():
             # Paddle counts an empty value as one device named "", and has none left for the second rank. With "all" it
             # determines the devices itself; CUDA sees no device under that name.
             env["CUDA_VISIBLE_DEVICES"] = "all"
-        if nodes > 1:
+        if len(hosts) > 1:
             # The launchers of several hosts meet over HTTP; through the user's proxy they would never reach one
             # another.
-            env["no_proxy"] = ",".join(dict.fromkeys(addresses.values()))
+            addresses = (self.options.master_addr, *(host.address for host in hosts))
+            env["no_proxy"] = ",".join(dict.fromkeys(addresses))
         if self.options.start_port is not None:
             # With --master, Paddle takes the ports of the ranks, and one more, from PORT_RANGE instead of --start_port.
             env["PORT_RANGE"] = f"{self.options.start_port}:{self.options.start_port + ranks}"
         return env
 
-    def _starter(
-        self, addresses: Mapping[str, str], host: Host, nodes: int, node: int, ranks: int, argv: Sequence[str]
-    ) -> tuple[str, ...]:
+    def _starter(self, host: Host, nodes: int, node: int, ranks: int, argv: Sequence[str]) -> tuple[str, ...]:
         options = self.options
         words = {
-            "--master": f"{addresses[options.master_addr]}:{options.master_port}",
+            "--master": f"{options.master_addr}:{options.master_port}",
             "--nnodes": str(nodes),
             "--rank": str(node),
-            "--host": addresses[host.address],
+            "--host": host.address,
             "--nproc_per_node": str(ranks),
             "--devices": ",".join(map(str, options.devices)) if options.devices else None,
             "--start_port": None if options.start_port is None else str(options.start_port),
@@ -128,25 +127,6 @@ class Fleetrun(Launcher):
         place = {name: max(0, int(value)) for name, value in PLACE.findall(log)}
         first = place.get("rank", 0) * place.get("nproc_per_node", 0)
         return sorted({(first + int(rank), int(code)) for rank, code in FAILED_RANK.findall(log)})
-
-
-def _paddle_address(name: str) -> str:
-    """Return a host as Paddle's launcher can take it.
-
-    It replaces a name without a dot by what the host takes for its own address. Schedulers give such names, so their
-    IPv4 address is given to it, as it is known here.
-
-    Raises:
-        SpecError: there is none but that of the loopback interface, or ``name`` is an IPv6 address.
-    """
-    if "." in name and ":" not in name:
-        return name
-    found = [address for address in placement.resolve(name) if "." in address and not address.startswith("127.")]
-    if ":" in name or not found:
-        raise SpecError(
-            f"cluster.ips: {name!r} given, which Paddle's launcher cannot take for a host; give its IPv4 address"
-        )
-    return found[0]
 
 
 def _log_folder(argv: Sequence[str]) -> str:

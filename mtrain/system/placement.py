@@ -111,6 +111,11 @@ def is_loopback(address: str) -> bool:
     return is_address(address) and ipaddress.ip_address(address).is_loopback
 
 
+def is_link_local(address: str) -> bool:
+    """Return whether ``address`` is an IP address that is valid on one link only, such as 169.254.0.1."""
+    return is_address(address) and ipaddress.ip_address(address).is_link_local
+
+
 def loopback_like(address: str) -> str:
     """Return the loopback address of the same IP version as ``address``; for a host name, that of IPv4."""
     return LOOPBACK_6 if is_address(address) and ":" in address else LOOPBACK

@@ -4,12 +4,9 @@ import json
 import os
 import socket
 import sys
-import threading
-from types import SimpleNamespace
 
 import pytest
 
-from mtrain.cluster.preflight import facts
 from mtrain.cluster.preflight.facts import FactCollector, Listeners, collect, reach
 from mtrain.cluster.preflight.folder_listing import MAX_SIZES, bucket_of, first_difference, list_folder
 
@@ -108,22 +105,6 @@ def test_disk_is_that_of_the_folder_in_which_the_run_would_be_made(tmp_path):
     assert actual["writable"]
     assert 0 < actual["free"] <= actual["total"]
     assert not (tmp_path / "not").exists(), "looking makes nothing"
-
-
-def test_a_name_that_no_server_knows_in_time_has_no_address(monkeypatch):
-    hold, times = threading.Event(), iter([0.0, 0.0, 600.0])
-    monkeypatch.setattr(facts.placement, "resolve", lambda name: [HERE] if name == "fast" else hold.wait(60) and [])
-    monkeypatch.setattr(
-        facts, "time", SimpleNamespace(monotonic=lambda: next(times))
-    )  # all of it, once "fast" is there
-    assert facts.resolved(["fast", "slow"], limit_s=600.0) == {"fast": [HERE], "slow": []}
-    hold.set()
-
-
-def test_an_address_is_its_own_answer_and_waits_for_nobody():
-    assert facts.resolved([HERE, "::1", "nobody.invalid"], limit_s=0.0) == {
-        HERE: [HERE], "::1": ["::1"], "nobody.invalid": [],
-    }  # fmt: skip
 
 
 def test_a_file_that_ranks_read_is_identified_by_size_and_content(tmp_path):

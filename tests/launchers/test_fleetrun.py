@@ -10,7 +10,6 @@ import pytest
 from mtrain.core.interfaces import Host
 from mtrain.errors import SpecError
 from mtrain.launchers.fleetrun import Fleetrun
-from mtrain.system import placement
 
 WORKER = ("-m", "mtrain.rank.worker", "--run-dir", "/runs/a b")
 TWO = [Host(address="10.0.0.1", slots=2), Host(address="10.0.0.2", slots=2)]
@@ -51,21 +50,6 @@ def test_agents_of_several_hosts_meet_without_the_callers_proxy():
     assert first.env["no_proxy"] == "10.0.0.9,10.0.0.1,10.0.0.2"
     (alone,) = launcher().plan(WORKER, [Host(address="127.0.0.1", slots=2)], 2)
     assert "no_proxy" not in alone.env
-
-
-def test_a_name_without_a_dot_is_given_to_paddle_as_its_address(monkeypatch):
-    """Slurm gives such names. On many hosts their own name means 127.0.1.1, which is another host on each."""
-    known = {"gpu1": ["10.0.0.1", "127.0.1.1", "fd00::1"], "gpu2": ["10.0.0.2"], "own": ["127.0.1.1"]}
-    monkeypatch.setattr(placement, "resolve", lambda name: known.get(name, []))
-    hosts = [Host(address="gpu1", slots=1), Host(address="gpu2", slots=1)]
-    first, second = launcher(master_addr="gpu1", master_port=31000).plan(WORKER, hosts, 1)
-    assert (first.host, second.host) == ("gpu1", "gpu2")
-    assert "--master 10.0.0.1:31000" in " ".join(second.argv)
-    assert "--host 10.0.0.2" in " ".join(second.argv)
-    assert first.env["no_proxy"] == "10.0.0.1,10.0.0.2"
-    for name in ("own", "nowhere", "fd00::1"):
-        with pytest.raises(SpecError, match="give its IPv4 address"):
-            launcher(master_addr="10.0.0.1").plan(WORKER, [TWO[0], Host(address=name, slots=2)], 2)
 
 
 def test_the_first_port_is_given_in_the_way_that_this_form_of_the_launcher_obeys():

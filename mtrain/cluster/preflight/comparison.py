@@ -123,7 +123,7 @@ def _own_address(host: HostFacts, *, one_machine: bool) -> Finding | None:
     addresses = host.named(host.address)
     if not addresses:
         remedy = "give its address in cluster.ips, or enter the name in its /etc/hosts"
-        return _bad("address", host, f"the name {host.address} is not known on that host itself", remedy)
+        return _bad("address", host, f"the name {host.address} is not known on that host itself{_waited(host)}", remedy)
     if host.meeting_address is None:
         text = f"{host.address} is no address of this host; it has {mine}"
         return _bad("address", host, text, "correct cluster.ips")
@@ -142,12 +142,18 @@ def _name_of_other(host: HostFacts, other: HostFacts) -> Finding | None:
         return None
     addresses = host.named(other.address)
     if not addresses:
-        text = f"does not know the name {other.address}"
+        text = f"does not know the name {other.address}{_waited(host)}"
         return _bad("address", host, text, "give addresses in cluster.ips, or enter the name in its /etc/hosts")
     if not set(addresses) & {address for address in other.own if not _is_loopback(address)}:
         text = f"takes {other.address} for {', '.join(addresses)}, which is no address of that host"
         return _bad("address", host, text, "give addresses in cluster.ips, or correct its /etc/hosts")
     return None
+
+
+def _waited(host: HostFacts) -> str:
+    """Return how long the leader has waited for a name to become known on the host, for a message."""
+    waited_s = host.required.get("names_s")
+    return "" if waited_s is None else f", also not within {waited_s} s"
 
 
 def _is_loopback(address: str) -> bool:

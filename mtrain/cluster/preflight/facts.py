@@ -2,6 +2,7 @@
 
 An agent keeps one ``FactCollector`` and passes every such question to ``FactCollector.answer``::
 
+    {"do": "resolve", "hosts": [...]}                          -> {"addresses": {host: [address, ...]}}
     {"do": "facts", "wanted": {...}}                           -> {"facts": collect(wanted)}
     {"do": "listen", "address": A}                             -> {"port": P, "word": W}
     {"do": "connect", "targets": [{address, port, word}...], "source": A}   -> {"reached": ["" or what is wrong, ...]}
@@ -19,7 +20,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,11 +30,11 @@ import psutil
 from mtrain.cluster.preflight import interpreter_probe
 from mtrain.cluster.preflight.folder_listing import Listing, list_folder
 from mtrain.cluster.preflight.reachability import Listeners, reach
-from mtrain.system import environment, placement
+from mtrain.system import environment, names, placement
 
 __all__ = ["QUESTIONS", "FactCollector", "Listeners", "collect", "interpreter", "reach"]
 
-QUESTIONS = ("facts", "listen", "connect", "files")
+QUESTIONS = ("resolve", "facts", "listen", "connect", "files")
 PACKAGES = (
     *("numpy", "pydantic", "pyyaml", "opencv-python-headless", "pillow", "simplejpeg", "safetensors", "scikit-learn"),
     "faster-coco-eval",
@@ -73,6 +73,8 @@ class FactCollector:
 
     def _collect(self, question: Mapping[str, Any]) -> dict[str, Any]:
         do = question["do"]
+        if do == "resolve":
+            return {"addresses": names.look_up(question["hosts"], limit_s=RESOLVE_S)}
         if do == "facts":
             facts, self._listing = _collect(question["wanted"])
             return {"facts": facts}
@@ -103,7 +105,7 @@ def _collect(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], Listing | None]
     facts = {
         "host": socket.gethostname(),
         "addresses": [list(pair) for pair in placement.own_addresses()],
-        "names": resolved([*wanted.get("names", ()), socket.gethostname()]),
+        "names": names.look_up([*wanted.get("names", ()), socket.gethostname()], limit_s=RESOLVE_S),
         "python": interpreter(wanted.get("python"), wanted.get("modules", ()), folder),
         "ports": {str(port): _taken_by(wanted["address"], port) for port, _ in wanted.get("ports", ())},
         "disk": _disk(folder / wanted.get("run_dir", ".")),
@@ -115,27 +117,6 @@ def _collect(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], Listing | None]
         "files": {key: _file(folder / Path(path).expanduser()) for key, path in wanted.get("files", {}).items()},
     }
     return facts, listing
-
-
-def resolved(names: Sequence[str], *, limit_s: float = RESOLVE_S) -> dict[str, list[str]]:
-    """Return the addresses of each name on this host; an empty list if it was not resolved within ``limit_s``.
-
-    The look-ups run in threads because, where no name server answers, each takes up to half a minute and cannot be
-    stopped.
-    """
-    addresses = {name: placement.resolve(name) for name in names if placement.is_address(name)}
-
-    def look_up(name: str) -> None:
-        addresses[name] = placement.resolve(name)
-
-    unresolved = [name for name in dict.fromkeys(names) if name not in addresses]
-    threads = [threading.Thread(target=look_up, args=(name,), daemon=True) for name in unresolved]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + limit_s
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return {name: addresses.get(name, []) for name in names}
 
 
 # ------------------------------------------------------------------------------------------------------------- Python

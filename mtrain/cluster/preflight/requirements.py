@@ -24,6 +24,7 @@ def requirements(spec: Spec, plan: Plan, *, python: str | None = None, cwd: Path
     policy = plugins.read_policy(spec.plugins)
     common = {
         "names": [host.address for host in plan.hosts],
+        "names_s": spec.cluster.joining_s,
         "cwd": str(cwd or Path.cwd()),
         "run_dir": str(plan.run_dir),
         "bytes": _room(plan.resume),
