@@ -1,11 +1,11 @@
 """Hosts that are named, and whose names become known late, or only on the hosts themselves."""
 
 import re
-import sys
 from collections.abc import Iterator
 
 import pytest
 
+import mtrain
 from mtrain.cluster import late_names
 from mtrain.cluster.connections import Addresses
 from mtrain.errors import UsageError
@@ -176,6 +176,11 @@ def test_fleet_refuses_a_name_that_means_a_loopback_address_on_its_host(jobs: Jo
     assert "Traceback" not in job.leader.text
 
 
-def test_a_plan_with_names_says_that_the_launcher_will_take_addresses(lab: Lab):
-    line = [sys.executable, "-m", "mtrain", "plan", "-b", "fleet", "--ips", "node1,node2"]
-    assert "fleetrun takes addresses: node1, node2 become theirs when hosts are asked" in lab.run("node3", line)
+def test_a_plan_with_names_says_that_the_launcher_will_take_addresses():
+    plan = mtrain.plan("digits", backend="fleet", ranks=1, overrides={"cluster.ips": ["n1.local", "n2"]})
+    assert plan.numbers["names"] == "fleetrun takes addresses: n1.local, n2 become theirs when hosts are asked"
+    alone = mtrain.plan("digits", backend="fleet", ranks=1, overrides={"cluster.ips": ["n1"]})
+    assert "names" not in alone.numbers
+    assert "n1" not in alone.commands[0].argv
+    names = mtrain.plan("digits", backend="ddp", ranks=1, overrides={"cluster.ips": ["n1", "n2"]})
+    assert "--master-addr=n1" in names.commands[0].argv

@@ -122,7 +122,7 @@ def test_a_file_that_ranks_read_is_identified_by_size_and_content(tmp_path):
 def test_a_question_that_fails_is_answered_with_the_reason():
     collector = FactCollector(clock=lambda: 5.0)
     answer = collector.answer({"do": "dance"})
-    assert answer == {"error": "'dance' is none of facts, listen, connect, files", "clock": 5.0}
+    assert answer == {"error": "'dance' is none of resolve, facts, listen, connect, files", "clock": 5.0}
     assert "KeyError" in collector.answer({"do": "facts"})["error"]
     collector.close()
 
