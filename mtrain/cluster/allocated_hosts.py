@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from mtrain.cluster import allocation as allocations
 from mtrain.core.allocation import Allocation
-from mtrain.errors import UsageError
-from mtrain.jobs.plan import AUTO, TYPED
+from mtrain.errors import SpecError, UsageError
+from mtrain.jobs.plan import AUTO, TYPED, host_names
 from mtrain.spec import config, plugins
 from mtrain.spec.provenance import Origin
 from mtrain.system import environment
@@ -40,6 +40,8 @@ def completed(loaded: "Loaded", environ: Mapping[str, str] | None = None) -> "Lo
         return loaded
     if cluster.ips:
         return _with_place(loaded, allocation)
+    if not allocation.copies and _chooses_hosts(loaded):
+        return loaded
     names = allocations.host_names(allocation, environ) if _is_usable(loaded, allocation) else []
     if not names:
         raise UsageError(_refusal(loaded, allocation))
@@ -92,6 +94,14 @@ def _is_usable(loaded: "Loaded", allocation: Allocation) -> bool:
         present = {entry.name for entry in plugins.names("clusters", policy=loaded.policy) if entry.enabled}
         return name in (AUTO, allocation.cluster) and allocation.cluster in present
     return name == AUTO and _one_each(allocation)
+
+
+def _chooses_hosts(loaded: "Loaded") -> bool:
+    """Return whether the cluster of the spec chooses the hosts itself, as one does that runs inside the allocation."""
+    try:
+        return bool(host_names(loaded))
+    except SpecError:
+        return False
 
 
 def _one_each(allocation: Allocation) -> bool:

@@ -185,6 +185,18 @@ def test_a_cluster_that_starts_hosts_is_not_started_on_each_of_them():
         in_environment("slurm-srun-1-each", cluster__name="ssh")
 
 
+def test_a_cluster_that_chooses_hosts_itself_may_run_inside_an_allocation(tmp_path, monkeypatch):
+    (tmp_path / "inner_cluster.py").write_text(
+        f"{CLUSTER_PLUGIN}\n    def places(self, count):\n        return [f'place-{{n}}' for n in range(count)]\n"
+    )
+    (tmp_path / "plugins.toml").write_text('[clusters.inner]\nmodule = "inner_cluster:Batch"\n')
+    monkeypatch.chdir(tmp_path)
+    result = in_environment("slurm-sbatch-2-hosts", cluster__name="inner", cluster__nodes=3)
+    assert (result.spec.cluster.name, result.spec.cluster.ips) == ("inner", [])
+    with pytest.raises(UsageError, match="process number 1 of 4 that Slurm starts"):
+        in_environment("slurm-srun-4-tasks", cluster__name="inner", cluster__nodes=3)
+
+
 # ------------------------------------------------------------------------------------------------------- every command
 @pytest.fixture
 def second_task(tmp_path, monkeypatch) -> None:
