@@ -24,7 +24,7 @@ from tests.clusters.manifests import Pod, pods
 UPDATES = 30
 VALUES = {"train__updates": UPDATES, "evaluate__at_end": "false", "checkpoint__every_updates": UPDATES}
 """Of the spec. Pods that are ended save, so a checkpoint in between is not needed."""
-NAMES_COME_S = 0.0
+NAMES_COME_S = 3.0
 """Seconds after the pods' start in which a headless Service does not know them."""
 RUNS, DATA = "/home/runs", "/home/data"
 CACHES = {"deepspeed": {f"{pod}/.config/mlflow/telemetry.json" for pod in range(2)}}
@@ -51,12 +51,9 @@ class Pods:
     def start(self, jobs: Jobs) -> "Pods":
         """Start every pod; their names become known later."""
         self.job.outputs.clear()
-        if not NAMES_COME_S:
-            self.publish()
         for pod in self.pods:
             self.job.outputs.append(self._start(jobs, pod))
-        if NAMES_COME_S:
-            threading.Timer(NAMES_COME_S, self.publish).start()
+        threading.Timer(NAMES_COME_S, self.publish).start()
         return self
 
     def _start(self, jobs: Jobs, pod: Pod) -> Output:
