@@ -80,6 +80,27 @@ class Conv2d(Module):
         self.bias = Entry((out_channels,), "float32") if bias else None
 
 
+class ConvTranspose2d(Module):
+    """See ``core/nn.pyi``."""
+
+    def __init__(  # noqa: PLR0913  # the contract's signature
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        output_padding: int | tuple[int, int] = 0,
+        groups: int = 1,
+        bias: bool = True,  # noqa: FBT001, FBT002
+        dilation: int | tuple[int, int] = 1,
+    ) -> None:
+        super().__init__()
+        kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        self.weight = Entry((in_channels, out_channels // groups, *kernel), "float32")
+        self.bias = Entry((out_channels,), "float32") if bias else None
+
+
 class Linear(Module):
     """See ``core/nn.pyi``."""
 
@@ -110,6 +131,23 @@ class LayerNorm(Module):
         self.bias = Entry((normalized_shape,), "float32")
 
 
+class GroupNorm(Module):
+    """See ``core/nn.pyi``."""
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = Entry((num_channels,), "float32")
+        self.bias = Entry((num_channels,), "float32")
+
+
+class Embedding(Module):
+    """See ``core/nn.pyi``."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        super().__init__()
+        self.weight = Entry((num_embeddings, embedding_dim), "float32")
+
+
 class Stateless(Module):
     """A layer without state; it accepts any arguments."""
 
@@ -117,7 +155,7 @@ class Stateless(Module):
         super().__init__()
 
 
-GELU = Identity = MaxPool2d = ReLU = SiLU = Sigmoid = Upsample = Stateless
+Dropout = GELU = Identity = MaxPool2d = ReLU = SiLU = Sigmoid = Upsample = Stateless
 no_grad = nullcontext
 
 

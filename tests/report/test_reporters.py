@@ -311,7 +311,7 @@ def refused(tmp_path: Path, reporters: str) -> str:
 
 def test_unknown_reporters_and_options_are_refused_with_line_and_advice(tmp_path):
     assert (
-        "spec.yml:3 report.reporters.cvs: no reporter 'cvs' (known: csv, mlflow, tensorboard); did you mean 'csv'?"
+        "spec.yml:3 report.reporters.cvs: no reporter 'cvs' (known: csv, kubeflow, mlflow, tensorboard); did you mean 'csv'?"
         in (refused(tmp_path, "{cvs: true}"))
     )
     message = refused(tmp_path, "{mlflow: {experimnt: x}}")
