@@ -67,7 +67,10 @@ def test_its_section_is_part_of_the_spec(here):
         ("data.darkn", "unknown key; did you mean 'darken'?"),
         ("gauge.whit", "unknown key; did you mean 'white'?"),
         ("gauges.white", "gauges: unknown key; did you mean 'gauge'?"),
-        ("data.augment.mosaic", "belongs to the task classification or detection, and this job's task is brightness"),
+        (
+            "data.augment.mosaic",
+            "belongs to the task classification or detection or segmentation, and this job's task is brightness",
+        ),
         ("gauge.white", "given -1, expected a number > 0"),
     ],
 )

@@ -19,6 +19,10 @@ from mtrain.spec import remedies
 CHOICE = "DS_ACCELERATOR"
 """Environment variable that selects DeepSpeed's device. DeepSpeed reads it at import, and nothing else."""
 
+UNUSED = ("mlflow",)
+"""Libraries that DeepSpeed's autotuner imports where they are installed. mtrain does not use the autotuner. MLflow takes a
+second, starts a thread that stays, and writes into the home folder."""
+
 
 def load(device: str) -> ModuleType:
     """Import ``deepspeed`` for the device type ``device`` ("cpu", "cuda"), logging errors only.
@@ -31,7 +35,7 @@ def load(device: str) -> ModuleType:
             "backend deepspeed: DeepSpeed is not installed here",
             remedy=f"install it with: {remedies.install('deepspeed')}",
         )
-    with _device_variable(device), warnings.catch_warnings():
+    with _device_variable(device), _without(*UNUSED), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _silence()
         try:
@@ -98,6 +102,18 @@ class _OnlyErrors(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record reports an error."""
         return record.levelno >= logging.ERROR
+
+
+@contextmanager
+def _without(*names: str) -> Iterator[None]:
+    """Have libraries appear as not installed while inside, unless they are imported already."""
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import fail
+    try:
+        yield
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
 
 
 @contextmanager

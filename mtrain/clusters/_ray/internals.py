@@ -3,6 +3,9 @@
 from contextlib import suppress
 from typing import Any
 
+TESTED = ("2.60.0",)
+"""Versions of Ray with which these internals were tested."""
+
 
 def silence(ray: Any) -> None:
     """Keep Ray from printing its own reports about dead nodes, dozens of lines of their logs, into the job's output.
