@@ -110,9 +110,7 @@ def submit(  # noqa: PLR0913 - what the command takes
         values["cluster.nodes"] = nodes
     values |= {f"cluster.options.{key}": value for key, value in (options or {}).items()}
     loaded = _loaded(spec, script, arguments, backend=backend, ranks=ranks, overrides=values)
-    job = submission.submit(
-        submission.prepare(loaded), cluster=loaded.spec.cluster.name, options=loaded.spec.cluster.options
-    )
+    job = submission.submit(submission.prepare(loaded))
     return SubmittedJob(job, Path(loaded.spec.report.dir).absolute())
 
 

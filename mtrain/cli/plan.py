@@ -9,6 +9,7 @@ from mtrain.cli.options import JobCommand, job_options, load_job
 
 if TYPE_CHECKING:
     from mtrain.jobs.plan import Plan
+    from mtrain.spec.config import Loaded
 
 
 @click.command("plan", cls=JobCommand)
@@ -17,42 +18,44 @@ if TYPE_CHECKING:
 @click.option("--diff", nargs=2, metavar="BACKEND BACKEND", help="Compare the plans of two backends.")
 def plan(**params: Any) -> None:
     """Print the commands, the environment and the numbers of a job, and start nothing."""
-    request = None if params["diff"] else requested(params)
+    if params["diff"]:
+        click.echo(difference(params, *params["diff"]), nl=False)
+        return
+    from mtrain.cluster import start
+
+    loaded = load_job({**params, "config": start.resumed_config(params.get("config"), params.get("resume"))})
+    request = requested(loaded)
     if request is not None:
         click.echo(request, nl=False)
-    elif params["diff"]:
-        click.echo(difference(params, *params["diff"]), nl=False)
     elif params["as_json"]:
         import json
 
-        click.echo(json.dumps(planned(params).as_json(), indent=2))
+        click.echo(json.dumps(planned(loaded, params.get("resume")).as_json(), indent=2))
     else:
-        click.echo(planned(params).text(), nl=False)
+        click.echo(planned(loaded, params.get("resume")).text(), nl=False)
 
 
-def requested(params: Mapping[str, Any]) -> str | None:
+def requested(loaded: "Loaded") -> str | None:
     """Return the request for a scheduler, where the spec chooses a cluster with a queue and names no host; else None."""
     from mtrain.cluster import submission
-    from mtrain.jobs.plan import AUTO
+    from mtrain.jobs.plan import AUTO, made_cluster
+    from mtrain.spec import former_keys
 
-    if params.get("cluster") in (None, AUTO) or params.get("ips") or params.get("hostfile"):
+    name = loaded.spec.cluster.name
+    if name == AUTO or loaded.spec.cluster.ips:
         return None
-    loaded = load_job(params)
-    if loaded.spec.cluster.ips or submission.cluster_of(loaded).queue() is None:
-        return None
-    return submission.prepare(loaded).request
+    cluster = made_cluster(name, former_keys.cluster_options(loaded.spec), policy=loaded.policy)
+    return None if cluster.queue() is None else submission.prepare(loaded).request
 
 
-def planned(params: Mapping[str, Any]) -> "Plan":
-    """Return the plan that the parameters of the command describe."""
+def planned(loaded: "Loaded", resume: str | None) -> "Plan":
+    """Return the plan of a job."""
     from mtrain.cluster import allocated_hosts, start
 
-    config = start.resumed_config(params.get("config"), params.get("resume"))
-    loaded = allocated_hosts.completed(load_job({**params, "config": config}))
+    loaded = allocated_hosts.completed(loaded)
     for note in loaded.notes:
         click.echo(note, err=True)
-    where = start.locate(loaded, resume=params.get("resume"))
-    return start.planned(loaded, where)
+    return start.planned(loaded, start.locate(loaded, resume=resume))
 
 
 def difference(params: Mapping[str, Any], first: str, second: str) -> str:

@@ -88,8 +88,7 @@ def submit(script: str | None, arguments: tuple[str, ...], **params: Any) -> Non
         return
     for note in loaded.notes:
         click.echo(note, err=True)
-    cluster = loaded.spec.cluster
-    job = submission.submit(prepared, cluster=cluster.name, options=cluster.options)
+    job = submission.submit(prepared)
     click.echo(f"submitted job {job.id} to {job.cluster}: run {job.name}")
     click.echo(f"request: {job.request}")
     click.echo(f"next: mtrain status {job.id} | mtrain logs -f {job.id} | mtrain cancel {job.id}")

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from mtrain.core.interfaces import Cluster
 from mtrain.core.queue import Queue, QueuedJob, Submission
 from mtrain.errors import UsageError
+from mtrain.jobs.plan import AUTO, made_cluster
 from mtrain.spec import former_keys, plugins
 from mtrain.system import runfolder
 
 if TYPE_CHECKING:
-    from mtrain.jobs.plan import Plan
     from mtrain.spec.config import Loaded
 
 FOLDER = ".submitted"
@@ -39,24 +39,10 @@ class Prepared:
     submission: Submission
     request: str
     """Text of the file for the scheduler."""
-    plan: "Plan"
-    """The plan of the job on hosts that are yet unknown."""
-    record: Path
-    """Folder in which the submission will be kept."""
-
-
-def cluster_of(loaded: "Loaded") -> Cluster:
-    """Return the cluster plugin that the spec chooses, with its options.
-
-    Raises:
-        PluginError: there is none of that name.
-        SpecError: an option is wrong.
-    """
-    name, policy = loaded.spec.cluster.name, loaded.policy
-    raw_options = former_keys.cluster_options(loaded.spec)
-    options = plugins.options("clusters", name, raw_options, path="cluster.options", policy=policy)
-    cluster: Cluster = plugins.made("clusters", name, options, policy=policy)
-    return cluster
+    cluster: str
+    """Name of the cluster plugin."""
+    options: Mapping[str, Any]
+    """The options of the cluster plugin."""
 
 
 def queue_of(loaded: "Loaded") -> Queue:
@@ -66,9 +52,9 @@ def queue_of(loaded: "Loaded") -> Queue:
         UsageError: the spec chooses none, or its cluster has no queue.
     """
     name = loaded.spec.cluster.name
-    if name == "auto":
+    if name == AUTO:
         raise UsageError(f"no scheduler is named; choose one with --cluster: {', '.join(with_queue(loaded))}")
-    cluster = cluster_of(loaded)
+    cluster = made_cluster(name, former_keys.cluster_options(loaded.spec), policy=loaded.policy)
     queue = cluster.queue()
     if queue is None:
         instead = (
@@ -94,7 +80,9 @@ def with_queue(loaded: "Loaded") -> list[str]:
 
 
 def prepare(loaded: "Loaded") -> Prepared:
-    """Check a job, and make the request for it. Writes nothing and asks the scheduler nothing.
+    """Check a job, and make the request for it. Writes nothing.
+
+    The scheduler is asked only whether an earlier job with the given name has ended.
 
     Raises:
         UsageError: the job cannot be planned, or cannot be submitted in this way.
@@ -105,25 +93,26 @@ def prepare(loaded: "Loaded") -> Prepared:
             f"--ips {','.join(loaded.spec.cluster.ips)}: the scheduler chooses the hosts of a job that is submitted; "
             "give their number with --nnodes"
         )
-    plan = _planned(loaded)
-    name = _name(loaded)
-    submission = _submission(loaded, name)
+    _refuse_what_cannot_work(loaded)
+    submission = _submission(loaded, _name(loaded))
+    cluster = loaded.spec.cluster
     return Prepared(
         queue=queue,
         submission=submission,
         request=queue.request(submission),
-        plan=plan,
-        record=submission.spec_path.parent,
+        cluster=cluster.name,
+        options=cluster.options,
     )
 
 
-def submit(prepared: Prepared, *, cluster: str, options: Mapping[str, Any]) -> QueuedJob:
+def submit(prepared: Prepared) -> QueuedJob:
     """Hand a prepared job to the scheduler, and write its record.
 
     Raises:
-        UsageError: the scheduler refuses it, or the record cannot be written; nothing was submitted.
+        UsageError: the scheduler refuses it, or its files cannot be written, and nothing was submitted; or the record
+            cannot be written, and the message has the job's id.
     """
-    submission, record = prepared.submission, prepared.record
+    submission, record = prepared.submission, prepared.submission.spec_path.parent
     request = record / f"job{prepared.queue.suffix}"
     try:
         runfolder.keep_private()
@@ -141,15 +130,21 @@ def submit(prepared: Prepared, *, cluster: str, options: Mapping[str, Any]) -> Q
             record.rmdir()
         raise
     job = QueuedJob(
-        cluster=cluster,
+        cluster=prepared.cluster,
         id=number,
         name=submission.name,
         folder=submission.folder,
         request=request,
-        options=options,
+        options=prepared.options,
         submitted=time.time(),
     )
-    runfolder.write_once(record / RECORD, _json(job), writer=0)
+    try:
+        runfolder.write_once(record / RECORD, _json(job), writer=0)
+    except OSError as error:
+        raise UsageError(
+            f"job {number} was submitted to {job.cluster}, but {record / RECORD} cannot be written "
+            f"({error.strerror or error}), so `mtrain status` will not know it; end it with the scheduler's own command"
+        ) from error
     return job
 
 
@@ -197,18 +192,19 @@ def queue_of_job(job: QueuedJob, *, policy: plugins.Policy | None = None) -> Que
     Raises:
         UsageError: its cluster is not installed here, or has no queue any more.
     """
-    options = plugins.options("clusters", job.cluster, job.options, path="cluster.options", policy=policy)
-    cluster: Cluster = plugins.made("clusters", job.cluster, options, policy=policy)
-    queue = cluster.queue()
+    queue = made_cluster(job.cluster, job.options, policy=policy).queue()
     if queue is None:
         raise UsageError(f"job {job.id} was given to {job.cluster}, which has no queue here")
     return queue
 
 
-def _planned(loaded: "Loaded") -> "Plan":
-    """Plan the job on as many hosts as it asks for, so that what cannot work is refused before it waits in a queue."""
+def _refuse_what_cannot_work(loaded: "Loaded") -> None:
+    """Plan the job on as many hosts as it asks for, so that what cannot work is refused before it waits in a queue.
+
+    Raises:
+        UsageError: the job cannot be planned.
+    """
     from mtrain.cluster import start
-    from mtrain.jobs.plan import AUTO
 
     cluster = loaded.spec.cluster
     # Names with a dot, since Paddle's launcher refuses others.
@@ -221,7 +217,7 @@ def _planned(loaded: "Loaded") -> "Plan":
     devices = ranks if spec.backend.options.get("device", "auto") not in ("auto", "cpu") else 0
     machine = dataclasses.replace(machine, devices=devices, devices_of=[devices] * len(hosts), hidden=False)
     where = start.Where(run_dir=_base(loaded) / start.run_name(loaded), checkpoint=None)
-    return start.planned(dataclasses.replace(loaded, spec=spec), where, machine=machine)
+    start.planned(dataclasses.replace(loaded, spec=spec), where, machine=machine)
 
 
 def _submission(loaded: "Loaded", name: str) -> Submission:

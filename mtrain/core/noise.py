@@ -11,7 +11,7 @@ C. Wellons and T. Ettinger (github.com/skeeto/hash-prospector, public domain), o
 """
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -28,8 +28,6 @@ RANGE: Final = 2**31
 BATCH_NAME: Final = "random_key"
 """Name of the samples' keys in a micro batch: int32 (B,)."""
 _Words = npt.NDArray[np.uint32]
-Places = Callable[[int, int], list[npt.NDArray[np.int64]]]
-"""(epoch, update) -> for each micro batch of this rank the places of its samples in the global batch."""
 
 
 def mixed(x: npt.ArrayLike) -> _Words:
@@ -96,7 +94,8 @@ def check_key(x: Tensor, random_key: Tensor | None) -> None:
 class KeyedLoader:
     """A loader whose micro batches have the keys of their samples, ``random_key``. Implements ``Loader``."""
 
-    def __init__(self, loader: Loader, places: Places, *, seed: int) -> None:
+    def __init__(self, loader: Loader, places: Sequence[npt.NDArray[np.int64]], *, seed: int) -> None:
+        """Wrap ``loader``. ``places``: of each micro batch of an update, its samples' places in the global batch."""
         self.updates_per_epoch = loader.updates_per_epoch
         self._loader = loader
         self._places = places
@@ -106,7 +105,7 @@ class KeyedLoader:
         """See ``Loader.micro_batches``."""
         batches = iter(self._loader.micro_batches(epoch, start))
         for position in range(start, self.updates_per_epoch):
-            for places in self._places(epoch, position):
+            for places in self._places:
                 update = epoch * self.updates_per_epoch + position
                 yield {**next(batches), BATCH_NAME: sample_keys(self._seed, update, places)}
 

@@ -288,13 +288,22 @@ def _script_numbers(loaded: Loaded, *, hosts: Sequence[Host], threads: int) -> d
 
 def _cluster(spec: Spec, policy: plugins.Policy) -> Cluster | None:
     """Return the plugin that brings the job to its hosts; None: this host alone, or each is started by hand."""
-    name = spec.cluster.name
-    if name == AUTO:
+    if spec.cluster.name == AUTO:
         return None
-    raw_options = former_keys.cluster_options(spec)
+    cluster = made_cluster(spec.cluster.name, former_keys.cluster_options(spec), policy=policy)
+    _names(spec, cluster)
+    return cluster
+
+
+def made_cluster(name: str, raw_options: Mapping[str, Any], *, policy: plugins.Policy | None = None) -> Cluster:
+    """Make the cluster plugin ``name``.
+
+    Raises:
+        PluginError: there is none of that name.
+        SpecError: an option is wrong.
+    """
     options = plugins.options("clusters", name, raw_options, path="cluster.options", policy=policy)
     cluster: Cluster = plugins.made("clusters", name, options, policy=policy)
-    _names(spec, cluster)
     return cluster
 
 

@@ -93,7 +93,7 @@ class Assembly:
             return loader  # a user's own model gets its own batch and nothing else
         all_places = np.arange(self.spec.train.batch_size)
         places = rank_share(all_places, rank=collective.rank, size=collective.size, accumulate=recipe.accumulate)
-        return KeyedLoader(loader, lambda epoch, update: places, seed=self.spec.train.seed)
+        return KeyedLoader(loader, places, seed=self.spec.train.seed)
 
     def evaluation_loader(self) -> Loader:
         """Make the loader of this rank's micro batches for evaluation.

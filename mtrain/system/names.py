@@ -1,4 +1,4 @@
-"""Resolve the names of hosts that become known late, such as those of containers behind a headless service."""
+"""Resolve the names of hosts that become known late, such as those of the pods of a headless service."""
 
 import threading
 import time

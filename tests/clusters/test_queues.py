@@ -48,7 +48,7 @@ def test_a_job_is_submitted_watched_and_found_by_its_id(here):
     number = submitted.split()[2]
     assert f"submitted job {number} to background: run spec\n" in submitted
     (here / "spec.yml").write_text("a later version, which the waiting job must not see")
-    assert "3/3" in _mtrain("logs", "-f", number) or "update 3" in _mtrain("logs", number)
+    assert "update 3/3" in _mtrain("logs", "-f", number)
     state = json.loads(_mtrain("status", "--json"))
     assert (state["id"], state["phase"], state["code"]) == (number, "done", 0)
     assert (state["update"], state["total_updates"], state["run_dir"]) == (3, 3, "runs/spec")
@@ -107,7 +107,10 @@ def test_options_may_be_given_under_the_name_of_the_cluster(here):
 
 
 def test_a_plan_for_a_queue_is_its_request(here):
-    assert _mtrain("plan", *SUBMIT[1:]) == _mtrain(*SUBMIT, "--dry-run")
+    request = _mtrain(*SUBMIT, "--dry-run")
+    assert _mtrain("plan", *SUBMIT[1:]) == request
+    (here / "queued.yml").write_text("_BASE_: spec.yml\ncluster: {name: background}\n")
+    assert _mtrain("plan", "-c", "queued.yml", "-b", "solo", "--name", "spec").startswith("# main\n")
 
 
 def test_a_script_is_submitted_with_its_arguments_and_the_values_that_were_set(here):

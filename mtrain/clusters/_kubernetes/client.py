@@ -31,7 +31,7 @@ class Existing(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Where the API server keeps the objects of one kind."""
+    """The place in which the API server keeps the objects of one kind."""
 
     group: str
     """API group; empty for core objects."""

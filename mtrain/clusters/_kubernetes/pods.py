@@ -31,7 +31,7 @@ WRONG_USE, ENDED_FROM_OUTSIDE = 2, 143
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodPlan:
-    """What the pods of one job run, independent of the kind of the job."""
+    """The command and the environment of the pods of one job, independent of the kind of the job."""
 
     submission: Submission
     options: KubernetesOptions

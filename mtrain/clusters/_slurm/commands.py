@@ -28,7 +28,7 @@ _SIGNALLED = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What Slurm knows about a job, or about one job of an array."""
+    """The facts that Slurm knows about a job, or about one job of an array."""
 
     state: str
     """In Slurm's word: RUNNING."""

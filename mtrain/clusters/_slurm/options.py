@@ -50,7 +50,7 @@ Line = Annotated[str, AfterValidator(_line)]
 
 
 class SlurmOptions(BaseModel):
-    """What Slurm is asked for. Options that are not set are left to Slurm's own defaults."""
+    """The options of sbatch and srun for a job. Options that are not set are left to Slurm's own defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
