@@ -10,7 +10,7 @@ from mtrain.cluster.hosts import Participant
 from mtrain.cluster.outcome import Loss, Outcome
 from mtrain.errors import Interrupted
 from mtrain.jobs.plan import Plan
-from mtrain.report.console import Display
+from mtrain.report.display import Display
 from mtrain.report.history import Record
 from mtrain.system import diagnosis, processes
 

@@ -13,7 +13,7 @@ from mtrain.cluster.outcome import Outcome
 from mtrain.cluster.supervisor import Result, supervise
 from mtrain.errors import LaunchError, UsageError
 from mtrain.jobs.plan import Plan
-from mtrain.report.console import Display
+from mtrain.report.display import Display
 from mtrain.system import job_secret, processes
 
 ASK_S = 30.0

@@ -24,7 +24,7 @@ from mtrain.cluster.preflight.findings import Finding
 from mtrain.cluster.supervisor import Result, not_started
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.plan import Plan
-from mtrain.report.console import Display
+from mtrain.report.display import Display
 from mtrain.spec.model import Spec
 from mtrain.system import processes
 

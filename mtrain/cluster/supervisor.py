@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from mtrain.cluster.outcome import Outcome
 from mtrain.errors import LaunchError
 from mtrain.jobs.plan import Plan
-from mtrain.report.console import Display
+from mtrain.report.display import Display
 from mtrain.system.diagnosis import Verdict
 from mtrain.system.processes import Requests
 

@@ -14,7 +14,7 @@ from mtrain.cluster.supervisor import Result, supervise
 from mtrain.core.checkpoint import store
 from mtrain.jobs.host_command import HostCommand, Orders
 from mtrain.jobs.plan import Plan
-from mtrain.report.console import Display
+from mtrain.report.display import Display
 from mtrain.system import processes, runfolder
 from mtrain.system.processes import Requests
 from mtrain.system.runfolder import RunFolder

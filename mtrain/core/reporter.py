@@ -48,6 +48,8 @@ class Reporter:
     """Whether each rank has one of its own; False: rank 0 alone."""
     fatal: bool = False
     """Whether an exception of this reporter ends the job."""
+    trouble: str = ""
+    """A sentence that the job's records shall have as a warning. It is taken after the next call, and empty again."""
 
     def __init__(self, options: Any, run: ReportedRun) -> None:
         self.options = options
@@ -91,6 +93,14 @@ METHODS: Mapping[str, str] = {
     "note": "message",
     "warning": "message",
     "end": "end",
-    "failure": "failure",
 }
-"""Kind of record -> the method of a reporter that receives it. A failure is an end of kind ``end`` in ``metrics.jsonl``."""
+"""Kind of record -> the method of a reporter that receives it; an end whose ``reason`` is ``failed`` is a ``failure``."""
+METHOD_NAMES = (*dict.fromkeys(METHODS.values()), "failure")
+
+
+def tell(reporter: Reporter, record: Record) -> None:
+    """Call the method of ``reporter`` that receives this kind of record; no method does if the kind is unknown."""
+    kind = record.get("kind")
+    method = "failure" if kind == "end" and record.get("reason") == "failed" else METHODS.get(str(kind))
+    if method is not None:
+        getattr(reporter, method)(record)

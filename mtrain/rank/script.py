@@ -14,7 +14,7 @@ import mtrain
 from mtrain.errors import UsageError
 from mtrain.rank.process import SaveRequest
 from mtrain.rank.records import log_to_stderr
-from mtrain.report.console import Display
+from mtrain.report.display import Display
 from mtrain.spec.trial import Trial
 from mtrain.system.runfolder import RunFolder
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mtrain.core.reporter import METHODS, Record, ReportedRun, Reporter
+from mtrain.core.reporter import METHOD_NAMES, Record, ReportedRun, Reporter
 from mtrain.errors import ScriptError
 
-FORM = f"with at least one of the methods {', '.join(dict.fromkeys(METHODS.values()))}"
+FORM = f"with at least one of the methods {', '.join(METHOD_NAMES)}"
 
 
 class FunctionReporter:
@@ -29,7 +29,7 @@ class Adapted(Reporter):
     def __init__(self, told: Any, run: ReportedRun) -> None:
         super().__init__(None, run)
         self.fatal = bool(getattr(told, "fatal", False))
-        for method in dict.fromkeys(METHODS.values()):
+        for method in METHOD_NAMES:
             if callable(getattr(told, method, None)):
                 setattr(self, method, getattr(told, method))
 
@@ -38,7 +38,7 @@ def refusal(told: Any) -> str:
     """Return why an object can be no reporter; empty if it can."""
     if isinstance(told, type):
         return f"the class {told.__name__} was given; give an object of it, {told.__name__}()"
-    if any(callable(getattr(told, method, None)) for method in METHODS.values()):
+    if any(callable(getattr(told, method, None)) for method in METHOD_NAMES):
         return ""
     return f"an object of type {type(told).__name__} was given; expected one {FORM}"
 

@@ -1,34 +1,15 @@
-"""The display of a job's progress. The process that started the job passes it the records of ``metrics.jsonl``."""
+"""Displays of a job's progress on the console, and the choice among all displays."""
 
 import sys
 import time
 from collections.abc import Callable
-from typing import IO, Literal, Protocol
+from typing import IO, Literal
 
-from mtrain.report.history import Record
+from mtrain.core.reporter import Record
+from mtrain.report.display import Display
 from mtrain.report.wording import evaluation_line, event_line, update_line
 
 Mode = Literal["auto", "rich", "plain", "quiet"]
-
-
-class Display(Protocol):
-    """Shows the progress of a job to a person."""
-
-    def record(self, record: Record) -> None:
-        """Show one record: a line of ``metrics.jsonl``, which rank 0 writes."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a sentence from the process that started the job."""
-        ...
-
-    def tick(self) -> None:
-        """Redraw, if the display changes with time. It is called several times a second."""
-        ...
-
-    def close(self) -> None:
-        """Restore the terminal. It may be called twice."""
-        ...
 
 
 def make_display(mode: Mode, *, title: str, stream: IO[str] | None = None) -> Display:
@@ -55,29 +36,24 @@ def is_of_a_cell(stream: IO[str]) -> bool:
     return type(stream).__module__.partition(".")[0] == "ipykernel"
 
 
-class Quiet:
+class Quiet(Display):
     """A display that prints only warnings and notes."""
 
     def __init__(self, stream: IO[str]) -> None:
+        super().__init__()
         self._stream = stream
 
-    def record(self, record: Record) -> None:
+    def message(self, record: Record) -> None:
         """Print the record if it is a warning."""
         if record.get("kind") == "warning":
-            self.note(f"warning: {record.get('message', '')}")
+            self.note(event_line(record))
 
     def note(self, text: str) -> None:
         """Print the text as a line of its own."""
         print(text, file=self._stream, flush=True)
 
-    def tick(self) -> None:
-        """Nothing."""
 
-    def close(self) -> None:
-        """Nothing."""
-
-
-class Plain:
+class Plain(Display):
     """A display for logs and pipes, one line a record.
 
     It prints an update at most every ``every_s`` seconds, and always the last one, evaluations, notes, warnings, requested
@@ -87,33 +63,31 @@ class Plain:
     def __init__(
         self, stream: IO[str], *, title: str, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__()
         self._stream = stream
         self._every_s = every_s
         self._clock = clock
         self._last = -float("inf")
         self.note(title)
 
-    def record(self, record: Record) -> None:
-        """Print the record as a line, as the class says."""
-        kind = record.get("kind")
-        if kind == "update":
-            last = record.get("update", 0) + 1 == record.get("total_updates")
-            if last or self._clock() - self._last >= self._every_s:
-                self._last = self._clock()
-                self.note(update_line(record))
-        elif kind == "evaluation":
-            self.note(evaluation_line(record))
-        elif kind in ("start", "note", "warning", "checkpoint", "end"):
-            line = event_line(record)
-            if line:
-                self.note(line)
+    def update(self, record: Record) -> None:
+        """Print a line, unless the last one was a short time ago."""
+        last = record.get("update", 0) + 1 == record.get("total_updates")
+        if last or self._clock() - self._last >= self._every_s:
+            self._last = self._clock()
+            self.note(update_line(record))
+
+    def evaluation(self, record: Record) -> None:
+        """Print the figures in one line."""
+        self.note(evaluation_line(record))
+
+    def start(self, record: Record) -> None:
+        """Print the record in one line, if there is something to say."""
+        if line := event_line(record):
+            self.note(line)
+
+    checkpoint = message = end = failure = start
 
     def note(self, text: str) -> None:
         """Print it."""
         print(text, file=self._stream, flush=True)
-
-    def tick(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""

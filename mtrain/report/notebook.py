@@ -11,7 +11,8 @@ from html import escape
 
 from IPython.display import display, update_display
 
-from mtrain.report.history import Record
+from mtrain.core.reporter import Record
+from mtrain.report.display import Display
 from mtrain.report.html import table
 from mtrain.report.wording import duration, event_line, headline_figures, left_s, losses, number, place, speed
 
@@ -22,13 +23,14 @@ MAX_MESSAGES = 6
 STYLE = "font-family: sans-serif; font-size: 90%; max-width: 50em"
 
 
-class Notebook:
+class Notebook(Display):
     """One output with a progress bar, losses, speed, the newest evaluations and messages.
 
     ``tick`` redraws it at most every ``every_s`` seconds, and only after something new.
     """
 
     def __init__(self, *, title: str, every_s: float = 0.5, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
         self._title = title
         self._every_s = every_s
         self._clock = clock
@@ -41,17 +43,22 @@ class Notebook:
         self._drawn_at = clock()
         display(self._content(), raw=True, display_id=self._id)
 
-    def record(self, record: Record) -> None:
-        """Take the record; ``tick`` shows it."""
-        kind = record.get("kind")
-        if kind == "update":
-            self._update, self._status = record, ""
-        elif kind == "evaluation":
-            self._evaluations.append(record)
-        elif kind in ("note", "warning"):
-            self._messages.append(event_line(record))
-        elif kind == "start":
-            self._status = "first update"
+    def start(self, record: Record) -> None:
+        """Say that the first update is awaited; like all that follows, ``tick`` shows it."""
+        self._status, self._is_changed = "first update", True
+
+    def update(self, record: Record) -> None:
+        """Take the newest update."""
+        self._update, self._status, self._is_changed = record, "", True
+
+    def evaluation(self, record: Record) -> None:
+        """Add a row."""
+        self._evaluations.append(record)
+        self._is_changed = True
+
+    def message(self, record: Record) -> None:
+        """Add a message."""
+        self._messages.append(event_line(record))
         self._is_changed = True
 
     def note(self, text: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mtrain.core.reporter import METHODS, Record, Reporter
+from mtrain.core.reporter import Reporter, tell
 from mtrain.errors import MtrainError, TrainingError
 
 log = logging.getLogger(__name__)
@@ -54,21 +54,18 @@ class Report(Protocol):
         ...
 
 
-class Files(Protocol):
-    """What keeps the records of a run, see ``run_files``."""
+class Files(Reporter):
+    """A reporter that keeps the records of a run, see ``run_files``."""
+
+    fatal = True
 
     @property
     def is_closed(self) -> bool:
         """Whether ``close`` was called."""
-        ...
-
-    def record(self, record: Record) -> None:
-        """Keep one record."""
-        ...
+        return False
 
     def close(self, summary: Mapping[str, Any]) -> None:
         """Keep the summary, and end."""
-        ...
 
 
 class RunReport:
@@ -89,7 +86,8 @@ class RunReport:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._files = files
-        self._reporters = dict(reporters)
+        kept = {} if files is None else {METRICS: files}
+        self._reporters: dict[str, Reporter] = {**kept, **dict(reporters)}
         self._clock = clock
 
     def update(self, record: Mapping[str, Any]) -> None:
@@ -111,20 +109,16 @@ class RunReport:
 
     def _report(self, kind: str, fields: Mapping[str, Any]) -> None:
         record = {"kind": kind, "time": round(self._clock(), 3), **fields}
-        if self._files is not None:
-            self._files.record(record)
         error = sys.exception()
         if kind == "end" and record.get("reason") == "failed":
-            kind = "failure"
             record["error"] = "" if error is None else f"{type(error).__name__}: {error}"
-        if kind in METHODS:
-            for name, reporter in list(self._reporters.items()):
-                self._tell(name, reporter, METHODS[kind], record)
+        for name, reporter in list(self._reporters.items()):
+            self._tell(name, reporter, record)
 
-    def _tell(self, name: str, reporter: Reporter, method: str, record: Mapping[str, Any]) -> None:
-        """Call a method of a reporter with a copy of the record, which it may keep or change."""
+    def _tell(self, name: str, reporter: Reporter, record: Mapping[str, Any]) -> None:
+        """Pass a reporter a copy of the record, which it may keep or change."""
         try:
-            getattr(reporter, method)(plain(record))
+            tell(reporter, plain(record))
         except (Exception, SystemExit) as error:  # A reporter of a user may raise any exception, or call sys.exit.
             if reporter.fatal:
                 if isinstance(error, MtrainError):
@@ -132,12 +126,19 @@ class RunReport:
                 raise TrainingError(f"the reporter {name!r} has failed: {worded(error)}") from error
             self._reporters.pop(name, None)
             self.failed(name, error)
+            return
+        if reporter.trouble and not self._is_closed():
+            sentence, reporter.trouble = reporter.trouble, ""
+            self.event("warning", message=f"the reporter {name!r}: {sentence}")
 
     def failed(self, name: str, error: BaseException) -> None:
         """Report that the reporter ``name`` has failed, and receives nothing any more."""
         log.warning("the reporter %r has failed", name, exc_info=error)
-        if self._files is None or not self._files.is_closed:
+        if not self._is_closed():
             self.event("warning", message=f"the reporter {name!r} has failed and is switched off: {worded(error)}")
+
+    def _is_closed(self) -> bool:
+        return self._files is not None and self._files.is_closed
 
 
 def worded(error: BaseException) -> str:

@@ -10,7 +10,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from mtrain.report.history import Record, rate_of
+from mtrain.core.reporter import Record
+from mtrain.report.display import Display
+from mtrain.report.history import rate_of
 from mtrain.report.wording import (
     duration,
     epoch_count,
@@ -26,10 +28,11 @@ SMOOTHING = 0.9
 """Weight of the previous value in the smoothed seconds per update, from which the remaining time is computed."""
 
 
-class Rich:
+class Rich(Display):
     """A panel with progress, losses, speed and remaining time, below the evaluations that were printed before."""
 
     def __init__(self, stream: IO[str], *, title: str, force: bool = False) -> None:
+        super().__init__()
         self._console = Console(file=stream, force_terminal=True if force else None, highlight=False)
         self._title = title
         self._update: dict[str, Any] = {}
@@ -44,22 +47,20 @@ class Rich:
         )
         self._live.start()
 
-    def record(self, record: Record) -> None:
-        """Update the panel by an update's record; print other records above it."""
-        kind = record.get("kind")
-        if kind == "update":
-            self._take(record)
-        elif kind == "evaluation":
-            self._row(record)
-        elif kind == "checkpoint":
-            self._status, self._is_starting = f"saved at update {record.get('update')}", False
-            if line := event_line(record):
-                self._console.print(Text(line, style="dim"))
-        elif kind in ("note", "warning"):
-            self._console.print(Text(event_line(record), style="yellow" if kind == "warning" else "dim"))
-        elif kind == "start":
-            self._console.print(Text(event_line(record), style="dim"))
-            self._status, self._is_starting = "first update", True
+    def start(self, record: Record) -> None:
+        """Print the facts about the job above the panel."""
+        self._console.print(Text(event_line(record), style="dim"))
+        self._status, self._is_starting = "first update", True
+
+    def checkpoint(self, record: Record) -> None:
+        """Show it in the panel, and print a requested one above."""
+        self._status, self._is_starting = f"saved at update {record.get('update')}", False
+        if line := event_line(record):
+            self._console.print(Text(line, style="dim"))
+
+    def message(self, record: Record) -> None:
+        """Print it above the panel."""
+        self._console.print(Text(event_line(record), style="yellow" if record.get("kind") == "warning" else "dim"))
 
     def note(self, text: str) -> None:
         """Print a sentence above the panel, and show it in the panel until the status changes."""
@@ -80,7 +81,8 @@ class Rich:
         if self._update:
             self._console.print(self._numbers())
 
-    def _take(self, record: Record) -> None:
+    def update(self, record: Record) -> None:
+        """Show it in the panel."""
         seconds = record.get("seconds")
         if isinstance(seconds, int | float):
             former = self._seconds
@@ -89,7 +91,7 @@ class Rich:
         if self._is_starting:
             self._status, self._is_starting = "", False
 
-    def _row(self, record: Record) -> None:
+    def evaluation(self, record: Record) -> None:
         """Print one row of the table, with a heading above it if it is the first row or the columns have changed."""
         figures = headline_figures(record)
         total = (self._update.get("losses") or {}).get("total")

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mtrain.core.reporter import Record
 from mtrain.errors import TrainingError
-from mtrain.report.reporter import METRICS, RESULTS, SUMMARY, finite, write_json
+from mtrain.report.reporter import METRICS, RESULTS, SUMMARY, Files, finite, write_json
 
 log = logging.getLogger(__name__)
 
 
-class RunFiles:
-    """Writes each record as a line of ``metrics.jsonl``, and at the end ``summary.json`` and ``results.png``.
+class RunFiles(Files):
+    """The reporter of JSON lines: each record in ``metrics.jsonl``, and at the end ``summary.json`` and ``results.png``.
 
     Raises:
         TrainingError: a file cannot be written. The job cannot be read back without it, so the job ends.
@@ -35,12 +36,14 @@ class RunFiles:
         """Whether ``close`` was called."""
         return self._lines.closed
 
-    def record(self, record: Mapping[str, Any]) -> None:
+    def _write(self, record: Record) -> None:
         """Write one line."""
         try:
             self._lines.write(json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n")
         except OSError as error:
             raise self._unwritable(METRICS, error) from error
+
+    start = update = evaluation = checkpoint = message = end = failure = _write
 
     def close(self, summary: Mapping[str, Any]) -> None:
         """Write the summary, and draw the curves, unless ``left_out`` of the summary names their picture."""

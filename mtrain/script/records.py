@@ -24,7 +24,7 @@ from mtrain.rank.records import (
     text_of,
 )
 from mtrain.rank.script import RankJob, digest_of
-from mtrain.report.adapted import Adapted, FunctionReporter, of_objects
+from mtrain.report.adapted import of_objects
 from mtrain.report.reporter import RESULTS, Report
 from mtrain.script import kept
 from mtrain.system.devices import device_words
@@ -76,7 +76,7 @@ class Records:
             self._rank.collective,
             start_update=0 if saved is None else saved.progress.update,
         )
-        shown = [] if job.display is None else [("display", Adapted(FunctionReporter(job.display.record), run))]
+        shown = [] if job.display is None else [("display", job.display)]
         return report_of(job.spec, run, [*shown, *of_objects(reporters, run)])
 
     # -------------------------------------------------------------------------------------------------- kept objects

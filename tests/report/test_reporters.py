@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import io
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from mtrain.core.reporter import ReportedRun, Reporter
 from mtrain.errors import PluginError, ScriptError, SpecError, TrainingError
 from mtrain.report import choosing
 from mtrain.report.adapted import of_objects
+from mtrain.report.console import make_display
 from mtrain.report.reporter import RunReport
 from mtrain.report.run_files import RunFiles
 from mtrain.reporters.csv_table import CsvTable
@@ -102,15 +104,16 @@ def test_each_kind_of_record_reaches_its_method_as_plain_values(tmp_path):
     assert values["end"] == {"kind": "end", "time": 1.0, "reason": "interrupted"}
 
 
-def test_a_failed_job_ends_with_its_error_and_the_line_of_the_run_stays_as_it_was(tmp_path):
+def test_a_failed_job_ends_with_its_error_also_in_the_lines_of_the_run(tmp_path):
     kept = Kept(run_in(tmp_path))
     report = report_of(tmp_path, kept)
     try:
         raise ValueError("no rows")
     except ValueError:
         report.event("end", reason="failed")
-    assert kept.calls == [("failure", {"kind": "end", "time": 1.0, "reason": "failed", "error": "ValueError: no rows"})]
-    assert records(tmp_path) == [{"kind": "end", "time": 1.0, "reason": "failed"}]
+    line = {"kind": "end", "time": 1.0, "reason": "failed", "error": "ValueError: no rows"}
+    assert kept.calls == [("failure", line)]
+    assert records(tmp_path) == [line]
 
 
 def test_a_reporter_cannot_change_what_others_receive(tmp_path):
@@ -132,6 +135,38 @@ def test_a_reporter_that_fails_is_switched_off_with_one_warning(tmp_path):
     assert [name for name, _ in kept.calls].count("update") == 3
     warnings = [record["message"] for record in records(tmp_path) if record["kind"] == "warning"]
     assert warnings == ["the reporter 'Failing 0' has failed and is switched off: KeyError: 'lost'"]
+
+
+def test_a_reporter_may_have_one_sentence_in_the_records_and_stays_on(tmp_path):
+    kept = Kept(run_in(tmp_path))
+    report = report_of(tmp_path, kept)
+    kept.trouble = "the service does not answer"
+    for update in range(2):
+        report.update(update_record(update))
+    assert [name for name, _ in kept.calls] == ["update", "message", "update"]
+    messages = [record.get("message") for record in records(tmp_path) if record["kind"] == "warning"]
+    assert messages == ["the reporter 'Kept 0': the service does not answer"]
+
+
+@pytest.mark.parametrize("mode", ["plain", "quiet", "rich"])
+def test_a_display_is_a_reporter_that_receives_the_lines_of_the_run(mode, tmp_path, capsys):
+    stream = io.StringIO()
+    display = make_display(mode, title="job", stream=stream)
+    assert isinstance(display, Reporter)
+    report = report_of(tmp_path)
+    report.event("start", update=0, model="m")
+    report.update(update_record(0))
+    report.event("warning", message="odd")
+    report.event("end", reason="failed")
+    for record in records(tmp_path):
+        display.record(record)
+    display.close()
+    assert "odd" in stream.getvalue()
+    stream.close()  # as a terminal that has gone
+    for _ in range(2):
+        display.record({"kind": "warning", "message": "more"})
+    error = capsys.readouterr().err
+    assert error.count("the progress display has failed: ValueError: I/O operation on closed file") == 1
 
 
 def test_a_fatal_reporter_ends_the_job(tmp_path):
