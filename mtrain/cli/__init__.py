@@ -30,6 +30,10 @@ COMMANDS = {
     "cancel": ("mtrain.cli.queued:cancel", "End a submitted job, which saves its state first."),
     "evaluate": ("mtrain.cli.evaluate:evaluate", "Score trained weights on the evaluation split."),
     "predict": ("mtrain.cli.predict:predict", "Pictures in; what is found in them, as JSON and drawn, out."),
+    "export": (
+        "mtrain.cli.export:export",
+        "Write trained weights for other programs: ONNX, torch, Paddle, safetensors.",
+    ),
     "compare": ("mtrain.cli.compare:compare", "Train one spec on several backends: do they agree, how fast are they."),
     "config": ("mtrain.cli.config:config", "Show, explain and validate specs."),
     "plugins": ("mtrain.cli.plugins:plugins", "List backends, models, data sets and launchers."),

@@ -24,6 +24,7 @@ Module: TypeAlias = Any
 if TYPE_CHECKING:  # numpy takes 0.1 s to import, and `mtrain plan` needs these names only
     import numpy as np
 
+    from mtrain.core.program import Program, ProgramInput
     from mtrain.core.queue import Queue
     from mtrain.spec.section import Section
 
@@ -218,7 +219,7 @@ class RankSession(Protocol):
     """One rank of a running job: what ``with backend as session:`` binds. Nothing of it may be used afterwards.
 
     A class that has all members need not be derived from this one. A class that is derived from it inherits the members
-    that are not abstract: ``time_waits``.
+    that are not abstract: ``time_waits`` and ``export``.
     """
 
     if TYPE_CHECKING:  # at run time these are plain attributes, so that derived classes can assign them
@@ -294,6 +295,21 @@ class RankSession(Protocol):
         It is called before ``prepare``, and only if a comparison needs it. The default measures nothing.
         """
         return
+
+    def export(self, build: Callable[[], Module], weights: Mapping[str, Array], program: "Program") -> Sequence[str]:
+        """Write a model in evaluation mode as a program that needs nothing of mtrain.
+
+        Only ``mtrain export`` calls it, in place of ``prepare``. The default writes nothing.
+
+        Args:
+            build: Builds the network.
+            weights: Its whole state.
+            program: What to write, and where.
+
+        Returns:
+            The names of the program's outputs, in order; none if this session writes no such program.
+        """
+        return ()
 
 
 class Backend(Protocol):
@@ -394,6 +410,8 @@ class Model(Protocol):
     Options: ClassVar[type[BaseModel]]
     kind: ClassVar[str]
     """Name of the task plugin whose data the model learns."""
+    size_step: int = 0
+    """Number of which both sides of a picture must be multiples; 0: the network takes one size only."""
     native: ClassVar[bool] = False
     """Whether ``build`` returns a user's native module, which keeps its own start values; see ``Recipe.own_model``."""
     published: ClassVar[Published] = Published()
@@ -671,6 +689,17 @@ class TaskKind(Protocol):
 
     def unreadable(self, spec: Any, files: Sequence[Path]) -> Mapping[Path, str]:
         """Return the reason for each of ``files`` on which the task cannot predict, so that a prediction skips it."""
+        ...
+
+    def inputs(self, spec: Any) -> "Sequence[ProgramInput]":
+        """Return what the task's models read of a batch in evaluation mode, for programs that are exported.
+
+        Empty: they cannot be exported.
+        """
+        ...
+
+    def preprocessing(self, spec: Any) -> Mapping[str, Any]:
+        """Return, as plain values, how a picture becomes an input of the size of ``inputs``."""
         ...
 
     def model_options(self, spec: Any, defaults: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -167,7 +167,7 @@ def assembled(
     sources = data.sources()
     pool = InProcess(sources) if reads_in_process(sources) else WorkerPool(sources, workers=loader_workers(spec))
     with closing(pool):
-        backend: Backend = _plugin(spec, "backends", spec.backend.name, spec.backend.options, path="backend.options")
+        backend = backend_plugin(spec)
         plugin = model_plugin(spec)
         plugin.check_framework(backend.framework)
         binding.bind(backend.nn, backend.ops)
@@ -220,14 +220,14 @@ def open_task(spec: Spec, *, training: bool = True) -> TaskData:
     return task_kind(spec, opened.kind)(spec, opened, training=training)
 
 
-def open_data_of(spec: Spec) -> TaskData:
-    """Open the data set of ``spec`` without regard to the model.
+def open_data_of(spec: Spec, *, training: bool = True) -> TaskData:
+    """Open the data set of ``spec`` without regard to the model. Without ``training`` only the evaluation split is read.
 
     Raises:
         UsageError: As for ``open_task``.
     """
     opened = open_data(spec.data, policy=plugins.read_policy(spec.plugins))
-    return task_kind(spec, opened.kind)(spec, opened)
+    return task_kind(spec, opened.kind)(spec, opened, training=training)
 
 
 def task_kind(spec: Spec, kind: str) -> TaskKind:
@@ -278,6 +278,12 @@ def model_plugin(spec: Spec) -> Model:
     options = {**task_kind(spec, model.kind).model_options(spec, defaults), **spec.model.options}
     plugin: Model = _plugin(spec, "models", spec.model.name, options, path="model.options")
     return plugin
+
+
+def backend_plugin(spec: Spec) -> Backend:
+    """Return the backend plugin of ``spec``, constructed with its checked options."""
+    backend: Backend = _plugin(spec, "backends", spec.backend.name, spec.backend.options, path="backend.options")
+    return backend
 
 
 def _plugin(spec: Spec, kind: str, name: str, raw_options: Mapping[str, Any], *, path: str) -> Any:

@@ -1,6 +1,6 @@
-"""The program of one rank: it trains, evaluates, predicts, adds up numbers or runs a script, as its arguments say.
+"""The program of one rank: it trains, evaluates, predicts, exports, adds up numbers or runs a script, as its arguments say.
 
-A launcher starts it as ``python -m mtrain.rank.worker --run-dir RUN [--mode train|evaluate|predict|allreduce|script]
+A launcher starts it as ``python -m mtrain.rank.worker --run-dir RUN [--mode train|evaluate|predict|export|allreduce|script]
 [--resume CHECKPOINT] [-- SCRIPT ARGUMENTS]``.
 """
 
@@ -26,7 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="mtrain.rank.worker", description="one rank of a job; started by `mtrain train`"
     )
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--mode", choices=("train", "evaluate", "predict", "allreduce", "script"), default="train")
+    parser.add_argument(
+        "--mode", choices=("train", "evaluate", "predict", "export", "allreduce", "script"), default="train"
+    )
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--script-digest", help="SHA-256 that the script must have")
     parser.add_argument("--outside-paths", default="", help="paths of the spec that its user has set")
@@ -40,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "train": lambda stop, leave: train(spec, run_folder, arguments.resume, stop=stop, leave=leave),
         "evaluate": lambda stop, leave: evaluate_only(spec, run_folder, arguments.resume, stop=stop, leave=leave),
         "predict": lambda stop, leave: predict_only(spec, run_folder, arguments.resume, leave=leave),
+        "export": lambda stop, leave: export_only(spec, run_folder, arguments.resume, leave=leave),
         "allreduce": lambda stop, leave: add_up(spec, run_folder, leave=leave),
         "script": lambda stop, leave: run_own_script(spec, run_folder, arguments, stop=stop, leave=leave),
     }
@@ -52,6 +55,14 @@ def predict_only(spec: Any, run_folder: RunFolder, weights: Path | None, *, leav
 
     log_to_stderr()
     predict(spec, run_folder.path, weights, leave=leave)
+
+
+def export_only(spec: Any, run_folder: RunFolder, weights: Path, *, leave: process.Leaving) -> None:
+    """Write the program that ``export.json`` of the run folder asks for."""
+    from mtrain.rank.export import export
+
+    log_to_stderr()
+    export(spec, run_folder.path, weights, leave=leave)
 
 
 def add_up(spec: Any, run_folder: RunFolder, *, leave: process.Leaving) -> None:

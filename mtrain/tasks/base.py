@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from mtrain.core.interfaces import Collective
+from mtrain.core.program import ProgramInput
 from mtrain.spec.section import Section
 
 
@@ -57,6 +58,16 @@ class TaskBase:
     @classmethod
     def unreadable(cls, spec: Any, files: Sequence[Path]) -> dict[Path, str]:
         """See ``TaskKind.unreadable``. By default ``TaskKind.pictures`` finds out."""
+        return {}
+
+    @classmethod
+    def inputs(cls, spec: Any) -> Sequence[ProgramInput]:
+        """See ``TaskKind.inputs``. By default models cannot be exported."""
+        return ()
+
+    @classmethod
+    def preprocessing(cls, spec: Any) -> dict[str, Any]:
+        """See ``TaskKind.preprocessing``. By default nothing is said."""
         return {}
 
     @classmethod

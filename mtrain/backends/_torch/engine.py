@@ -1,6 +1,6 @@
 """The engine that every backend on torch shares: one rank's device, its model, its batches, and its state as numpy."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.completeness import check_members
 from mtrain.core.interfaces import Array, Batch, HostBatch, RankSession, Recipe, State
+from mtrain.core.program import Program
 from mtrain.core.recipe import is_frozen, nothing_to_train
 from mtrain.errors import SpecError
 
@@ -169,6 +170,12 @@ class TorchEngine(RankSession):
         """See ``RankSession.time_waits``. Does nothing on CUDA, where the device waits and not the process."""
         if self.target.type == "cpu":
             self.waits = self.collective.time_waits()
+
+    @override
+    def export(self, build: Callable[[], nn.Module], weights: Mapping[str, Array], program: Program) -> Sequence[str]:
+        from mtrain.backends._torch import exporting  # imports torch.export, which training does not need
+
+        return exporting.write(build(), weights, program)
 
     def close(self) -> None:
         """Drop what connects this rank to the others. A backend calls it in ``__exit__``."""

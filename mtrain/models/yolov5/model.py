@@ -95,6 +95,7 @@ class YOLOv5(Model):
 
     Options: ClassVar[type[BaseModel]] = YOLOv5Options
     kind: ClassVar[str] = "detection"
+    size_step: int = STRIDES[-1]
     published: ClassVar[Published] = Published(
         left_out=(r"^balance\.moved_L$",),
         per_class=(r"^model\.24\.m\.\d\.(weight|bias)$",),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mtrain.core.interfaces import Array, Remark, Table, Task
+from mtrain.core.program import ProgramInput
 from mtrain.spec.section import Section
 from mtrain.tasks.base import TaskBase
 from mtrain.tasks.description import describe_task
@@ -57,6 +58,12 @@ class SegmentationTask(TaskBase):
         from mtrain.data.images.readable import unreadable
 
         return unreadable(files, max_pixels=data_of(spec).max_pixels)
+
+    @classmethod
+    def inputs(cls, spec: "Spec") -> Sequence[ProgramInput]:
+        """Return the pictures: uint8 RGB, square."""
+        side = data_of(spec).image_size
+        return [ProgramInput(key="pixels", name="images", shape=(side, side, 3))]
 
     @classmethod
     def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "SegmentationPictures":

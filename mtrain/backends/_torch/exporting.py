@@ -1,0 +1,104 @@
+"""Write a model as an ONNX graph or as a program of ``torch.export``, in evaluation mode."""
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mtrain.backends._torch import state
+from mtrain.core.interfaces import Array
+from mtrain.core.program import Program
+from mtrain.errors import SpecError, UsageError
+
+_EXAMPLES = 2
+"""Samples in the example batch of a program for any batch: torch takes a size of 1 for a constant."""
+
+
+class _Traced(nn.Module):
+    """A network whose inputs and outputs are tensors in order, as a graph has them."""
+
+    def __init__(self, network: nn.Module, program: Program) -> None:
+        super().__init__()
+        self.network = network
+        self.keys = [given.key for given in program.inputs]
+        self.raw = program.raw
+        self.names: list[str] = []
+
+    def forward(self, *arrays: Tensor) -> tuple[Tensor, ...]:
+        batch = dict(zip(self.keys, arrays, strict=True))
+        outputs: dict[str, Tensor] = self.network.raw(batch) if self.raw else self.network(batch)  # type: ignore[operator]
+        self.names = list(outputs)
+        return tuple(outputs.values())
+
+
+def write(network: nn.Module, weights: Mapping[str, Array], program: Program) -> list[str]:
+    """See ``RankSession.export``.
+
+    Raises:
+        SpecError: The network cannot be traced.
+        UsageError: ONNX's packages are not installed.
+    """
+    state.fill(network.state_dict(), weights, what="weights")
+    if program.half:
+        network.half()
+    traced = _Traced(network, program).eval()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's exporter about its own parts
+        exported = _exported(traced, program)
+        if program.format == "torch":
+            torch.export.save(exported, program.path)
+        else:
+            _write_onnx(exported, program, names=traced.names)
+    return traced.names
+
+
+def _exported(traced: _Traced, program: Program) -> Any:
+    examples = tuple(_example(given.shape, given.dtype, program) for given in program.inputs)
+    try:
+        traced(*examples)  # notes the names of the outputs
+        return torch.export.export(traced, examples, dynamic_shapes=(_axes(program),), strict=False)
+    except Exception as error:  # a network may do anything that cannot be traced
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise SpecError(f"the model cannot be exported: torch.export could not trace it ({reason[:300]})") from error
+
+
+def _example(shape: Sequence[int], dtype: str, program: Program) -> Tensor:
+    kind: torch.dtype = getattr(torch, dtype)
+    return torch.zeros((program.batch or _EXAMPLES, *shape), dtype=kind)
+
+
+def _axes(program: Program) -> tuple[dict[int, Any], ...]:
+    """Return, for each input, the axes that may have any size."""
+    axes: dict[int, Any] = {}
+    if program.batch is None:
+        axes[0] = torch.export.Dim("batch")
+    step = program.size_step
+    sides = {}
+    if step:
+        # Named in steps, so that the graph knows that feature maps of several scales fit together.
+        sides = {1: torch.export.Dim("height"), 2: torch.export.Dim("width")}
+        sides = {axis: step * size if step > 1 else size for axis, size in sides.items()}
+    return tuple({**axes, **(sides if given.layout == "HWC" else {})} for given in program.inputs)
+
+
+def _write_onnx(exported: Any, program: Program, *, names: Sequence[str]) -> None:
+    try:
+        import onnxscript  # noqa: F401  # torch's exporter needs it, and says so less clearly
+    except ImportError:
+        raise UsageError(
+            "--format onnx needs onnx and onnxscript; install them with: pip install 'mtrain[export]'"
+        ) from None
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    graph = torch.onnx.export(
+        exported,
+        dynamo=True,
+        input_names=[given.name or given.key for given in program.inputs],
+        output_names=list(names),
+        opset_version=program.opset,
+        verbose=False,
+    )
+    assert graph is not None
+    graph.save(program.path, external_data=False)

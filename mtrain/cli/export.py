@@ -1,0 +1,90 @@
+"""``mtrain export``: write trained weights as a file that other programs can run."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mtrain.cli.options import ASSIGNMENT, JobCommand, load_job, spec_options
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded, Source
+
+MIB = 2**20
+
+
+@click.command("export", cls=JobCommand)
+@spec_options
+@click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint. Default: runs/latest.")
+@click.option("--checkpoint", metavar="PATH", help="A checkpoint instead of the run's best.")
+@click.option("--weights", metavar="FILE", help="A file of weights; needs -c or --run, and data.names.")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["onnx", "torch", "paddle", "safetensors"]),
+    default="onnx",
+    show_default=True,
+    help="An ONNX graph, a torch.export program, a Paddle inference program, or the weights alone.",
+)
+@click.option("--out", "--output", "out", metavar="FILE", help="File to write; `-o FILE` too. Default: the run's name.")
+@click.option("--force", is_flag=True, help="Replace FILE.")
+@click.option(
+    "--form",
+    type=click.Choice(["raw", "decoded", "nms"]),
+    default="decoded",
+    show_default=True,
+    help="Outputs: as the last layers give them, as evaluation reads them, or detections after suppression.",
+)
+@click.option("--dynamic-batch/--no-dynamic-batch", default=True, help="Any number of pictures in a batch.")
+@click.option(
+    "--batch-size", "--batch", "batch", type=click.IntRange(1, 4096), default=None, help="That many in a batch."
+)
+@click.option("--dynamic-size", is_flag=True, help="Pictures of any size that the model can take.")
+@click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True, help="Of weights.")
+@click.option("--opset", type=click.IntRange(18, 24), help="ONNX's set of operators. Default: the exporter's.")
+@click.option("--confidence", type=click.FloatRange(0, 1, max_open=True), help="With --form nms: lowest score kept.")
+@click.option("--iou-threshold", type=click.FloatRange(0, 1, min_open=True), help="With --form nms: largest overlap.")
+@click.option("--max-detections", type=click.IntRange(1), help="With --form nms: most boxes of a picture.")
+@click.pass_context
+def export(context: click.Context, /, **params: Any) -> None:
+    """Write the averaged weights of a checkpoint as a program for inference, with classes and preprocessing."""
+    from mtrain.exporting import job
+
+    given = tuple(params["overrides"] or ())
+    overrides = tuple(text for text in given if ASSIGNMENT.match(text))
+    names = [params["out"], *(text for text in given if text not in overrides)]
+    names = [name for name in names if name is not None]
+    if len(names) > 1:
+        raise click.UsageError(f"two files to write: {names[0]} and {names[1]}; give one")
+    suppression = {key: params[key] for key in ("confidence", "iou_threshold", "max_detections")}
+    suppression = {key: value for key, value in suppression.items() if value is not None}
+    if suppression and params["form"] != "nms":
+        raise click.UsageError(f"--{next(iter(suppression)).replace('_', '-')}: is for --form nms")
+    request = job.Request(
+        format=params["format_"],
+        out=Path(names[0]) if names else None,
+        config=params["config"],
+        run=params["run"],
+        checkpoint=params["checkpoint"],
+        weights=params["weights"],
+        form=params["form"],
+        batch=params["batch"] or (None if params["dynamic_batch"] else 1),
+        dynamic_size=params["dynamic_size"],
+        precision=params["precision"],
+        opset=params["opset"],
+        suppression=suppression,
+        force=params["force"],
+    )
+
+    def load(config: "Source", needed: Mapping[str, Any]) -> "Loaded":
+        further = [f"{path}={json.dumps(value)}" for path, value in needed.items()]  # JSON is read as YAML
+        return load_job({"config": config, "overrides": (*overrides, *further)})
+
+    result = job.export(request, load)
+    for path in result.files:
+        click.echo(f"written: {path} ({path.stat().st_size / MIB:.1f} MiB)")
+    if result.facts.get("outputs"):
+        click.echo(f"outputs: {', '.join(result.facts['outputs'])}")
+    context.exit(result.code)

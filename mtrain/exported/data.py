@@ -1,0 +1,86 @@
+"""The data of evaluations and predictions with an exported model."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mtrain.core.interfaces import HostBatch, JobData, PictureData, TaskData
+from mtrain.errors import DataError, SpecError
+from mtrain.exported.metadata import Metadata
+from mtrain.rank.assembly import open_data_of, task_kind
+from mtrain.spec import plugins
+
+if TYPE_CHECKING:
+    from mtrain.data.loader.pool import WorkerPool
+    from mtrain.spec.model import Spec
+
+
+def evaluation_data(spec: "Spec", metadata: Metadata) -> TaskData:
+    """Open the evaluation split of a spec for an exported model.
+
+    Raises:
+        SpecError: The data are for another task, or are prepared for another size.
+        DataError: They cannot be read, or have other classes than the model.
+    """
+    policy = plugins.read_policy(spec.plugins)
+    kind = plugins.task_of("datasets", spec.data.format, policy=policy)
+    if kind != metadata.kind:
+        raise SpecError(
+            f"data.format: {spec.data.format} is a data set for {kind}, but the exported model {metadata.model} is for "
+            f"{metadata.kind}; change one of them"
+        )
+    _check_size(spec, metadata)
+    data = open_data_of(spec, training=False)
+    names = tuple(data.task().class_names)
+    if names != metadata.class_names:
+        raise DataError(
+            f"data: its classes are {_short(names)}, but those of the exported model are {_short(metadata.class_names)}; "
+            "evaluate on data with the same classes in the same order"
+        )
+    return data
+
+
+def picture_data(spec: "Spec", metadata: Metadata, files: Sequence[Path]) -> PictureData:
+    """Return pictures to predict on as the data of an exported model.
+
+    Raises:
+        DataError: Some pictures cannot be read; all of them are named.
+    """
+    _check_size(spec, metadata)
+    return task_kind(spec, metadata.kind).pictures(spec, list(files), metadata.labels())
+
+
+def micro_batches(data: JobData, *, size: int) -> Iterator[HostBatch]:
+    """Yield the samples of split ``val`` in batches of ``size``, prepared in this process; the last may be smaller."""
+    source = data.sources()["val"]
+    for start in range(0, len(source), size):
+        samples = [source.sample(0, index) for index in range(start, min(start + size, len(source)))]
+        yield {**source.collate(samples), "epoch": np.zeros(1, np.int64)}
+
+
+def pooled_batches(pool: "WorkerPool", *, count: int, size: int, prefetch: int) -> Iterator[HostBatch]:
+    """Yield the batches of ``micro_batches`` of ``count`` samples, prepared by worker processes."""
+    shares = [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
+    indices: Callable[[int, int], Sequence[Any]] = lambda epoch, update: [shares[update]]  # noqa: E731
+    loader = pool.loader(
+        "val", indices, micro_batch=size, accumulate=1, updates_per_epoch=len(shares), prefetch=prefetch
+    )
+    with closing(loader):
+        yield from loader.micro_batches(0)
+
+
+def _check_size(spec: "Spec", metadata: Metadata) -> None:
+    side = spec.data.input_side
+    if metadata.image_size and "size" not in metadata.dynamic and side != metadata.image_size:
+        raise SpecError(
+            f"data.image_size: {side}, but the exported model takes pictures of {metadata.image_size} px; set that, or "
+            "export it with --dynamic-size"
+        )
+
+
+def _short(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:8])
+    return shown + (f", ... ({len(names)})" if len(names) > 8 else "")

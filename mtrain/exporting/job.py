@@ -1,0 +1,245 @@
+"""Export a trained model: one rank writes the program, and ONNX files get mtrain's metadata."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from mtrain.cluster import start
+from mtrain.core.program import FRAMEWORK_OF
+from mtrain.errors import CheckpointError, UsageError
+from mtrain.exported.metadata import Form
+from mtrain.files import parse_json
+from mtrain.rank.export import FACTS, REQUEST, whole_weights
+from mtrain.report.reporter import write_json
+from mtrain.spec import plugins
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded, Source
+
+ExportFormat: TypeAlias = Literal["onnx", "torch", "paddle", "safetensors"]
+SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2", "paddle": "", "safetensors": ".safetensors"}
+"""Ending of each format's file. Paddle writes several files, which share the name."""
+PADDLE_FILES = (".json", ".pdmodel", ".pdiparams")
+"""Endings that Paddle adds; which of the first two depends on its version."""
+Load = Callable[["Source", Mapping[str, Any]], "Loaded"]
+"""Load a spec from a config (None: the default one) with further values by dotted path."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What to export, and as what."""
+
+    format: ExportFormat = "onnx"
+    out: Path | None = None
+    """File to write; None: the name of the run with the format's ending, in the current folder."""
+    config: "Source" = None
+    run: str | None = None
+    """A run folder: its spec and its best checkpoint; None: ``runs/latest``."""
+    checkpoint: str | None = None
+    weights: str | None = None
+    """A file of weights in place of a checkpoint."""
+    form: Form = "decoded"
+    batch: int | None = None
+    """Samples in a batch; None: any number."""
+    dynamic_size: bool = False
+    precision: Literal["fp32", "fp16"] = "fp32"
+    opset: int | None = None
+    suppression: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of form ``nms`` that replace the model's: ``confidence``, ``iou_threshold``, ``max_detections``."""
+    force: bool = False
+    """Replace files that exist."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """The result of an export."""
+
+    code: int
+    """Exit code; nothing was written where it is not 0."""
+    files: tuple[Path, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What was written, in plain values: ``outputs``, ``class_names``, ``image_size`` and more."""
+
+
+def export(request: Request, load: Load) -> Exported:
+    """Write trained weights as a file for inference.
+
+    Raises:
+        UsageError: There are no weights, they do not fit the spec, or the model cannot be written in this form.
+    """
+    _check(request)
+    weights, config = _weights_of(request)
+    loaded = _on_one_rank(config, load, request)
+    if not weights.is_dir() and not loaded.spec.data.names:
+        raise UsageError("--weights FILE does not say its classes; give them in label order: -o data.names=cat,dog")
+    out = request.out or Path(_name_of(weights) + SUFFIXES[request.format])
+    _check_target(out, request)
+    if request.format == "safetensors":
+        return _arrays_written(loaded, weights, out)
+    with _work_folder(out) as folder:
+        made = folder / f"program{SUFFIXES[request.format]}"
+        write_json(folder / REQUEST, _rank_request(request, loaded, made))
+        where = start.Where(run_dir=folder, checkpoint=weights.absolute())
+        code = start.run_job(loaded, where, mode="export", quiet=True).code
+        if code != 0:
+            return Exported(code=code)
+        facts = parse_json((folder / FACTS).read_bytes())
+        if request.format == "onnx":
+            from mtrain.exporting.onnx_file import finish
+
+            metadata = finish(made, request=request, facts=facts, loaded=loaded, weights=weights)
+            facts = {**facts, "outputs": list(metadata.outputs)}
+        return Exported(code=0, files=_moved(made, out), facts=facts)
+
+
+def _check(request: Request) -> None:
+    """Refuse a request whose parts contradict one another.
+
+    Raises:
+        UsageError: They do.
+    """
+    if request.form != "decoded" and request.format == "safetensors":
+        raise UsageError(f"--form {request.form}: safetensors holds weights only; leave --form out")
+    if request.form == "nms" and request.format != "onnx":
+        raise UsageError(f"--form nms: is for --format onnx; {request.format} programs have --form decoded or raw")
+    if request.precision == "fp16" and request.format in ("safetensors", "paddle"):
+        raise UsageError(f"--precision fp16: is for --format onnx and torch, not for {request.format}")
+    if request.opset is not None and request.format != "onnx":
+        raise UsageError(f"--opset: is for --format onnx, not for {request.format}")
+    if request.format == "onnx":
+        try:
+            import onnx  # noqa: F401  # the metadata is written here, whichever interpreter the rank has
+        except ImportError:
+            raise UsageError(
+                "--format onnx needs the package onnx; install it with: pip install 'mtrain[export]'"
+            ) from None
+
+
+def _weights_of(request: Request) -> tuple[Path, "Source"]:
+    """Return the checkpoint or file to export, and the spec that goes with it."""
+    run = Path(request.run or "runs/latest")
+    weights = Path(request.weights or request.checkpoint or start.best_of(run) or run)
+    if not weights.exists() or weights == run:
+        absent = "no intact checkpoint in" if run.is_dir() else "no such run folder:"
+        missing = f"{weights} does not exist" if weights != run else f"{absent} {run}"
+        raise CheckpointError(f"export: {missing}; give --run FOLDER, --checkpoint PATH or --weights FILE")
+    if weights.is_dir() and not (weights / "weights.safetensors").exists():
+        best = start.best_of(weights)
+        if best is None:
+            raise CheckpointError(f"export: no intact checkpoint in {weights}; give a run folder or a checkpoint")
+        weights = best
+    config = request.config
+    if config is None:
+        config = start.resumed_config(None, request.run if request.weights and not weights.is_dir() else str(weights))
+    return weights, config
+
+
+def _on_one_rank(config: "Source", load: Load, request: Request) -> "Loaded":
+    """Load the spec for one process on the CPU, on the framework that writes the format.
+
+    An interpreter that the spec names is kept if the user names it now, or it is that of the same framework.
+    """
+    trained = load(config, {})
+    backend, policy = trained.spec.backend, trained.policy
+    options = plugins.options("backends", backend.name, backend.options, path="backend.options", policy=policy)
+    used: str = plugins.made("backends", backend.name, options, policy=policy).framework
+    framework = FRAMEWORK_OF.get(request.format, used)
+    typed = trained.origin("backend.python").kind in ("flag", "override", "env")
+    values: dict[str, Any] = {
+        "backend.name": "solo",
+        "backend.options": {"device": "cpu", "framework": framework},
+        "cluster.ips": [],
+        "cluster.slots": None,
+        "cluster.devices": None,
+        "cluster.name": "auto",
+        "launcher.name": "auto",
+        "cluster.nproc_per_node": 1,
+        "cluster.log_dir": None,
+        "cluster.max_restarts": 0,
+        "model.weights": None,
+        "train.batch_size": 1,
+        "train.accumulate": 1,
+        "train.precision": "fp32",
+    }
+    if not typed and framework != used:
+        values["backend.python"] = None
+    return load(config, values)
+
+
+def _rank_request(request: Request, loaded: "Loaded", made: Path) -> dict[str, Any]:
+    return {
+        "format": request.format,
+        "path": str(made.absolute()),
+        "raw": request.form == "raw",
+        "half": request.precision == "fp16",
+        "batch": request.batch,
+        "dynamic_size": request.dynamic_size,
+        "opset": request.opset,
+        "class_names": loaded.spec.data.names or [],
+    }
+
+
+def _name_of(weights: Path) -> str:
+    """Return a name for what is exported: that of the run, or of the file."""
+    if not weights.is_dir():
+        return weights.stem
+    return (weights.parent.parent if weights.parent.name == "checkpoints" else weights).name
+
+
+def _check_target(out: Path, request: Request) -> None:
+    """Refuse a file that cannot or should not be written, before any work is done.
+
+    Raises:
+        UsageError: It exists already, or has another format's ending, or its folder does not exist.
+    """
+    suffix = SUFFIXES[request.format]
+    if suffix and out.suffix != suffix:
+        raise UsageError(f"-o {out}: --format {request.format} writes {suffix}; give a name that ends with it")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"-o {out}: the folder {out.parent} does not exist; create it, or choose another name")
+    paths = [out.with_name(out.name + ending) for ending in PADDLE_FILES] if not suffix else [out]
+    existing = next((path for path in paths if path.exists()), None)
+    if out.is_dir():
+        raise UsageError(f"-o {out}: is a folder; give the name of a file")
+    if existing is not None and not request.force:
+        raise UsageError(f"-o {out}: {existing} exists already; give --force to replace it, or another name")
+
+
+@contextmanager
+def _work_folder(out: Path) -> Iterator[Path]:
+    """Make a folder beside the target, in which the rank works; it is removed unless the rank fails."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.stem}-", dir=out.absolute().parent))
+    except OSError as error:
+        raise UsageError(f"-o {out}: cannot be written: {error.strerror or error}") from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _moved(made: Path, out: Path) -> tuple[Path, ...]:
+    """Move the files that were made to their place."""
+    files = []
+    for path in sorted(made.parent.glob(f"{made.name}*")):
+        target = out.with_name(out.name + path.name.removeprefix(made.name))
+        path.replace(target)
+        files.append(target)
+    return tuple(files)
+
+
+def _arrays_written(loaded: "Loaded", weights: Path, out: Path) -> Exported:
+    """Write the neutral weights alone, which needs no framework and no rank."""
+    from safetensors.numpy import save_file
+
+    from mtrain.core.checkpoint import store
+
+    extra = store.load(weights).meta["extra"] if weights.is_dir() else {}
+    names = extra.get("class_names") or loaded.spec.data.names or []
+    arrays = whole_weights(loaded.spec, weights, classes=len(names))
+    save_file({name: array.copy() for name, array in arrays.items()}, out)
+    return Exported(code=0, files=(out,), facts={"outputs": [], "class_names": list(names), "arrays": len(arrays)})
