@@ -51,6 +51,7 @@ MIB = 2**20
 def export(context: click.Context, /, **params: Any) -> None:
     """Write the averaged weights of a checkpoint as a program for inference, with classes and preprocessing."""
     from mtrain.exporting import job
+    from mtrain.exporting.request import Request
 
     given = tuple(params["overrides"] or ())
     overrides = tuple(text for text in given if ASSIGNMENT.match(text))
@@ -62,7 +63,7 @@ def export(context: click.Context, /, **params: Any) -> None:
     suppression = {key: value for key, value in suppression.items() if value is not None}
     if suppression and params["form"] != "nms":
         raise click.UsageError(f"--{next(iter(suppression)).replace('_', '-')}: is for --form nms")
-    request = job.Request(
+    request = Request(
         format=params["format_"],
         out=Path(names[0]) if names else None,
         config=params["config"],

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from mtrain.cluster import start
 from mtrain.core.program import FRAMEWORK_OF
 from mtrain.errors import CheckpointError, UsageError
-from mtrain.exported.metadata import Form
+from mtrain.exporting.request import Request
 from mtrain.files import parse_json
 from mtrain.rank.export import FACTS, REQUEST, whole_weights
 from mtrain.report.reporter import write_json
@@ -20,38 +20,12 @@ from mtrain.spec import plugins
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded, Source
 
-ExportFormat: TypeAlias = Literal["onnx", "torch", "paddle", "safetensors"]
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2", "paddle": "", "safetensors": ".safetensors"}
 """Ending of each format's file. Paddle writes several files, which share the name."""
 PADDLE_FILES = (".json", ".pdmodel", ".pdiparams")
 """Endings that Paddle adds; which of the first two depends on its version."""
 Load = Callable[["Source", Mapping[str, Any]], "Loaded"]
 """Load a spec from a config (None: the default one) with further values by dotted path."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What to export, and as what."""
-
-    format: ExportFormat = "onnx"
-    out: Path | None = None
-    """File to write; None: the name of the run with the format's ending, in the current folder."""
-    config: "Source" = None
-    run: str | None = None
-    """A run folder: its spec and its best checkpoint; None: ``runs/latest``."""
-    checkpoint: str | None = None
-    weights: str | None = None
-    """A file of weights in place of a checkpoint."""
-    form: Form = "decoded"
-    batch: int | None = None
-    """Samples in a batch; None: any number."""
-    dynamic_size: bool = False
-    precision: Literal["fp32", "fp16"] = "fp32"
-    opset: int | None = None
-    suppression: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of form ``nms`` that replace the model's: ``confidence``, ``iou_threshold``, ``max_detections``."""
-    force: bool = False
-    """Replace files that exist."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import mtrain
 from mtrain.exported.metadata import KEY, Input, Metadata
+from mtrain.exporting.request import Request
 from mtrain.rank.assembly import task_kind
 
 if TYPE_CHECKING:
-    from mtrain.exporting.job import Request
     from mtrain.spec.config import Loaded
 
 
-def finish(path: Path, *, request: "Request", facts: Mapping[str, Any], loaded: "Loaded", weights: Path) -> Metadata:
+def finish(path: Path, *, request: Request, facts: Mapping[str, Any], loaded: "Loaded", weights: Path) -> Metadata:
     """Complete the ONNX file at ``path`` in place; return its metadata.
 
     Args:
@@ -51,7 +51,7 @@ def write_metadata(graph: Any, metadata: Metadata) -> None:
 def _metadata(
     graph: Any,
     *,
-    request: "Request",
+    request: Request,
     facts: Mapping[str, Any],
     loaded: "Loaded",
     weights: Path,

@@ -1,0 +1,38 @@
+"""What ``mtrain export`` is asked to write."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from mtrain.exported.metadata import Form
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Source
+
+ExportFormat: TypeAlias = Literal["onnx", "torch", "paddle", "safetensors"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What to export, and as what."""
+
+    format: ExportFormat = "onnx"
+    out: Path | None = None
+    """File to write; None: the name of the run with the format's ending, in the current folder."""
+    config: "Source" = None
+    run: str | None = None
+    """A run folder: its spec and its best checkpoint; None: ``runs/latest``."""
+    checkpoint: str | None = None
+    weights: str | None = None
+    """A file of weights in place of a checkpoint."""
+    form: Form = "decoded"
+    batch: int | None = None
+    """Samples in a batch; None: any number."""
+    dynamic_size: bool = False
+    precision: Literal["fp32", "fp16"] = "fp32"
+    opset: int | None = None
+    suppression: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of form ``nms`` that replace the model's: ``confidence``, ``iou_threshold``, ``max_detections``."""
+    force: bool = False
+    """Replace files that exist."""
