@@ -46,7 +46,7 @@ MIB = 2**20
 @click.option("--opset", type=click.IntRange(18, 24), help="ONNX's set of operators. Default: the exporter's.")
 @click.option("--confidence", type=click.FloatRange(0, 1, max_open=True), help="With --form nms: lowest score kept.")
 @click.option("--iou-threshold", type=click.FloatRange(0, 1, min_open=True), help="With --form nms: largest overlap.")
-@click.option("--max-detections", type=click.IntRange(1), help="With --form nms: most boxes of a picture.")
+@click.option("--max-detections", type=click.IntRange(1), help="With --form nms: most findings in a picture.")
 @click.pass_context
 def export(context: click.Context, /, **params: Any) -> None:
     """Write the averaged weights of a checkpoint as a program for inference, with classes and preprocessing."""
