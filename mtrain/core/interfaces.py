@@ -24,6 +24,7 @@ Module: TypeAlias = Any
 if TYPE_CHECKING:  # numpy takes 0.1 s to import, and `mtrain plan` needs these names only
     import numpy as np
 
+    from mtrain.core.live import LivePictures
     from mtrain.core.program import Program, ProgramInput
     from mtrain.core.queue import Queue
     from mtrain.spec.section import Section
@@ -724,6 +725,13 @@ class TaskKind(Protocol):
 
         Raises:
             DataError: some pictures cannot be read; all of them are named.
+        """
+        ...
+
+    def live(self, spec: Any, labels: Mapping[str, Any]) -> "LivePictures | None":
+        """Return how pictures in memory are predicted on; None: the task has no way to.
+
+        ``labels``: as for ``pictures``.
         """
         ...
 

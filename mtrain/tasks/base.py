@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from mtrain.core.interfaces import Collective
+from mtrain.core.live import LivePictures
 from mtrain.core.program import ProgramInput
 from mtrain.spec.section import Section
 
@@ -69,6 +70,11 @@ class TaskBase:
     def preprocessing(cls, spec: Any) -> dict[str, Any]:
         """See ``TaskKind.preprocessing``. By default nothing is said."""
         return {}
+
+    @classmethod
+    def live(cls, spec: Any, labels: Mapping[str, Any]) -> LivePictures | None:
+        """See ``TaskKind.live``. By default a task predicts on files alone."""
+        return None
 
     @classmethod
     def model_options(cls, spec: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:

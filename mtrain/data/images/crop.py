@@ -14,6 +14,9 @@ from PIL import Image
 
 ATTEMPTS = 10
 """Windows that are drawn before the largest central one is taken."""
+MAX_RESIZED_PIXELS = 100_000_000
+"""Largest resized picture from which a centre is cut out; of a longer one, only the centre is computed. A line of 30,000
+pixels, resized to 224 pixels of height, would need 4.5 GB."""
 Window = tuple[int, int, int, int]
 """Left, top, width and height in pixels."""
 
@@ -34,8 +37,13 @@ def centre_cropped(picture: NDArray[np.uint8], *, side: int, share: float) -> ND
         width, height = short, max(int(short * height / width), short)
     else:
         width, height = max(int(short * width / height), short), short
-    picture = resized(picture, width=width, height=height)
     left, top = round((width - side) / 2.0), round((height - side) / 2.0)
+    if width * height > MAX_RESIZED_PIXELS:
+        scale_x, scale_y = picture.shape[1] / width, picture.shape[0] / height
+        box = (left * scale_x, top * scale_y, (left + side) * scale_x, (top + side) * scale_y)
+        image = Image.fromarray(np.ascontiguousarray(picture))
+        return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR, box=box), dtype=np.uint8)
+    picture = resized(picture, width=width, height=height)
     return picture[top : top + side, left : left + side]
 
 

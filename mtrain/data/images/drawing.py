@@ -50,6 +50,17 @@ def grid(pictures: Sequence[Picture], *, columns: int, cell_px: int = 320, capti
     return canvas
 
 
+def encoded(picture: Picture, suffix: str) -> bytes:
+    """Return RGB bytes as the content of a picture file, whose suffix decides the format as in ``save_picture``.
+
+    Raises:
+        cv2.error: the suffix is unknown.
+    """
+    if suffix.lower() in (".jpg", ".jpeg"):
+        return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(picture), quality=90, colorspace="RGB"))
+    return bytes(cv2.imencode(suffix, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))[1].tobytes())
+
+
 def save_picture(picture: Picture, path: Path) -> None:
     """Write RGB bytes; the suffix decides the format: JPEG (quality 90), PNG, or another one that OpenCV writes.
 
@@ -59,10 +70,6 @@ def save_picture(picture: Picture, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix.lower() in (".jpg", ".jpeg"):
-            data = simplejpeg.encode_jpeg(np.ascontiguousarray(picture), quality=90, colorspace="RGB")
-        else:
-            data = cv2.imencode(path.suffix, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))[1].tobytes()
-        path.write_bytes(data)
+        path.write_bytes(encoded(picture, path.suffix))
     except (OSError, cv2.error) as error:
         raise DataError(f"{path}: cannot be written ({' '.join(str(error).split())}); expected .jpg or .png") from error

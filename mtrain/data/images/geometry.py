@@ -66,7 +66,7 @@ def letterbox(
     if not scale_up:
         ratio = min(ratio, 1.0)
     ratio_wh = (ratio, ratio)
-    new_wh = (round(width * ratio), round(height * ratio))
+    new_wh = (max(round(width * ratio), 1), max(round(height * ratio), 1))
     padding = [shape_hw[1] - new_wh[0], shape_hw[0] - new_wh[1]]
     if scale_fill:
         new_wh, padding = (shape_hw[1], shape_hw[0]), [0, 0]

@@ -1,5 +1,6 @@
 """Pictures whose pixels are class indices: read them, and write them with the palette of Pascal VOC."""
 
+import io
 from functools import cache
 from pathlib import Path
 
@@ -56,15 +57,22 @@ def write_indices(indices: NDArray[np.uint8], path: Path) -> None:
     Raises:
         DataError: the file cannot be written.
     """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png_of_indices(indices))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({reason_of(error)})") from error
+
+
+def png_of_indices(indices: NDArray[np.uint8]) -> bytes:
+    """Return indices, uint8 (H, W), as a PNG with the palette of Pascal VOC."""
     from PIL import Image  # imported here so that printing a plan needs no image library
 
     picture = Image.fromarray(np.ascontiguousarray(indices))
     picture.putpalette(colours().tobytes())
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(path, format="PNG")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({reason_of(error)})") from error
+    content = io.BytesIO()
+    picture.save(content, format="PNG")
+    return content.getvalue()
 
 
 @cache

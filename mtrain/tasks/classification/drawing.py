@@ -20,6 +20,11 @@ _BORDER_PX = 4
 _RIGHT, _WRONG = (60, 160, 60), (220, 40, 40)
 
 
+def caption_of(best: tuple[str, float] | None, *, confidence: float) -> str:
+    """Return the caption of a picture: its most probable class and the probability, if it reaches ``confidence``."""
+    return f"no class with a score >= {confidence:g}" if best is None else f"{best[0]} {best[1]:.0%}"
+
+
 def comparison(split: LabelledPictures, predictions: Mapping[int, NDArray[Any]], *, limit: int = 48) -> Picture:
     """Draw up to ``limit`` pictures with their true and predicted class, up to half of them mistakes, which come first.
 

@@ -13,6 +13,7 @@ from mtrain.data.images.readable import unreadable
 from mtrain.data.reading import listed, unique_stems
 from mtrain.errors import DataError
 from mtrain.report.reporter import write_json
+from mtrain.tasks.classification.drawing import caption_of
 from mtrain.tasks.classification.evaluator import ClassEvaluator
 from mtrain.tasks.classification.labels import LabelledPictures
 from mtrain.tasks.classification.pictures import EncodedPictures, PictureFiles
@@ -80,9 +81,8 @@ class ClassPictures:
                 name = display_names.get(Path(files[index]), files[index])
                 rows.append({"file_name": name, "class": classes[label], "label": label, "score": score})
             if draw:
-                caption = (
-                    f"{classes[label]} {score:.0%}" if is_confident else f"no class with a score >= {confidence:g}"
-                )
+                best = (classes[label], score) if is_confident else None
+                caption = caption_of(best, confidence=confidence)
                 save_picture(
                     grid(
                         [self._pictures.pictures[index]],

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mtrain.spec.model import Spec
     from mtrain.tasks.classification.evaluator import ClassEvaluator
     from mtrain.tasks.classification.labels import LabelledPictures
+    from mtrain.tasks.classification.live import LiveClassification
     from mtrain.tasks.classification.prediction import ClassPictures
     from mtrain.tasks.datasets import OpenData
 
@@ -72,6 +73,13 @@ class ClassificationTask(TaskBase):
         from mtrain.tasks.classification.prediction import ClassPictures, unlabelled
 
         return ClassPictures(spec, unlabelled(files, data_of(spec), class_names=labels["class_names"]))
+
+    @classmethod
+    def live(cls, spec: "Spec", labels: Mapping[str, Any]) -> "LiveClassification":
+        """See ``TaskKind.live``."""
+        from mtrain.tasks.classification.live import LiveClassification
+
+        return LiveClassification(spec, labels["class_names"])
 
     def task(self) -> Task:
         """Return the facts that a model needs before it is built."""

@@ -124,14 +124,22 @@ class LetterboxEvaluation:
         """See ``View.draw``."""
         picture = self.pictures.load(key[2])
         height, width = picture.shape[:2]
-        pad_w, pad_h = (self.largest - width) / 2, (self.largest - height) / 2
-        top, left = margin(pad_h), margin(pad_w)
-        out.fill(FILL)
-        out[top : top + height, left : left + width] = picture
+        pad_w, pad_h = centred(picture, out)
         fractions, labels = self.pictures.boxes(key[2])
         boxes = fractions * (np.array([width, height] * 2)) + np.array([pad_w, pad_h] * 2)
         original = self.pictures.original_size(key[2])
         return targets(boxes, labels, self.largest), (width / original[0], height / original[1], pad_w, pad_h)
+
+
+def centred(picture: NDArray[np.uint8], out: NDArray[np.uint8]) -> tuple[float, float]:
+    """Draw a picture (H, W, 3) in the middle of ``out`` (S, S, 3), on grey; return the padding at the left and at the
+    top, not rounded."""
+    height, width = picture.shape[:2]
+    pad_w, pad_h = (out.shape[1] - width) / 2, (out.shape[0] - height) / 2
+    top, left = margin(pad_h), margin(pad_w)
+    out.fill(FILL)
+    out[top : top + height, left : left + width] = picture
+    return pad_w, pad_h
 
 
 class StretchEvaluation:

@@ -218,7 +218,12 @@ class Pictures:
                 "annotation says "
                 f"{sample.width} x {sample.height}; correct the annotation or the picture (`mtrain data check`)"
             )
-        size = sizing.kept(original)
-        if decoded_hw == size[::-1]:
-            return picture
-        return np.asarray(cv2.resize(picture, size, interpolation=sizing.method(original)), dtype=np.uint8)
+        return resized(picture, original, sizing)
+
+
+def resized(picture: NDArray[np.uint8], original: tuple[int, int], sizing: Sizing) -> NDArray[np.uint8]:
+    """Bring a decoded picture to the size that ``sizing`` chooses for its original width and height."""
+    size = sizing.kept(original)
+    if picture.shape[:2] == size[::-1]:
+        return picture
+    return np.asarray(cv2.resize(picture, size, interpolation=sizing.method(original)), dtype=np.uint8)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mtrain.tasks.datasets import OpenData
     from mtrain.tasks.detection.annotations import Annotations
     from mtrain.tasks.detection.evaluator import CocoEvaluator
+    from mtrain.tasks.detection.live import LiveDetection
     from mtrain.tasks.detection.prediction import DetectionPictures
 
 
@@ -84,6 +85,14 @@ class DetectionTask(TaskBase):
         pictures = unannotated(files, class_names=names, category_ids=list(ids))
         need_bounded_pictures(pictures, max_pixels=data_of(spec).max_pixels)
         return DetectionPictures(spec, pictures)
+
+    @classmethod
+    def live(cls, spec: "Spec", labels: Mapping[str, Any]) -> "LiveDetection":
+        """See ``TaskKind.live``. ``category_ids`` of ``labels`` default to 1, 2, ..."""
+        from mtrain.tasks.detection.live import LiveDetection
+
+        names = labels["class_names"]
+        return LiveDetection(spec, names, list(labels.get("category_ids") or range(1, len(names) + 1)))
 
     def task(self) -> Task:
         """Return the facts that a model needs before it is built."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mtrain.spec.model import Spec
     from mtrain.tasks.datasets import OpenData
     from mtrain.tasks.segmentation.evaluator import MaskEvaluator
+    from mtrain.tasks.segmentation.live import LiveSegmentation
     from mtrain.tasks.segmentation.masks import MaskedPictures
     from mtrain.tasks.segmentation.prediction import SegmentationPictures
 
@@ -72,6 +73,13 @@ class SegmentationTask(TaskBase):
 
         limit = data_of(spec).max_pixels
         return SegmentationPictures(spec, unlabelled(files, class_names=labels["class_names"], max_pixels=limit))
+
+    @classmethod
+    def live(cls, spec: "Spec", labels: Mapping[str, Any]) -> "LiveSegmentation":
+        """See ``TaskKind.live``."""
+        from mtrain.tasks.segmentation.live import LiveSegmentation
+
+        return LiveSegmentation(spec, labels["class_names"])
 
     def task(self) -> Task:
         """Return the facts that a model needs before it is built."""
