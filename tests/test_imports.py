@@ -66,7 +66,7 @@ OUTSIDE = {
     "report/notebook.py": {"IPython"},
     "report/tensorboard.py": {"tensorboard", "numpy"},
     "report/plots.py": {"matplotlib", "numpy"},
-    "reporters": {"pydantic", "mlflow"},
+    "reporters": {"pydantic", "mlflow", "wandb", "visualdl", "numpy", "PIL"},
     "system": {"numpy", "psutil", "pydantic"},
     "jobs": {"numpy", "psutil", "yaml"},
 }

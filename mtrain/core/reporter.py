@@ -48,6 +48,9 @@ class Reporter:
     """Whether each rank has one of its own; False: rank 0 alone."""
     fatal: bool = False
     """Whether an exception of this reporter ends the job."""
+    draws_pictures: bool = False
+    """Whether predictions are drawn at each evaluation for this reporter. The record then has ``pictures``, names of files in
+    the run folder, where the task and ``report.plots`` allow it."""
     trouble: str = ""
     """A sentence that the job's records shall have as a warning. It is taken after the next call, and empty again."""
 

@@ -224,6 +224,7 @@ class TrainingRun:
             headline=list(evaluator.headline),
             best=best,
             seconds=time.perf_counter() - began,
+            **({"pictures": self._draw()} if self.report.wants_pictures else {}),
         )
         return figures
 
@@ -278,8 +279,8 @@ class TrainingRun:
             summary |= result_summary(job.session.state(job.model, job.optimizer), self.checkpoints)
             measured = {**job.session.measure(), **self._shares.summary()}
             summary["measured"] = job.session.collective.all_gather(measured)
-            self._draw()
-        self.report.event("end", **summary)
+        pictures = {"pictures": self._draw()} if reason == "done" else {}
+        self.report.event("end", **summary, **pictures)
         self.report.close(summary)
         if reason == "interrupted":
             # When one rank ends, launchers soon end the others, and rank 0 must have written everything by then.
@@ -297,15 +298,18 @@ class TrainingRun:
         if self._evaluations is not None:
             self._evaluations.close()
 
-    def _draw(self) -> None:
+    def _draw(self) -> list[str]:
+        """Draw predictions of the last evaluation; return the names of the files, none if there is nothing to draw."""
         spec, partial = self.job.spec, self._result.partial
         if not (spec.report.plots and partial and self.job.session.collective.rank == 0):
-            return
+            return []
         try:
             self._data.draw(partial, self.run_folder.path / PICTURES)
         except Exception as error:  # a finished job must not fail because of a picture
             log.exception("%s could not be drawn", PICTURES)
             self.report.event("warning", message=f"{PICTURES} could not be drawn: {error}")
+            return []
+        return [PICTURES] if (self.run_folder.path / PICTURES).is_file() else []
 
 
 @dataclass(kw_only=True)

@@ -29,6 +29,7 @@ class Adapted(Reporter):
     def __init__(self, told: Any, run: ReportedRun) -> None:
         super().__init__(None, run)
         self.fatal = bool(getattr(told, "fatal", False))
+        self.draws_pictures = bool(getattr(told, "draws_pictures", False))
         for method in METHOD_NAMES:
             if callable(getattr(told, method, None)):
                 setattr(self, method, getattr(told, method))

@@ -26,6 +26,11 @@ RESULTS = "results.png"
 class Report(Protocol):
     """The interface through which the training loop reports, on every rank."""
 
+    @property
+    def wants_pictures(self) -> bool:
+        """Whether a reporter of this rank asks for pictures at each evaluation."""
+        ...
+
     def update(self, record: Mapping[str, Any]) -> None:
         """Report one update.
 
@@ -89,6 +94,11 @@ class RunReport:
         kept = {} if files is None else {METRICS: files}
         self._reporters: dict[str, Reporter] = {**kept, **dict(reporters)}
         self._clock = clock
+
+    @property
+    def wants_pictures(self) -> bool:
+        """See ``Report.wants_pictures``."""
+        return any(reporter.draws_pictures for reporter in self._reporters.values())
 
     def update(self, record: Mapping[str, Any]) -> None:
         """See ``Report.update``."""

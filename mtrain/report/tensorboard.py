@@ -37,6 +37,13 @@ class Events:
         """Write the figures of one evaluation."""
         self._write({f"evaluation/{name}": value for name, value in figures.items()}, update)
 
+    def picture(self, tag: str, content: bytes, *, update: int) -> None:
+        """Write a picture, given as the content of its file; a viewer takes its size from that."""
+        summary = Summary(
+            value=[Summary.Value(tag=tag, image=Summary.Image(encoded_image_string=content, colorspace=3))]
+        )
+        self._writer.add_event(Event(wall_time=time.time(), step=update, summary=summary))
+
     def close(self) -> None:
         """Flush and end the writer's thread."""
         self._writer.close()

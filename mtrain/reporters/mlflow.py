@@ -1,19 +1,20 @@
-"""The reporter ``mlflow``: parameters and curves of a job as a run of an MLflow tracking server or store."""
+"""The reporter ``mlflow``: parameters, curves, pictures and checkpoints of a job as a run of an MLflow server or store."""
 
-import json
-import math
+import io
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from mtrain.core.reporter import Record, ReportedRun, Reporter
+from mtrain.core.reporter import ReportedRun
 from mtrain.errors import PluginError
 from mtrain.files import parse_json
-from mtrain.report.history import rate_of
 from mtrain.report.reporter import write_json
+from mtrain.reporters.tracker import Point, ServiceOptions, Tracker, parameters
 from mtrain.spec import remedies
+from mtrain.system import environment
 
 FILE = "mlflow.json"
 """File of the run folder that names the MLflow run, so that a resumed job goes on in it."""
@@ -22,19 +23,26 @@ MAX_METRICS = 1000
 MAX_PARAMETERS = 100
 MAX_VALUE = 500
 """Characters of a parameter that every store accepts."""
-SPEEDS = ("norm", "samples_per_s", "wait_share", "memory_bytes")
+DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""Variables that are set unless the user has: MLflow would try for minutes before it says that a server is down, and tell
+its makers about the use of it."""
+DOWN = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
+"""Codes of MLflow's exceptions when a server cannot be reached, or cannot answer now."""
+STATUS = {"done": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
-class MLflow(Reporter):
-    """Sends the spec as parameters, and losses, rates and figures as metrics. A resumed job goes on in the same run.
+class MLflow(Tracker):
+    """Sends the spec as parameters, losses, rates and figures as metrics, and pictures. A resumed job goes on in the same run.
 
     What the job repeats after it is resumed is sent again with the same steps.
     """
 
-    class Options(BaseModel):
+    class Options(ServiceOptions):
         """The tracking store, and what the run is called there."""
-
-        model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
         tracking_uri: str | None = Field(
             default=None,
@@ -43,21 +51,23 @@ class MLflow(Reporter):
         )
         experiment: str = Field(default="mtrain", description="name of the experiment, which is made if it is missing")
         run_name: str | None = Field(default=None, description="null: the name of the run folder")
-        send_every_s: float = Field(default=5.0, ge=0, description="seconds between two transfers of the curves")
 
     def __init__(self, options: Options, run: ReportedRun) -> None:
         super().__init__(options, run)
+        environment.set_defaults(DEFAULTS)
         try:
             from mlflow import MlflowClient
+
+            self._client: Any = MlflowClient(tracking_uri=options.tracking_uri)
         except ModuleNotFoundError as error:
             raise PluginError(
                 f"report.reporters.mlflow: the package {error.name} is not installed; install it with: {remedies.install('mlflow')}"
             ) from error
-        self._client: Any = MlflowClient(tracking_uri=options.tracking_uri)
-        self._waiting: list[tuple[str, float, int]] = []
-        self._sent_at = time.monotonic()
-        self._every_s = options.send_every_s
-        self._id = self._resumed() or self._created(options)
+        self._id = ""
+
+    def open(self) -> None:
+        """Go on with the run that the run folder names, or make one."""
+        self._id = self._resumed() or self._created()
 
     def _resumed(self) -> str | None:
         """Return the id of the run that the run folder names, set to running again; None: it names none that exists."""
@@ -69,77 +79,62 @@ class MLflow(Reporter):
         run_id = str(parse_json(file.read_bytes())["run_id"])
         try:
             self._client.update_run(run_id, status="RUNNING")
-        except MlflowException:  # It was deleted, or the store is another one.
-            return None
+        except MlflowException as error:
+            if self.is_down(error):
+                raise
+            return None  # It was deleted, or the store is another one.
         return run_id
 
-    def _created(self, options: Options) -> str:
+    def _created(self) -> str:
+        options = self.options
         experiment = self._client.get_experiment_by_name(options.experiment)
         number = experiment.experiment_id if experiment else self._client.create_experiment(options.experiment)
         created = self._client.create_run(number, run_name=options.run_name or self.run.folder.name)
         run_id = str(created.info.run_id)
         write_json(self.run.folder / FILE, {"run_id": run_id, "tracking_uri": self._client.tracking_uri})
-        parameters = list(_parameters(self.run.spec))
-        for first in range(0, len(parameters), MAX_PARAMETERS):
-            self._send(run_id, parameters=parameters[first : first + MAX_PARAMETERS])
+        self._send_parameters(run_id)
         return run_id
 
-    def update(self, record: Record) -> None:
-        """Keep the curves' points of an update, and send all that are kept when it is time."""
-        values = {f"loss/{name}": value for name, value in record["losses"].items()}
-        values |= {"rate": rate_of(record)} | {name: record.get(name) for name in SPEEDS}
-        self._keep(values, int(record["update"]))
-        if time.monotonic() - self._sent_at >= self._every_s or len(self._waiting) >= MAX_METRICS // 2:
-            self._flush()
-
-    def evaluation(self, record: Record) -> None:
-        """Send the figures, and the points that are kept."""
-        figures = {f"evaluation/{_allowed(name)}": value for name, value in record["figures"].items()}
-        self._keep(figures, int(record["update"]))
-        self._flush()
-
-    def end(self, record: Record) -> None:
-        """Send what is left, and end the run."""
-        self._close("FINISHED" if record.get("reason") == "done" else "KILLED")
-
-    def failure(self, record: Record) -> None:
-        """Send what is left, and end the run as failed, with the error as a tag."""
-        self._client.set_tag(self._id, "mtrain.error", str(record.get("error", ""))[:MAX_VALUE])
-        self._close("FAILED")
-
-    def _close(self, status: str) -> None:
-        self._flush()
-        self._client.set_terminated(self._id, status=status)
-
-    def _keep(self, values: Mapping[str, Any], step: int) -> None:
-        """Keep numbers until they are sent; other values are left out, and those that are not finite, which stores refuse."""
-        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        self._waiting += [(name, float(value), step) for name, value in numbers.items() if math.isfinite(value)]
-
-    def _flush(self) -> None:
-        from mlflow.entities import Metric
-
-        waiting, self._waiting = self._waiting, []
-        self._sent_at = time.monotonic()
-        now_ms = int(time.time() * 1000)
-        for first in range(0, len(waiting), MAX_METRICS):
-            metrics = [Metric(name, value, now_ms, step) for name, value, step in waiting[first : first + MAX_METRICS]]
-            self._send(self._id, metrics=metrics)
-
-    def _send(self, run_id: str, *, metrics: Any = (), parameters: list[tuple[str, str]] | None = None) -> None:
+    def _send_parameters(self, run_id: str) -> None:
         from mlflow.entities import Param
 
-        self._client.log_batch(run_id, metrics=metrics, params=[Param(*pair) for pair in parameters or ()])
+        # A store in files makes folders of slashes.
+        pairs = [(_allowed(name).replace("/", "_"), value[:MAX_VALUE]) for name, value in parameters(self.run.spec)]
+        for first in range(0, len(pairs), MAX_PARAMETERS):
+            self._client.log_batch(run_id, params=[Param(*pair) for pair in pairs[first : first + MAX_PARAMETERS]])
 
+    def send_points(self, points: Sequence[Point]) -> None:
+        """See ``Tracker.send_points``."""
+        from mlflow.entities import Metric
 
-def _parameters(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted path, value as text) for every value of a spec."""
-    for name, value in values.items():
-        path = prefix + _allowed(name).replace("/", "_")  # a store in files makes folders of slashes
-        if isinstance(value, Mapping) and value:
-            yield from _parameters(value, f"{path}.")
-        else:
-            yield path, (value if isinstance(value, str) else json.dumps(value))[:MAX_VALUE]
+        now_ms = int(time.time() * 1000)
+        for first in range(0, len(points), MAX_METRICS):
+            part = points[first : first + MAX_METRICS]
+            metrics = [Metric(_allowed(name), value, now_ms, update) for name, value, update in part]
+            self._client.log_batch(self._id, metrics=metrics)
+
+    def send_picture(self, name: str, content: bytes, update: int) -> None:
+        """See ``Tracker.send_picture``."""
+        from PIL import Image
+
+        with Image.open(io.BytesIO(content)) as picture:
+            self._client.log_image(self._id, picture.convert("RGB"), key=name, step=update)
+
+    def send_checkpoint(self, folder: Path, update: int) -> None:
+        """See ``Tracker.send_checkpoint``."""
+        self._client.log_artifacts(self._id, str(folder), artifact_path=f"checkpoints/{folder.name}")
+
+    def send_end(self, reason: str, error: str) -> None:
+        """See ``Tracker.send_end``."""
+        if error:
+            self._client.set_tag(self._id, "mtrain.error", error[:MAX_VALUE])
+        self._client.set_terminated(self._id, status=STATUS.get(reason, "FAILED"))
+
+    def is_down(self, error: Exception) -> bool:
+        """See ``Tracker.is_down``."""
+        from mlflow.exceptions import MlflowException
+
+        return error.error_code in DOWN if isinstance(error, MlflowException) else super().is_down(error)
 
 
 def _allowed(name: str) -> str:

@@ -13,6 +13,7 @@ class TensorBoard(Reporter):
         # Imported here, because every rank loads this class and only rank 0 writes.
         from mtrain.report.tensorboard import Events
 
+        self._drawn_at = -1
         self._events = Events(run.folder / "tensorboard", start_update=run.start_update)
 
     def update(self, record: Record) -> None:
@@ -23,10 +24,20 @@ class TensorBoard(Reporter):
         """Write the figures of one evaluation."""
         self._events.evaluation(record["figures"], update=record["update"])
 
+        self._pictures(record, int(record["update"]))
+
     def end(self, record: Record) -> None:
-        """Flush, and end the writer's thread."""
+        """Write the pictures of a job that is done, flush, and end the writer's thread."""
+        self._pictures(record, int(record.get("updates", 0)))
         self._events.close()
 
     def failure(self, record: Record) -> None:
         """As at any other end."""
         self._events.close()
+
+    def _pictures(self, record: Record, update: int) -> None:
+        """Write the pictures that were drawn, for another reporter or at the end, once for each update."""
+        for name in record.get("pictures", ()) if update != self._drawn_at else ():
+            file = self.run.folder / name
+            self._events.picture(f"evaluation/{file.stem}", file.read_bytes(), update=update)
+            self._drawn_at = update

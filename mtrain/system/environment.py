@@ -53,6 +53,12 @@ def caller() -> dict[str, str]:
     return dict(os.environ)
 
 
+def set_defaults(values: Mapping[str, str]) -> None:
+    """Set variables of this process that have no value, for a library that reads them."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
 def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` without the variables that only the plan may set for ranks."""
     return {name: value for name, value in environ.items() if not STALE.search(name)}

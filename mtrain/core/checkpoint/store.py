@@ -25,6 +25,7 @@ __all__ = [
     "NoCheckpoints",
     "Saved",
     "best",
+    "folder_of",
     "listed",
     "load",
     "newest",
@@ -35,6 +36,11 @@ __all__ = [
 PREFIX = "step-"
 TEMPORARY = ".tmp-"
 log = logging.getLogger(__name__)
+
+
+def folder_of(folder: Path, update: int) -> Path:
+    """Return where in ``folder`` the checkpoint after ``update`` updates is, or will be once it is complete."""
+    return folder / f"{PREFIX}{update:08d}"
 
 
 class CheckpointStore(Protocol):
@@ -172,7 +178,7 @@ class Checkpoints:
         return best(self.folder)
 
     def _write(self, saved: Saved) -> None:
-        name = f"{PREFIX}{saved.progress.update:08d}"
+        name = folder_of(self.folder, saved.progress.update).name
         temporary = self.folder / f"{TEMPORARY}{name}@{socket.gethostname()}@{os.getpid()}"
         try:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,50 @@
+"""A job as a tracker sees it, in a process of its own: ``python -m tests.report.tracked NAME OPTIONS FOLDER START LAST REASON``."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from mtrain.core.reporter import ReportedRun, tell
+from mtrain.spec import plugins
+
+
+def update_record(update: int) -> dict:
+    """Return what a tracker reads of an update; its norm is no number that a service takes."""
+    losses = {"total": 2.0 / (update + 1), "box": 1.0 / (update + 1)}
+    return {"kind": "update", "update": update, "losses": losses, "rate": 0.01, "norm": float("inf")}
+
+
+def main() -> None:
+    name, options, folder = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
+    start, last, reason = int(sys.argv[4]), int(sys.argv[5]), sys.argv[6]
+    spec = {"train": {"epochs": 3, "freeze": []}, "report": {"reporters": {"./a.py:B": True}}}
+    run = ReportedRun(folder=folder, rank=0, size=1, start_update=start, spec=spec)
+    target = plugins.load("reporters", name)
+    began = time.monotonic()
+    reporter = target(plugins.options("reporters", name, options, path=f"report.reporters.{name}"), run)
+    made = time.monotonic()
+    tell(reporter, {"kind": "start", "update": start})
+    Image.fromarray(np.full((24, 32, 3), last % 256, np.uint8)).save(folder / "val_batch.jpg")
+    checkpoint = folder / "checkpoints" / f"step-{last:08d}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "weights.bin").write_bytes(b"w" * 100)
+    for update in range(start, last):
+        tell(reporter, update_record(update))
+    figures = {"kind": "evaluation", "figures": {"AP@50": 0.5}, "update": last, "epoch": 1}
+    tell(reporter, {**figures, "pictures": ["val_batch.jpg"]})
+    tell(reporter, {"kind": "checkpoint", "folder": str(checkpoint.parent), "update": last})
+    told, error = time.monotonic(), ""
+    try:
+        tell(reporter, {"kind": "end", "reason": reason, "error": "ValueError: x" if reason == "failed" else ""})
+    except Exception as refusal:
+        error = str(refusal)
+    seconds = {"making": made - began, "records": told - made, "end": time.monotonic() - told}
+    print(json.dumps({**seconds, "trouble": reporter.trouble, "error": error}))
+
+
+if __name__ == "__main__":
+    main()
