@@ -64,7 +64,7 @@ OUTSIDE = {
     "report/rich.py": {"rich"},
     "report/console.py": {"rich"},
     "report/notebook.py": {"IPython"},
-    "report/tensorboard.py": {"tensorboard", "numpy"},
+    "report/tensorboard.py": {"tensorboard", "numpy", "PIL"},
     "report/plots.py": {"matplotlib", "numpy"},
     "reporters": {"pydantic", "mlflow", "wandb", "visualdl", "numpy", "PIL"},
     "system": {"numpy", "psutil", "pydantic"},

@@ -3,11 +3,13 @@
 The usual ``SummaryWriter`` classes import torch wherever it is installed, but a rank may import only one framework.
 """
 
+import io
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -38,9 +40,15 @@ class Events:
         self._write({f"evaluation/{name}": value for name, value in figures.items()}, update)
 
     def picture(self, tag: str, content: bytes, *, update: int) -> None:
-        """Write a picture, given as the content of its file; a viewer takes its size from that."""
+        """Write a picture, given as the content of its file."""
+        with Image.open(io.BytesIO(content)) as picture:
+            width, height = picture.size
         summary = Summary(
-            value=[Summary.Value(tag=tag, image=Summary.Image(encoded_image_string=content, colorspace=3))]
+            value=[
+                Summary.Value(
+                    tag=tag, image=Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=content)
+                )
+            ]
         )
         self._writer.add_event(Event(wall_time=time.time(), step=update, summary=summary))
 

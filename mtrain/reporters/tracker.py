@@ -105,9 +105,10 @@ class Tracker(Reporter, ABC):
 
     def checkpoint(self, record: Record) -> None:
         """Note the checkpoint, which is complete when the next one begins or the job ends."""
-        if self._sends_checkpoints:
+        saved = (folder_of(Path(record["folder"]), int(record["update"])), int(record["update"]))
+        if self._sends_checkpoints and saved != self._saved:  # The last update may be saved twice.
             self._send_saved()
-            self._saved = (folder_of(Path(record["folder"]), int(record["update"])), int(record["update"]))
+            self._saved = saved
 
     def end(self, record: Record) -> None:
         """Send what is left, and end the tracked run."""
