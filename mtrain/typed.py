@@ -249,6 +249,19 @@ class TrainEma(TypedDict, total=False):
     start"""
 
 
+class TrainQuantise(TypedDict, total=False):
+    """Training with weights and inputs of convolutions and linear layers rounded to 8 bits, for `mtrain quantise`."""
+
+    start: int
+    """update from which ranges of inputs are observed; the next ones round"""
+
+    freeze: int | None
+    """update from which the ranges stay as they are; null: they move to the end"""
+
+    exclude: Sequence[str]
+    """regexes of names of layers that are not rounded"""
+
+
 class Train(TypedDict, total=False):
     """Length, batch size, precision and further settings of training."""
 
@@ -285,6 +298,9 @@ class Train(TypedDict, total=False):
 
     sync_batchnorm: bool
     """BatchNorm statistics over all ranks; works on CPU too"""
+
+    quantise: TrainQuantise | None
+    """learn weights and ranges for 8-bit integers; null: no rounding"""
 
     seed: int
     """of weights, order and augmentation"""
@@ -652,6 +668,7 @@ for _section in (
     DataAugment,
     Data,
     TrainEma,
+    TrainQuantise,
     Train,
     OptimizerGroups,
     Optimizer,

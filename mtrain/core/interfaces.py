@@ -41,6 +41,18 @@ Precision: TypeAlias = Literal["fp64", "fp32", "bf16", "fp16"]
 
 # ------------------------------------------------------------------------------------------------ values that travel
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Quantise:
+    """How layers learn to compute with 8 bits; see ``core.quantising``."""
+
+    start: int = 0
+    """The first update, from 0, that observes the ranges of inputs; the next ones round weights and inputs."""
+    freeze: int | None = None
+    """The ranges stay as they are from this update on; None: they move to the end."""
+    exclude: Sequence[str] = ()
+    """Regexes of names of layers that are not rounded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """Every setting that affects gradients or weights. It is fixed before the model is built."""
 
@@ -70,6 +82,8 @@ class Recipe:
     ema_rule: Literal["ramp", "threshold"] = "ramp"
     """Formula by which the decay rises: see ``core.recipe.ema_shares``."""
     sync_batchnorm: bool = False
+    quantise: Quantise | None = None
+    """None: no layer is rounded."""
     channels_last: bool = False
     compile: bool = False
     own_model: bool = False
@@ -88,7 +102,7 @@ class State:
     weights: dict[str, Array] = field(default_factory=dict)
     """Parameters and buffers. Where buffers differ between ranks, rank 0's are taken."""
     ema: dict[str, Array] = field(default_factory=dict)
-    """Averaged parameters and float buffers; empty without EMA."""
+    """Averaged parameters and float buffers but ``core.quantising.RANGE``; empty without EMA."""
     moments: dict[str, Array] = field(default_factory=dict)
     """``<moment>/<parameter name>``: ``momentum/...`` for sgd, ``mean/...`` and ``square/...`` for adam(w)."""
     counters: dict[str, float] = field(default_factory=dict)

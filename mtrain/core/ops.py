@@ -22,7 +22,7 @@ NAMES = (
     # along an axis
     "all", "any", "argmax", "cumulative_sum", "log_softmax", "max", "mean", "min", "softmax", "sum", "var",
     # networks and losses
-    "avg_pool2d", "binary_cross_entropy_with_logits", "conv2d", "cross_entropy", "einsum", "matmul", "max_pool2d",
+    "avg_pool2d", "binary_cross_entropy_with_logits", "conv2d", "cross_entropy", "einsum", "fake_quantise", "matmul", "max_pool2d",
     "resize_bilinear", "scaled_dot_product_attention", "upsample_nearest",
 )  # fmt: skip
 

@@ -243,6 +243,14 @@ def conv2d(
 ) -> Tensor:
     """Cross-correlation, as ``nn.Conv2d``."""
 
+def fake_quantise(x: Tensor, scale: Tensor, zero_point: Tensor, *, low: float, high: float) -> Tensor:
+    """Round to ``(clip(q, low, high) - zero_point) * scale`` with ``q = round(x / scale) + zero_point``, halves to even.
+
+    The result has the type of ``x``; it is computed in the type of ``scale`` and ``zero_point``, which broadcast against
+    ``x``. The gradient of ``x`` passes unchanged where ``low <= q <= high``, and is 0 elsewhere (Bengio et al. 2013,
+    "straight-through"); ``scale`` and ``zero_point`` get none. It is ONNX's QuantizeLinear and DequantizeLinear.
+    """
+
 def max_pool2d(x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
     """Largest value of each window, as ``nn.MaxPool2d``."""
 

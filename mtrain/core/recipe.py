@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mtrain.core.interfaces import Recipe
+from mtrain.core.interfaces import Quantise, Recipe
 from mtrain.errors import SpecError
 from mtrain.spec.model import Spec
-from mtrain.spec.training import GroupSpec
+from mtrain.spec.training import GroupSpec, QuantiseSpec
 
 Rule = tuple[str, dict[str, float]]
 
@@ -158,6 +158,11 @@ def ema_shares(recipe: Recipe, update: int) -> tuple[float, float]:
     return decay * read_out / correction, (1 - decay) / correction
 
 
+def quantise(section: QuantiseSpec) -> Quantise:
+    """Return the setting ``train.quantise`` of a recipe."""
+    return Quantise(start=section.start, freeze=section.freeze, exclude=tuple(section.exclude))
+
+
 def make_recipe(spec: Spec, *, size: int) -> Recipe:
     """Return every setting of the spec that affects weights or gradients, for ``size`` ranks.
 
@@ -178,6 +183,7 @@ def make_recipe(spec: Spec, *, size: int) -> Recipe:
         ema_ramp=train.ema.ramp if train.ema else 0.0,
         ema_rule=train.ema.rule if train.ema else "ramp",
         sync_batchnorm=train.sync_batchnorm,
+        quantise=None if train.quantise is None else quantise(train.quantise),
         # "auto" means channels-last: measured to be the faster layout on CPU (one thread per rank), and the one that
         # CUDA's tensor cores need.
         channels_last=train.channels_last is not False,

@@ -15,6 +15,7 @@ import numpy as np
 
 from mtrain.core.interfaces import Rates, Recipe
 from mtrain.core.loss_scale import LossScaler
+from mtrain.core.quantising import Ranges
 
 Gradients = TypeVar("Gradients")
 NORM_EPSILON = 1e-6
@@ -64,6 +65,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         self._exchange = exchange
         self._rank = rank
         self._scaler = LossScaler(recipe.precision)
+        self._ranges: Ranges | None = None
         self.updates = 0
         self.skipped = 0
         self.skipped_in_a_row = 0
@@ -98,10 +100,14 @@ class UpdateOrder(ABC, Generic[Gradients]):
                 self._scaler.good()
                 if self._average is not None:
                     self._average.follow(self.updates)
+                if self._ranges is not None:
+                    self._ranges.follow(self.updates)
             else:
                 self.skipped += 1
                 self.skipped_in_a_row += 1
                 self._scaler.bad()
+                if self._ranges is not None:
+                    self._ranges.begin(self.updates)
             self._clear_gradients()
             self._seed_next()
         return norm
@@ -128,6 +134,17 @@ class UpdateOrder(ABC, Generic[Gradients]):
     def seed_value(self, value: int) -> None:
         """Seed the framework's random generators of this rank with ``value``, for a sample that is read."""
         self._seed(value)
+
+    def follow_ranges(self, ranges: Ranges | None) -> None:
+        """Move the ranges of rounded layers with each update from now on; None: no layer is rounded."""
+        self._ranges = ranges
+        self.ranges_restored()
+
+    def ranges_restored(self) -> None:
+        """Follow weights that were loaded into the model."""
+        if self._ranges is not None:
+            with self._without_graph():
+                self._ranges.restored(self.updates)
 
     # ------------------------------------------------------------------------------------------------ the average
     @contextmanager
@@ -168,6 +185,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
             self._scaler.scale = counters["loss_scale"]
             self._scaler.age = int(counters.get("loss_scale_age", 0))
         self._set_rule_updates(self.updates)
+        self.ranges_restored()
         self._seed_next()
 
     # ------------------------------------------------------------------------------- primitives of the framework

@@ -34,6 +34,7 @@ from mtrain.core.interfaces import (
     TaskKind,
 )
 from mtrain.core.noise import KeyedLoader
+from mtrain.core.quantising import is_range
 from mtrain.core.recipe import check_frozen, make_recipe
 from mtrain.core.sampler import Padded, Shuffled, rank_share
 from mtrain.core.schedule import total_updates
@@ -355,18 +356,20 @@ class StartWeights:
             CheckpointError: The file cannot be read.
             SpecError: No array of it fits.
         """
+        drawn = {name: shape for name, shape in self.shapes.items() if not is_range(name)}
         weights = (
-            self.plugin.initial(self.shapes, self.task, seed=self.spec.train.seed)
-            if self.built is None
-            else dict(self.built)
+            self.plugin.initial(drawn, self.task, seed=self.spec.train.seed) if self.built is None else dict(self.built)
         )
+        weights |= {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items() if is_range(name)}
         if weights_file is None:
             return weights, []
         own = weights if training else None
         result = refuse_nothing(given_weights(Path(weights_file), weights, self.plugin, own=own))
         messages = [("note", f"model.weights: {result.summary()}")]
         messages += [("warning", f"model.weights: {sentence}") for sentence in result.warnings()]
-        return {**weights, **result.matched}, messages
+        # A job that trains observes its own ranges, from the update that its spec names.
+        matched = {name: array for name, array in result.matched.items() if not (training and is_range(name))}
+        return {**weights, **matched}, messages
 
 
 def given_weights(

@@ -21,6 +21,26 @@ class EmaSpec(Section):
     )
 
 
+class QuantiseSpec(Section):
+    """Training with weights and inputs of convolutions and linear layers rounded to 8 bits, for `mtrain quantise`."""
+
+    start: int = Field(
+        default=0, ge=0, description="update from which ranges of inputs are observed; the next ones round"
+    )
+    freeze: int | None = Field(
+        default=None, ge=1, description="update from which the ranges stay as they are; null: they move to the end"
+    )
+    exclude: list[Pattern] = Field(default_factory=list, description="regexes of names of layers that are not rounded")
+
+    @model_validator(mode="after")
+    def _ranges_are_observed(self) -> Self:
+        if self.freeze is not None and self.freeze <= self.start:
+            raise ValueError(
+                f"freeze ({self.freeze}) is not after start ({self.start}), so no range would be observed; give a later update"
+            )
+        return self
+
+
 class TrainSpec(Section):
     """Length, batch size, precision and further settings of training."""
 
@@ -49,6 +69,9 @@ class TrainSpec(Section):
     )
     ema: EmaSpec | None = Field(default=EmaSpec(), description="null: no average")
     sync_batchnorm: bool = Field(default=False, description="BatchNorm statistics over all ranks; works on CPU too")
+    quantise: QuantiseSpec | None = Field(
+        default=None, description="learn weights and ranges for 8-bit integers; null: no rounding"
+    )
     seed: int = Field(default=0, ge=0, lt=2**31, description="of weights, order and augmentation")
     channels_last: bool | Literal["auto"] = Field(
         default="auto",

@@ -76,6 +76,11 @@ _LEARNS: Mapping[str, tuple[str, str, str]] = {
         "the same spec gives other weights under this backend.",
         "Recipe.rule adam: bias correction, decay inside the gradient",
     ),
+    "quantised": (
+        "Ranks that round weights and inputs to 8 bits learn what one rank learns, with its ranges.",
+        "train.quantise does not do what it says.",
+        "RankSession.prepare: Recipe.quantise; ranges that are not the same on all ranks",
+    ),
     "adamw": (
         "AdamW learns what it learns under solo.",
         "the same spec gives other weights under this backend.",

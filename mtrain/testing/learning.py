@@ -23,7 +23,10 @@ CASES: Mapping[str, Case] = {
     "unclipped": Case(clip_norm=math.inf, accumulate=2),
     "adam": Case(rule="adam", accumulate=2),
     "adamw": Case(rule="adamw", batchnorm="synced"),
+    "quantised": Case(quantised=True, accumulate=2),
 }
+ROUNDED_BOUND = 0.05
+"""Largest relative difference in float32 between two jobs that round weights and inputs to 8 bits."""
 PARTS = ("weights", "ema", "moments", "norms", "losses")
 
 
@@ -35,6 +38,8 @@ def learns(name: str) -> Callable[[Site], list[Measure]]:
         learnt = training.train(site.session, case)
         expected = site.reference.learnt(case)
         differences = training.differences(expected, learnt)
+        # In float32 the last bits of two jobs differ, so some values round to neighbouring integers.
+        bound = ROUNDED_BOUND if case.quantised and site.precision == "fp32" else site.bound
         remark = _ratio(expected["norms"], learnt["norms"], size=site.ranks, accumulate=case.accumulate)
         measures = []
         for part in PARTS:
@@ -42,9 +47,9 @@ def learns(name: str) -> Callable[[Site], list[Measure]]:
             worst = max(arrays, key=lambda key: (math.isnan(arrays[key]), arrays[key]), default="")
             value = arrays.get(worst, math.inf)
             detail = worst.partition("/")[2] if worst else "there are none"
-            if part == "norms" and remark and not value <= site.bound:
+            if part == "norms" and remark and not value <= bound:
                 detail = remark
-            measures.append(_relative(part, value, site.bound, detail))
+            measures.append(_relative(part, value, bound, detail))
         return measures
 
     return check

@@ -7,7 +7,18 @@ from typing import Any, Literal
 import numpy as np
 
 from mtrain.core import ops
-from mtrain.core.interfaces import Array, Batch, Module, Optimizer, Precision, RankSession, Rates, Recipe, State
+from mtrain.core.interfaces import (
+    Array,
+    Batch,
+    Module,
+    Optimizer,
+    Precision,
+    Quantise,
+    RankSession,
+    Rates,
+    Recipe,
+    State,
+)
 from mtrain.core.sampler import Shuffled, rank_share
 from mtrain.testing.convnet import SAMPLES, build, data, start_weights
 
@@ -29,6 +40,7 @@ class Case:
     clip_norm: float = 4.0
     rule: Literal["sgd", "adam", "adamw"] = "sgd"
     precision: Precision = "fp64"
+    quantised: bool = False
 
     @property
     def key(self) -> str:
@@ -55,6 +67,7 @@ class Case:
             ema_decay=0.99,
             ema_ramp=5.0,
             sync_batchnorm=self.batchnorm == "synced",
+            quantise=Quantise(start=1, freeze=4) if self.quantised else None,
             seed=SEED,
         )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mtrain.core.interfaces import Array, Published
+from mtrain.core.quantising import is_range
 from mtrain.errors import CheckpointError, SpecError
 from mtrain.weights.names import COUNTER, is_matrix, neutral_names
 from mtrain.weights.reading import Weights
@@ -123,7 +124,9 @@ def match(
     """
     arrays, prefix = _placed(neutral_names(file.arrays), required)
     transposed = file.layout == "paddle" and not _as_here(arrays, required)
-    result = Match(file=file, prefix=prefix, unused=[name for name in arrays if name not in required])
+    result = Match(
+        file=file, prefix=prefix, unused=[name for name in arrays if name not in required and not is_range(name)]
+    )
     for name, entry in required.items():
         array = arrays.get(name)
         if array is not None and transposed and is_matrix(name, array):
@@ -212,7 +215,7 @@ def _as_here(arrays: Mapping[str, Array], required: Mapping[str, EntryType]) -> 
 
 def _never_held(name: str, file: Weights, published: Published) -> bool:
     counter = name.rpartition(".")[2] == COUNTER and not any(other.endswith(COUNTER) for other in file.arrays)
-    return counter or any(re.search(pattern, name) for pattern in published.left_out)
+    return counter or is_range(name) or any(re.search(pattern, name) for pattern in published.left_out)
 
 
 def _is_data(name: str, published: Published) -> bool:

@@ -13,13 +13,16 @@ from tests.framework import FRAMEWORKS
 UPDATES = 50
 
 
-def main(name: str, rule: str, out: Path) -> None:
-    """Train in float64, with BatchNorm that learns, accumulation, clipping and an average."""
+def main(name: str, rule: str, out: Path, *, quantised: bool = False) -> None:
+    """Train in float64, with BatchNorm that learns, accumulation, clipping and an average.
+
+    ``quantised``: weights and inputs are rounded to 8 bits from the third update on.
+    """
     framework = FRAMEWORKS[name]()
     bind(framework.nn, framework.ops)
     framework.one_thread()
     with framework.solo() as session:
-        case = Case(batchnorm="synced", accumulate=2, rule=rule)
+        case = Case(batchnorm="synced", accumulate=2, rule=rule, quantised=quantised)
         np.savez(out, **training.train(session, case, updates=UPDATES))
 
 

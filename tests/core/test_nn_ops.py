@@ -175,6 +175,7 @@ def test_a_framework_that_lacks_a_name_is_refused_whole():
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 4))
 Y = RNG.normal(size=(3, 4))
+SCALES = np.asarray([[0.01], [0.003], [0.2]])
 X234 = RNG.normal(size=(2, 3, 4))
 IMAGE = RNG.normal(size=(2, 3, 6, 5))
 KERNEL = RNG.normal(size=(4, 3, 3, 3))
@@ -331,6 +332,12 @@ GOLDENS = {
     "log": lambda t: [(ops.log(t(np.abs(X))), np.log(np.abs(X)))],
     "maximum": lambda t: [(ops.maximum(t(X), t(Y)), np.maximum(X, Y))],
     "minimum": lambda t: [(ops.minimum(t(X), t(Y)), np.minimum(X, Y))],
+    "fake_quantise": lambda t: [
+        (ops.fake_quantise(t(X), t(np.asarray(0.02)), t(np.asarray(3.0)), low=0, high=255), ((np.round(X / 0.02) + 3).clip(0, 255) - 3) * 0.02),
+        (ops.fake_quantise(t(X), t(SCALES), t(np.asarray(0.0)), low=-127, high=127), np.round(X / SCALES).clip(-127, 127) * SCALES),
+        (ops.fake_quantise(t(np.asarray([0.5, 1.5, 2.5, -0.5, 9.0])), t(np.asarray(1.0)), t(np.asarray(0.0)), low=-4, high=4), np.asarray([0.0, 2, 2, 0, 4])),
+        (ops.fake_quantise(t(X.astype(np.float32)), t(np.float32([[0.05]])), t(np.float32([[0.0]])), low=-9, high=9), np.round(X.astype(np.float32) / np.float32(0.05)).clip(-9, 9) * np.float32(0.05)),
+    ],
     "sqrt": lambda t: [(ops.sqrt(t(np.abs(X))), np.sqrt(np.abs(X)))],
     "square": lambda t: [(ops.square(t(X)), X**2)],
     "sigmoid": lambda t: [(ops.sigmoid(t(X)), sigmoid(X))],
@@ -539,6 +546,7 @@ KINKS = {
     "abs": (lambda t, x: ops.abs(x), [-1.0, 0, 1], [-1.0, 0, 1]),
     "floor": (lambda t, x: ops.floor(x) + ops.trunc(x) + ops.round(x), [0.2, 1.5], [0.0, 0]),
     "where": (lambda t, x: ops.where(x > 0, ops.log(x), 0.0), [1.0, 0.5], [1.0, 2]),
+    "fake_quantise": (lambda t, x: ops.fake_quantise(x, t(np.asarray(0.5)), t(np.asarray(2.0)), low=0, high=4), [-1.3, -1.25, -1.0, 0.1, 1.0, 1.25, 1.3], [0.0, 1, 1, 1, 1, 1, 0]),
     "unchosen": (lambda t, x: ops.where(x > 0, x, 0.0), [0.0, 1], [0.0, 1]),
 }  # fmt: skip
 

@@ -102,6 +102,7 @@ def test_what_the_text_of_the_code_shows_is_refused_at_once(given, sentence):
             "model.framework: paddle, but backend.name: ddp is on torch; choose a backend on paddle",
         ),
         (["data.workers=2"], "data.workers: 2 given, but a data set of your own is read in the process of each rank"),
+        (["train.quantise.start=0"], "train.quantise: mtrain rounds the layers of its neutral models only"),
         (["data.train=a.json"], "data.train: means nothing to a data set of your own"),
         (["evaluate.metrics=[accuracy]"], "given 'accuracy', expected PATH.py:Name"),
         (["evaluate.metrics=[./code.py:nothing]"], "defines no 'nothing'"),

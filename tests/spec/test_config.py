@@ -131,6 +131,13 @@ def test_a_length_in_updates_replaces_one_in_epochs_of_a_weaker_source_only(here
     )
 
 
+def test_ranges_that_freeze_before_they_are_observed_are_refused(here):
+    assert problems("yolov5n_bccd", "train.quantise={start: 9, freeze: 9}") == (
+        "-o train.quantise={start: 9, freeze: 9}: freeze (9) is not after start (9), so no range would be observed; give a "
+        "later update",
+    )
+
+
 def test_circular_bases_are_named(here):
     (here / "a.yml").write_text("_BASE_: b.yml\n")
     (here / "b.yml").write_text("_BASE_: a.yml\n")

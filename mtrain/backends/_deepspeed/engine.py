@@ -15,7 +15,7 @@ from mtrain.backends._deepspeed import internals, library
 from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
-from mtrain.backends._torch import state
+from mtrain.backends._torch import quantising, state
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import TorchEngine, channels_last
 from mtrain.backends._torch.layout import use_channels_last
@@ -24,6 +24,7 @@ from mtrain.backends._torch.shards import Parts, tied
 from mtrain.backends.base import Check
 from mtrain.core import state_checks
 from mtrain.core.interfaces import Array, Recipe, State
+from mtrain.core.quantising import fitted
 from mtrain.core.recipe import nothing_to_train
 from mtrain.errors import SpecError
 
@@ -62,6 +63,7 @@ class ZeroEngine(TorchEngine):
         optimizer = ZeroOptimizer(
             model, recipe, exchange=exchange, zero=zero, parts=parts, collective=self.collective, device=self.target
         )
+        optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
         if recipe.compile:
             model.compile()
         self._recipe = recipe
@@ -122,6 +124,7 @@ class ZeroEngine(TorchEngine):
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
         assert isinstance(optimizer, ZeroOptimizer)
         parts, zero = optimizer.parts, optimizer.zero
+        saved = fitted(saved, model.state_dict())
         if saved.weights:
             if self.collective.size > 1:
                 # Each rank keeps only its part, so arrays that differ between ranks could not be noticed afterwards.
@@ -131,6 +134,7 @@ class ZeroEngine(TorchEngine):
             tensors = {name: parts[name].local if name in parts else x for name, x in model.state_dict().items()}
             self._fill(tensors, parts, saved.weights, what="weights")
             zero.publish()
+            optimizer.ranges_restored()
         if saved.ema and optimizer.ema():
             self._fill(optimizer.ema(), parts, saved.ema, what="averaged weights")
         else:

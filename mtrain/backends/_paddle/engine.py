@@ -9,12 +9,13 @@ from paddle.nn import Layer
 from typing_extensions import override
 
 from mtrain.backends import paddle_limits
-from mtrain.backends._paddle import batches, device, internals, precision, state, syncbn
+from mtrain.backends._paddle import batches, device, internals, precision, quantising, state, syncbn
 from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
 from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Array, Batch, HostBatch, RankSession, Recipe, State
+from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
 from mtrain.core.state_checks import aliases
 from mtrain.errors import SpecError
@@ -81,6 +82,7 @@ class PaddleEngine(RankSession):
             raise SpecError(nothing_to_train(recipe))
         called, exchange = self.wrap(model, recipe)
         optimizer = PaddleOptimizer(model, recipe, exchange=exchange, collective=self.collective)
+        optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
         self._recipe = recipe
         return called, optimizer
 
@@ -96,6 +98,7 @@ class PaddleEngine(RankSession):
         for name, parameter in model.named_parameters():
             if is_frozen(name, recipe.frozen):
                 parameter.stop_gradient = True
+        quantising.attach(model, recipe)
         syncbn.freeze(model)
         if recipe.sync_batchnorm and self.collective.size > 1:
             syncbn.synchronize(model, self.collective)
@@ -133,8 +136,10 @@ class PaddleEngine(RankSession):
     @override
     def restore(self, model: Layer, optimizer: PaddleOptimizer, saved: State) -> None:
         model = inner(model)
+        saved = fitted(saved, model.state_dict())
         if saved.weights:
             state.fill(model.state_dict(), saved.weights, what="weights")
+            optimizer.ranges_restored()
         if saved.ema and optimizer.ema():
             state.fill(optimizer.ema(), saved.ema, what="averaged weights")
         else:

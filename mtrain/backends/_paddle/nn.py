@@ -92,6 +92,7 @@ class Conv2d(paddle.nn.Conv2D):
             groups,
             bias_attr=None if bias else False,
         )
+        self.geometry = (stride, padding, dilation, groups)
 
 
 class ConvTranspose2d(paddle.nn.Conv2DTranspose):
@@ -134,7 +135,11 @@ class Linear(Layer):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        y = paddle.matmul(x, self.weight, transpose_y=True)
+        return self.product(x, self.weight)
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return what the layer computes for ``x``, with ``weight`` in place of its own."""
+        y = paddle.matmul(x, weight, transpose_y=True)
         return y if self.bias is None else y + self.bias
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import paddle
 from paddle import Tensor
+from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
 from mtrain.backends._paddle import paddle2_compatibility
@@ -263,3 +264,24 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.
 if paddle2_compatibility.NEEDED:
     paddle2_compatibility.mend_operators()
     globals().update(paddle2_compatibility.FUNCTIONS)
+
+
+class _FakeQuantise(PyLayer):
+    """See ``fake_quantise``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, low: float, high: float) -> Tensor:
+        levels = paddle.round(astype(x, dtype(scale)) / scale) + zero_point
+        ctx.save_for_backward((levels >= _typed(low, levels)) & (levels <= _typed(high, levels)))
+        return astype((paddle.clip(levels, low, high) - zero_point) * scale, dtype(x))
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (inside,) = ctx.saved_tensor()
+        return paddle.where(inside, dy, paddle.zeros_like(dy)), None, None
+
+
+def fake_quantise(x: Tensor, scale: Tensor, zero_point: Tensor, *, low: float, high: float) -> Tensor:
+    scale, zero_point = scale.detach(), zero_point.detach()
+    rounded: Tensor = _FakeQuantise.apply(x, scale, zero_point, low, high)
+    return rounded

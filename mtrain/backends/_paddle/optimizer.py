@@ -17,6 +17,7 @@ from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.flat import Flat
 from mtrain.backends._paddle.native import NativeRule
 from mtrain.core.interfaces import Array, Rates, Recipe
+from mtrain.core.quantising import is_range
 from mtrain.core.recipe import assign, ema_shares
 from mtrain.core.state_checks import aliases
 from mtrain.core.update import Exchange, UpdateOrder
@@ -80,7 +81,7 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
         parameters = [group.parameters for group in self._groups]
         trained = {name for flat in parameters for name in flat.tensors}
         # state_dict has the persistent entries only, as live tensors.
-        entries = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
+        entries = {name: x for name, x in model.state_dict().items() if x.is_floating_point() and not is_range(name)}
         further_names = aliases(entries)
         live = {name: x for name, x in entries.items() if name not in further_names}
         others: dict[Any, dict[str, Tensor]] = {}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from mtrain.backends._torch import batches, device, layout, precision, state, syncbn
+from mtrain.backends._torch import batches, device, layout, precision, quantising, state, syncbn
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends.base import Check
@@ -16,6 +16,7 @@ from mtrain.backends.waiting import Waits
 from mtrain.core.completeness import check_members
 from mtrain.core.interfaces import Array, Batch, HostBatch, RankSession, Recipe, State
 from mtrain.core.program import Program
+from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
 from mtrain.errors import SpecError
 
@@ -84,7 +85,9 @@ class TorchEngine(RankSession):
             raise SpecError(nothing_to_train(recipe))
         called, exchange = self.wrap(model, recipe)
         self._recipe = recipe
-        return called, self.optimizer(model, recipe, exchange)
+        optimizer = self.optimizer(model, recipe, exchange)
+        optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
+        return called, optimizer
 
     def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
         """Return the module that is called in training, and how its gradients are exchanged.
@@ -102,6 +105,7 @@ class TorchEngine(RankSession):
         for name, parameter in model.named_parameters():
             if is_frozen(name, recipe.frozen):
                 parameter.requires_grad = False
+        quantising.attach(model, recipe)
         syncbn.freeze(model)
         if not recipe.own_model:
             syncbn.make_exact(model)
@@ -147,8 +151,10 @@ class TorchEngine(RankSession):
     @override
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
         model = inner(model)
+        saved = fitted(saved, model.state_dict())
         if saved.weights:
             state.fill(model.state_dict(), saved.weights, what="weights")
+            optimizer.ranges_restored()
         if saved.ema and optimizer.ema():
             state.fill(optimizer.ema(), saved.ema, what="averaged weights")
         else:

@@ -1,5 +1,6 @@
 """Convolutions that fix the memory layout of a model, channels last or contiguous, for inputs of any layout."""
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from mtrain.backends._torch import internals
+from mtrain.backends._torch.quantising import Arrangement, QuantisedConv2d
 
 
 class ChannelsLastConv2d(nn.Conv2d):
@@ -41,8 +43,17 @@ def use_channels_last(model: nn.Module) -> None:
 def use(kind: type[nn.Conv2d], model: nn.Module) -> None:
     """Make every Conv2d of ``model`` a ``kind``, in place; ``nn.Conv2d`` keeps the layout of inputs and weights."""
     for module in model.modules():
-        if type(module) in (nn.Conv2d, ChannelsLastConv2d, ContiguousConv2d):
+        if isinstance(module, QuantisedConv2d):
+            module.arrange = ARRANGEMENTS.get(kind)
+        elif type(module) in (nn.Conv2d, ChannelsLastConv2d, ContiguousConv2d):
             cast(Any, module).__class__ = kind
+
+
+ARRANGEMENTS: Mapping[type[nn.Conv2d], Arrangement] = {
+    ChannelsLastConv2d: lambda x, weight: (x, channels_last(weight)),
+    ContiguousConv2d: lambda x, weight: (x.contiguous(), weight),
+}
+"""The same for convolutions that round: (input, weight) in the layout of each kind."""
 
 
 def channels_last(weight_OIHW: Tensor) -> Tensor:

@@ -188,3 +188,23 @@ def binary_cross_entropy_with_logits(logits: Tensor, targets: Tensor, *, positiv
 
 def cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
+
+
+class _FakeQuantise(torch.autograd.Function):
+    """See ``fake_quantise``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, low: float, high: float) -> Tensor:
+        levels = torch.round(x.to(scale.dtype) / scale).add_(zero_point)
+        ctx.save_for_backward((levels >= low) & (levels <= high))
+        return levels.clamp_(low, high).sub_(zero_point).mul_(scale).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (inside,) = ctx.saved_tensors
+        return torch.where(inside, dy, 0.0), None, None, None, None
+
+
+def fake_quantise(x: Tensor, scale: Tensor, zero_point: Tensor, *, low: float, high: float) -> Tensor:
+    rounded: Tensor = _FakeQuantise.apply(x, scale, zero_point, low, high)
+    return rounded

@@ -14,6 +14,7 @@ from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.native import NativeRule
 from mtrain.core.interfaces import Array, Rates, Recipe
+from mtrain.core.quantising import is_range
 from mtrain.core.recipe import assign, ema_shares
 from mtrain.core.state_checks import aliases
 from mtrain.core.update import Exchange, UpdateOrder
@@ -52,7 +53,8 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         self._parameters = [[trained[name] for name in names] for names in self.groups]
         self._rules: list[rules.Rule | NativeRule] = self._make_rules(model, recipe)
         self._buffers = list(model.buffers())
-        live = {name: x for name, x in model.state_dict(keep_vars=True).items() if x.is_floating_point()}
+        entries = model.state_dict(keep_vars=True)
+        live = {name: x for name, x in entries.items() if x.is_floating_point() and not is_range(name)}
         self._aliases = aliases(live)
         self._average = self._make_average({name: x for name, x in live.items() if name not in self._aliases})
         self._layouts_checked = False

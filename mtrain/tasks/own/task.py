@@ -65,6 +65,7 @@ class OwnTask(TaskBase):
     @classmethod
     def refuse(cls, spec: "Spec", *, framework: str) -> None:
         """Refuse another framework, options that a class does not take, and keys that mean nothing to own data."""
+        from mtrain.core.quantising import OF_OWN_MODEL
         from mtrain.tasks.own import calls
         from mtrain.tasks.own.dataset import OFFERED
 
@@ -84,6 +85,8 @@ class OwnTask(TaskBase):
                 f"data.workers: {spec.data.workers} given, but a data set of your own is read in the process of each rank; leave "
                 "it out"
             )
+        if spec.train.quantise is not None:
+            raise SpecError(OF_OWN_MODEL)
         calls.refuse_unknown(code["model"], spec.model.options, frozenset(), path="model.options")
         calls.refuse_unknown(code["data"], spec.data.options, OFFERED, path="data.options")
         for key, reference in code.items():
