@@ -25,6 +25,10 @@ class Model(TypedDict, total=False):
     options: Mapping[str, Any]
     """the model plugin's own options"""
 
+    pruned: Mapping[str, Sequence[int]] | None
+    """sizes of the layers that `mtrain prune` has made smaller, as it writes them: [inputs, outputs] of a
+    convolution or linear layer, [channels] of a BatchNorm; null: every layer is as the model has it"""
+
     framework: Literal["torch", "paddle"] | None
     """framework of the model; a backend of another one is refused at once; null: not said"""
 

@@ -28,7 +28,7 @@ LAYERS = (
     {"jobs"},
     {"cluster"},
     {"clusters"},
-    {"comparing", "exporting"},
+    {"comparing", "exporting", "pruning"},
     {"testing"},
     {"results", "typed"},
     {"api"},

@@ -34,6 +34,7 @@ COMMANDS = {
         "mtrain.cli.export:export",
         "Write trained weights for other programs: ONNX, torch, Paddle, safetensors.",
     ),
+    "prune": ("mtrain.cli.prune:prune", "Make a smaller network of a trained one."),
     "compare": ("mtrain.cli.compare:compare", "Train one spec on several backends: do they agree, how fast are they."),
     "config": ("mtrain.cli.config:config", "Show, explain and validate specs."),
     "plugins": ("mtrain.cli.plugins:plugins", "List backends, models, data sets and launchers."),

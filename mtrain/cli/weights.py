@@ -85,7 +85,13 @@ def _convert(file: Path, model: str | None, target: Path, *, deploy: bool = Fals
     name = model or file_weights.model
     if name is None:
         raise CheckpointError(f"{file} does not say of which model it is; give --model NAME (mtrain plugins list)")
-    target_model = expected(file_weights, name, options=file_weights.options if name == file_weights.model else None)
+    own = name == file_weights.model
+    target_model = expected(
+        file_weights,
+        name,
+        options=file_weights.options if own else None,
+        pruned=file_weights.pruned if own else None,
+    )
     if target_model is None:
         raise CheckpointError(
             f"--model {name}: its state is not known without a framework; train with it as model.weights"

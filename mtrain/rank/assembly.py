@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core import binding
+from mtrain.core import binding, pruned
 from mtrain.core.completeness import check_session
 from mtrain.core.interfaces import (
     Array,
@@ -180,7 +180,9 @@ def assembled(
             recipe = replace(make_recipe(spec, size=session.collective.size), own_model=plugin.native)
             task = data.task()
             task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
-            model, optimizer = session.prepare(lambda: plugin.build(task, session.collective), recipe)
+            model, optimizer = session.prepare(
+                lambda: pruned.build(plugin, task, session.collective, spec.model.pruned), recipe
+            )
             if isinstance(data, TaskBase):
                 data.entered(collective=session.collective, seed_framework=optimizer.seed_value)
             assembly = Assembly(

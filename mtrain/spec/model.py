@@ -57,6 +57,11 @@ class ModelSpec(Section):
         "taken, the others are reported",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="the model plugin's own options")
+    pruned: dict[str, Annotated[list[Positive], Field(min_length=1, max_length=2)]] | None = Field(
+        default=None,
+        description="sizes of the layers that `mtrain prune` has made smaller, as it writes them: [inputs, outputs] of a "
+        "convolution or linear layer, [channels] of a BatchNorm; null: every layer is as the model has it",
+    )
 
     @property
     def declared_framework(self) -> str | None:

@@ -29,16 +29,23 @@ class Expected:
     published: Published
 
 
-def expected(file: Weights, model: str, *, options: Mapping[str, Any] | None = None) -> Expected | None:
+def expected(
+    file: Weights,
+    model: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    pruned: Mapping[str, Sequence[int]] | None = None,
+) -> Expected | None:
     """Return the state of ``model`` for the number of classes in ``file``; None if the model cannot be outlined.
 
-    If nothing in the file depends on the number of classes, the state is that for one class.
+    If nothing in the file depends on the number of classes, the state is that for one class. ``pruned``: sizes of
+    layers that differ from the model's own, see ``core.pruned``.
 
     Raises:
         PluginError: There is no such model.
     """
     published = plugins.load("models", model, policy=policy_of(file)).published
-    return _expected_all(file, {model: published}, options=options or {})[0]
+    return _expected_all(file, {model: published}, options=options or {}, pruned=pruned)[0]
 
 
 def policy_of(file: Weights) -> plugins.Policy:
@@ -137,12 +144,18 @@ def _published(models: Sequence[str], policy: plugins.Policy) -> dict[str, Publi
 
 
 def _expected_all(
-    file: Weights, models: Mapping[str, Published], *, options: Mapping[str, Any]
+    file: Weights,
+    models: Mapping[str, Published],
+    *,
+    options: Mapping[str, Any],
+    pruned: Mapping[str, Sequence[int]] | None = None,
 ) -> list[Expected | None]:
     shapes = {name: tuple(array.shape) for name, array in neutral_names(file.arrays).items()}
     pairs = [(model, count) for model in models for count in (1, 2)]
     policy = _policy_file(file)
-    answers = outlines([Question(model=model, classes=count, options=options, policy=policy) for model, count in pairs])
+    answers = outlines(
+        [Question(model=model, classes=count, options=options, policy=policy, pruned=pruned) for model, count in pairs]
+    )
     states = dict(zip(pairs, answers, strict=True))
     return [
         _expected(model, published, shapes, states[model, 1], states[model, 2]) for model, published in models.items()

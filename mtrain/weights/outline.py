@@ -37,6 +37,8 @@ class Question:
     options: Mapping[str, Any] = field(default_factory=dict)
     policy: str | None = None
     """The ``plugins.toml`` of the spec."""
+    pruned: Mapping[str, Sequence[int]] | None = None
+    """The sizes of a pruned network, see ``core.pruned``."""
 
 
 class SpecOutline:
@@ -50,6 +52,7 @@ class SpecOutline:
             image_size=spec.data.input_side,
             options=spec.model.options,
             policy=spec.plugins,
+            pruned=spec.model.pruned,
         )
 
     @cached_property
@@ -98,6 +101,7 @@ def classes_in(
 
 
 def _answer(question: Question) -> dict[str, tuple[tuple[int, ...], str]] | None:
+    from mtrain.core import pruned
     from mtrain.core.collective import OneRank
     from mtrain.spec import plugins
 
@@ -108,7 +112,7 @@ def _answer(question: Question) -> dict[str, tuple[tuple[int, ...], str]] | None
         return None
     names = [str(i) for i in range(question.classes)]
     task = Task(kind=plugin.kind, class_names=names, image_size=question.image_size, global_batch=1)
-    network = plugin.build(task, OneRank())
+    network = pruned.build(plugin, task, OneRank(), question.pruned)
     return {name: (entry.shape, entry.dtype) for name, entry in network.state()}
 
 

@@ -35,6 +35,10 @@ class Module:
             if isinstance(module, Module):
                 yield from module.state(f"{prefix}{name}.")
 
+    def named_children(self) -> Iterator[tuple[str, "Module"]]:
+        """Yield every submodule with its name, as both frameworks do."""
+        yield from ((name, member) for name, member in vars(self).items() if isinstance(member, Module))
+
 
 class ModuleList(Module):
     """See ``core/nn.pyi``."""

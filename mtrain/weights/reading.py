@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -40,6 +40,8 @@ class Weights:
     """``model.name`` of the run that wrote it, if the file records it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """``model.options`` of that run."""
+    pruned: Mapping[str, Sequence[int]] | None = None
+    """``model.pruned`` of that run."""
     plugins: str | None = None
     """``plugins`` of that run: the file that says which plugins may load."""
 
@@ -176,5 +178,6 @@ def _read_folder(path: Path) -> Weights:
         description=f"checkpoint of mtrain at update {saved.progress.update}, {part}",
         model=model.get("name"),
         options=model.get("options") or {},
+        pruned=model.get("pruned"),
         plugins=saved.spec.get("plugins"),
     )

@@ -70,6 +70,8 @@ def _changes(spec: Spec, saved: Mapping[str, Any], *, names: Sequence[str] | Non
         for name in sorted({*now, *then})
         if now.get(name) != then.get(name)
     ]
+    if (model.get("pruned") or None) != (spec.model.pruned or None):
+        differences.append("model.pruned: other sizes of layers given than the checkpoint was trained with")
     size = (saved.get("data") or {}).get("image_size", spec.data.input_side)
     if spec.data.input_side and size != spec.data.input_side:
         differences.append(f"data.image_size: {spec.data.input_side} given, the checkpoint was trained with {size}")
