@@ -18,7 +18,7 @@ OPTIONS = Check(
 )
 INITIAL = Check(
     id="model.initial",
-    claim="Start values are whole and finite, and depend on the seed and the name of each array alone.",
+    claim="Start values are whole and finite, and depend on the seed and the layer of each array alone.",
     means="the same spec starts from other weights in another process, on another framework or with another class.",
     look="Model.initial: draw each array from a generator made of (seed, name)",
 )

@@ -5,23 +5,21 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store
-from mtrain.core.plugin_classes import with_defaults
-from mtrain.errors import PluginError, UsageError
+from mtrain.errors import UsageError
 from mtrain.spec import config, plugins
 from mtrain.spec.config import Given, Loaded
-from mtrain.spec.plugin_kinds import SINGULAR
 from mtrain.spec.suggest import hint
 from mtrain.system.runfolder import RunFolder
 from mtrain.testing import kit, training
 from mtrain.testing import plugin_checks as checks
 from mtrain.testing.checks import Check, Finding, Measure, none_of, worst_of_ranks
 from mtrain.testing.jobs import Ended, KitRequest, run_whole
+from mtrain.testing.plugin_partners import backends_of, frameworks, partners
 from mtrain.testing.plugin_probe import MARK
 
 KINDS = tuple(checks.CHECKS)
@@ -48,18 +46,6 @@ SHORT: Mapping[str, Any] = {
     "report.plots": False,
     "report.display": "quiet",
 }
-PARTNERS: Mapping[str, Mapping[str, Any]] = {
-    "classification": {
-        "data.format": "digits_classes",
-        "data.image_size": 8,
-        "model.name": "vit",
-        "model.options.patch": 2,
-    },
-    "detection": {"data.format": "digits", "data.image_size": 64, "model.name": "yolov5n"},
-}
-"""Task -> a data set and a model of mtrain with which a plugin of that task is tested, unless others are named."""
-BACKENDS = {"torch": "ddp", "none": "solo", "paddle": "fleet", "horovod": "horovod"}
-"""Rendezvous -> the backend whose ranks a launcher of that rendezvous starts."""
 STARTS = ("plugin.enters", "collective.place", "plugin.leaves")
 """Checks of the kit for backends that show whether ranks were started rightly."""
 
@@ -156,7 +142,12 @@ class _Tested:
         """
         overridden = {text.partition("=")[0].strip() for text in self._request.overrides}
         policy = self._policy()
-        values = {**SHORT, **self._partners(policy, overridden), **self._backend(policy), **more}
+        values = {
+            **SHORT,
+            **partners(self._kind, self._name, policy=policy, overridden=overridden),
+            **self._backend(policy),
+            **more,
+        }
         flags = {path: Given(value, f"{path} {value}") for path, value in values.items() if path not in overridden}
         return config.load({}, overrides=self._request.overrides, flags=flags)
 
@@ -164,50 +155,10 @@ class _Tested:
         named = [text.partition("=")[2] for text in self._request.overrides if text.startswith("plugins=")]
         return plugins.read_policy(named[-1] if named else None)
 
-    def _partners(self, policy: plugins.Policy, overridden: set[str]) -> dict[str, Any]:
-        own = {"models": "model.name", "datasets": "data.format", "launchers": "launcher.name"}.get(self._kind)
-        if self._kind == "launchers":
-            plugins.find("launchers", self._name, policy=policy)
-            return {**PARTNERS["classification"], "launcher.name": self._name}
-        task = self._name if own is None else plugins.task_of(self._kind, self._name, policy=policy)
-        plugins.find("tasks", task, policy=policy)
-        partners = dict(PARTNERS.get(task, {}))
-        if own is not None:
-            section = own.partition(".")[0]
-            partners = {path: value for path, value in partners.items() if not path.startswith(f"{section}.")} | {
-                own: self._name
-            }
-            if section == "data" and task in PARTNERS:
-                partners["data.image_size"] = PARTNERS[task]["data.image_size"]
-        for path, kind in (("model.name", "models"), ("data.format", "datasets")):
-            if path not in partners and path not in overridden:
-                fellows = self._fellows(kind, task, policy)
-                if fellows:
-                    partners[path] = fellows[0]
-                    continue
-                raise PluginError(
-                    f"the {SINGULAR[self._kind]} {self._name!r} is of the task {task!r}; say with which {SINGULAR[kind]} to test "
-                    f"it: -o {path}=NAME"
-                )
-        return partners
-
-    def _fellows(self, kind: str, task: str, policy: plugins.Policy) -> list[str]:
-        """Return the plugins of this task that come in the same distribution as the tested one."""
-        own = plugins.find(self._kind, self._name, policy=policy).distribution
-        entries = [entry for entry in plugins.names(kind, policy=policy) if entry.distribution == own]
-        if own == plugins.POLICY_FILE:
-            return []
-        return [entry.name for entry in entries if plugins.task_of(kind, entry.name, policy=policy) == task]
-
     def _backend(self, policy: plugins.Policy) -> dict[str, Any]:
         if self._kind != "launchers":
-            options = {"framework": _frameworks()[0], "device": "cpu"}
-            return {"backend.name": "solo", "backend.options": options}
-        provides = with_defaults(plugins.load("launchers", self._name, policy=policy), _launcher()).provides
-        names = [name for rendezvous, name in BACKENDS.items() if rendezvous in provides]
-        if not names:
-            raise PluginError(f"the launcher {self._name!r} provides none of {', '.join(BACKENDS)}; set its `provides`")
-        return {"backend.name": names[0], "backend.options": {"device": "cpu"}}
+            return {"backend.name": "solo", "backend.options": {"framework": frameworks()[0], "device": "cpu"}}
+        return {"backend.name": backends_of(self._name, policy=policy)[0], "backend.options": {"device": "cpu"}}
 
     # -------------------------------------------------------------------------------------------------------- probes
     def _probe(self, check: Check, weights: str = "") -> Finding:
@@ -316,7 +267,7 @@ class _Tested:
         return Finding(check=check, measures=[none_of("arrays that differ", _changed(expected, learnt))])
 
     def _frameworks(self, check: Check) -> Finding:
-        first, *others = _frameworks()
+        first, *others = frameworks()
         if not others:
             return Finding(check=check, reason=f"only {first} is installed here")
         try:
@@ -333,38 +284,33 @@ class _Tested:
 
     # ---------------------------------------------------------------------------------------------- ranks of launchers
     def _through_backend(self, check: Check, only: Sequence[str]) -> Finding:
-        """Run checks of the kit for backends with ranks that this launcher starts."""
-        backend = self._loaded.spec.backend.name
+        """Run checks of the kit for backends with ranks that this launcher starts, for each rendezvous it provides."""
         chosen = [text for text in self._request.overrides if text.startswith(("launcher.", "plugins="))]
-        request = KitRequest(
-            backend=backend,
-            ranks=self._request.ranks,
-            overrides=(*chosen, f"launcher.name={self._name}"),
-            only=only,
-            limit_s=self._request.limit_s,
-            environ=self._request.environ,
-            python=self._request.python,
-        )
-        findings = kit.run(request, self._folder / check.id).findings
-        failed = [finding for finding in findings if finding.verdict != "passed"]
-        if failed and (failed[0].error or failed[0].reason):
-            return Finding(check=check, error=f"{failed[0].check.id}: {failed[0].error or failed[0].reason}")
-        return Finding(check=check, measures=worst_of_ranks([m for finding in findings for m in finding.measures]))
+        measures: list[Measure] = []
+        for backend in backends_of(self._name, policy=self._loaded.policy):
+            request = replace(
+                self._request,
+                backend=backend,
+                overrides=(*chosen, f"launcher.name={self._name}"),
+                only=only,
+                say=_silent,
+            )
+            findings = kit.run(request, self._folder / f"{check.id}-{backend}").findings
+            failed = [finding for finding in findings if finding.verdict != "passed"]
+            if failed and (failed[0].error or failed[0].reason):
+                told = failed[0].error or failed[0].reason
+                return Finding(check=check, error=f"{backend}: {failed[0].check.id}: {told}")
+            found = worst_of_ranks([measure for finding in findings for measure in finding.measures])
+            measures += [replace(measure, what=f"{backend}: {measure.what}") for measure in found]
+        return Finding(check=check, measures=measures)
+
+
+def _silent(text: str) -> None:
+    """Say nothing: the kit for backends has ids of its own, which the caller has not asked for."""
 
 
 class _JobFailed(Exception):
     """A job has ended without what it should have learnt."""
-
-
-def _launcher() -> type[Any]:
-    from mtrain.core.interfaces import Launcher
-
-    return Launcher
-
-
-def _frameworks() -> list[str]:
-    """Return the frameworks of `solo` that are installed here; torch where there is none, so that the job says so."""
-    return [name for name in ("torch", "paddle") if find_spec(name) is not None] or ["torch"]
 
 
 def _arrays(learnt: Mapping[str, Any]) -> dict[str, Any]:
