@@ -37,6 +37,8 @@ class ModuleList(Module):
 class Conv2d(Module):
     """2-D cross-correlation with zero padding. ``weight`` (out, in / groups, kh, kw), ``bias`` (out)."""
 
+    weight: Tensor
+    bias: Tensor
     def __init__(
         self,
         in_channels: int,
@@ -55,6 +57,8 @@ class ConvTranspose2d(Module):
     The output has ``(H - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1`` rows.
     """
 
+    weight: Tensor
+    bias: Tensor
     def __init__(
         self,
         in_channels: int,
@@ -71,6 +75,8 @@ class ConvTranspose2d(Module):
 class Linear(Module):
     """``x @ weight.T + bias``. ``weight`` (out, in), ``bias`` (out)."""
 
+    weight: Tensor
+    bias: Tensor
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None: ...
 
 class BatchNorm2d(Module):
@@ -82,6 +88,8 @@ class BatchNorm2d(Module):
     (int64 scalar).
     """
 
+    weight: Tensor
+    bias: Tensor
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, *, unbiased_variance: bool = True
     ) -> None: ...
@@ -89,6 +97,8 @@ class BatchNorm2d(Module):
 class LayerNorm(Module):
     """Normalises over the last axis, which has size ``normalized_shape``, as have ``weight`` and ``bias``."""
 
+    weight: Tensor
+    bias: Tensor
     def __init__(self, normalized_shape: int, eps: float = 1e-5) -> None: ...
 
 class GroupNorm(Module):
@@ -97,11 +107,14 @@ class GroupNorm(Module):
     ``weight`` and ``bias`` (C). The variance is the biased one. Wu and He 2018.
     """
 
+    weight: Tensor
+    bias: Tensor
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5) -> None: ...
 
 class Embedding(Module):
     """Looks up rows of ``weight`` (num_embeddings, embedding_dim) by int64 indices of any shape."""
 
+    weight: Tensor
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None: ...
 
 class Dropout(Module):

@@ -61,13 +61,14 @@ class Block(nn.Module):
         self.pwconv1 = nn.Linear(channels, 4 * channels)
         self.pwconv2 = nn.Linear(4 * channels, channels)
         self.gamma = nn.parameter((channels,))
+        self.drop_path = drop_path
         self.drop = nn.Dropout(drop_path, name=name)
 
     def forward(self, x_BCHW: Tensor, random_key: Tensor | None) -> Tensor:
         """Return the shape of the input. `random_key`: see `nn.Dropout`; None in evaluation."""
         y_BHWC = ops.permute_dims(self.dwconv(x_BCHW), (0, 2, 3, 1))
         y_BHWC = self.pwconv2(ops.gelu(self.pwconv1(self.norm(y_BHWC)))) * self.gamma
-        if self.training and self.drop.p:
+        if self.training and self.drop_path:
             # One element per sample is dropped or kept, and with it the whole branch: stochastic depth.
             kept_B1 = self.drop(ops.full((ops.shape(x_BCHW)[0], 1), 1.0, like=y_BHWC), random_key)
             y_BHWC = y_BHWC * ops.reshape(kept_B1, (-1, 1, 1, 1))
