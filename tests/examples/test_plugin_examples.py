@@ -16,6 +16,12 @@ ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow
 PLUGINS = {
     "mtrain-convnext": [("models", "convnext_atto"), ("models", "convnext_small"), ("models", "convnext_tiny")],
+    "mtrain-keypoints": [
+        ("models", "integral_pose"),
+        ("datasets", "coco_keypoints"),
+        ("datasets", "stick_figures"),
+        ("tasks", "keypoints"),
+    ],
     "mtrain-labelme": [("datasets", "labelme")],
     "mtrain-pinned": [("launchers", "pinned")],
 }
@@ -30,6 +36,10 @@ JOBS: dict[str, Sequence[str]] = {
     "mtrain-convnext": (
         *("-c", "vit_digits", "-o", "model.name=convnext_atto", "data.image_size=32"),
         *("model.options.drop_path=0.2", "model.options.layer_scale=0.1", "evaluate.enabled=false"),
+    ),
+    "mtrain-keypoints": (
+        *("-c", str(ROOT / "examples" / "mtrain-keypoints" / "stick_figures.yml")),
+        *("-o", "data.format=coco_keypoints", "data.root=made"),
     ),
     "mtrain-labelme": ("-c", "yolov5n", "-o", "data.format=labelme", "data.root=made", "data.image_size=64"),
 }
@@ -98,6 +108,8 @@ def test_they_pass_the_checks_of_the_kit(installed: Path, name: str) -> None:
     [
         ("mtrain-convnext", "ddp"),
         pytest.param("mtrain-convnext", "fleet", marks=SLOW),
+        pytest.param("mtrain-keypoints", "ddp", marks=SLOW),
+        ("mtrain-keypoints", "fleet"),
         pytest.param("mtrain-labelme", "ddp", marks=SLOW),
         pytest.param("mtrain-labelme", "fleet", marks=SLOW),
     ],
