@@ -253,6 +253,31 @@ class TrainEma(TypedDict, total=False):
     start"""
 
 
+class TrainDistil(TypedDict, total=False):
+    """Imitation of a trained model, the teacher, while training."""
+
+    teacher: str
+    """what to imitate: a run folder (its best checkpoint), a checkpoint, or a file of weights"""
+
+    model: str | None
+    """the teacher's model, where `teacher` is a file of weights; null: the teacher's run says it"""
+
+    options: Mapping[str, Any]
+    """options of that `model`"""
+
+    labels: float
+    """factor of the model's own loss, on the labels of the data"""
+
+    outputs: float
+    """factor of the difference of the outputs: of probabilities, or of what else the models predict"""
+
+    features: float
+    """factor of the difference of the attention maps (not for vision transformers)"""
+
+    temperature: float
+    """number by which class logits are divided before they are compared as probabilities"""
+
+
 class TrainQuantise(TypedDict, total=False):
     """Training with weights and inputs of convolutions and linear layers rounded to 8 bits, for `mtrain quantise`."""
 
@@ -299,6 +324,9 @@ class Train(TypedDict, total=False):
 
     ema: TrainEma | None
     """null: no average"""
+
+    distil: TrainDistil | None
+    """imitate a trained model: `{teacher: runs/big}`; null: learn from labels alone"""
 
     sync_batchnorm: bool
     """BatchNorm statistics over all ranks; works on CPU too"""
@@ -672,6 +700,7 @@ for _section in (
     DataAugment,
     Data,
     TrainEma,
+    TrainDistil,
     TrainQuantise,
     Train,
     OptimizerGroups,

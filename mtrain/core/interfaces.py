@@ -399,6 +399,30 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Imitation:
+    """A teacher, and how much imitating it counts. A network has it as its attribute ``imitation``.
+
+    The teacher is no part of the network's state: it is neither trained nor averaged nor saved.
+    """
+
+    teacher: Module
+    """A network in evaluation mode, without gradients; its method ``signals(batch)`` shows what is imitated."""
+    labels: float = 1.0
+    """Factor of the loss on the data's own labels."""
+    outputs: float = 1.0
+    """Factor of the loss between the outputs of both."""
+    features: float = 0.0
+    """Factor of the loss between the attention maps of both."""
+    temperature: float = 1.0
+    """Number by which class logits are divided before they are compared as probabilities."""
+
+    def seen(self, batch: Any) -> Any:
+        """Return the teacher's signals for a micro batch."""
+        signals: Any = self.teacher
+        return signals.signals(batch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
     """How weight files that others publish for a model differ from the model's state in mtrain.
 
@@ -429,6 +453,11 @@ class Model(Protocol):
     """Number of which both sides of a picture must be multiples; 0: the network takes one size only."""
     native: ClassVar[bool] = False
     """Whether ``build`` returns a user's native module, which keeps its own start values; see ``Recipe.own_model``."""
+    imitates: ClassVar[Sequence[str]] = ()
+    """What its network can imitate of a teacher, and show to a student: ``outputs``, ``features`` or both.
+
+    The network then derives from ``models.common.imitation.Imitator``.
+    """
     published: ClassVar[Published] = Published()
     """How weight files that others publish for the model differ from its state; by default they do not."""
 

@@ -25,6 +25,7 @@ NAMES = (
     "Sigmoid",
     "Upsample",
     "buffer",
+    "frozen",
     "no_grad",
     "parameter",
 )

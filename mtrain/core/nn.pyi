@@ -4,7 +4,7 @@ Images are (B, C, H, W). Layers are native modules: ``torch.nn.Module`` or ``pad
 new layer depend on the framework and do not matter, because a model's ``initial`` replaces them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final, Literal
 
@@ -174,3 +174,13 @@ def buffer(module: Module, name: str, array: Array, *, persistent: bool = True) 
 
 def no_grad() -> AbstractContextManager[None]:
     """Return a context in which results carry no gradient."""
+
+def frozen(module: Module, values: Callable[[Mapping[str, Array]], Mapping[str, Array]], *, like: Module) -> Module:
+    """Return ``module`` with new values, in evaluation mode and without gradients.
+
+    ``values`` receives the module's whole state by neutral name and returns the new one, with the same names and shapes. The
+    module moves to the device of the module ``like``, and its floating values take the type of that module's.
+
+    Raises:
+        CheckpointError: names or shapes differ.
+    """

@@ -41,6 +41,7 @@ from mtrain.core.schedule import total_updates
 from mtrain.data.loader.in_process import InProcess, reads_in_process
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import LaunchError, SpecError
+from mtrain.rank.teaching import attach
 from mtrain.spec import plugins
 from mtrain.spec.model import Spec
 from mtrain.system import placement
@@ -66,6 +67,8 @@ class Assembly:
     task: Task
     model: Module
     optimizer: Optimizer
+    teacher: str | None = None
+    """Digest of the weights of the model that is imitated; None if there is none."""
     messages: Sequence[tuple[str, str]] = ()
     """Messages about the start weights for the report: (``note`` or ``warning``, a sentence)."""
 
@@ -180,9 +183,14 @@ def assembled(
             recipe = replace(make_recipe(spec, size=session.collective.size), own_model=plugin.native)
             task = data.task()
             task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
-            model, optimizer = session.prepare(
-                lambda: pruned.build(plugin, task, session.collective, spec.model.pruned), recipe
-            )
+            built: list[Module] = []
+
+            def build() -> Module:
+                built.append(pruned.build(plugin, task, session.collective, spec.model.pruned))
+                return built[0]
+
+            model, optimizer = session.prepare(build, recipe)
+            teacher = attach(spec, built[0], type(plugin), data, session.collective) if training else None
             if isinstance(data, TaskBase):
                 data.entered(collective=session.collective, seed_framework=optimizer.seed_value)
             assembly = Assembly(
@@ -196,6 +204,7 @@ def assembled(
                 task=task,
                 model=model,
                 optimizer=optimizer,
+                teacher=teacher,
             )
             weights_file = None if restored else spec.model.weights
             yield replace(assembly, messages=start(assembly, weights_file=weights_file, training=training))

@@ -53,6 +53,7 @@ def train(
             job.session.restore(job.model, job.optimizer, saved.state)
             run.adopt_spec()
         run.announce(resumed_from=resume)
+        run.report_teacher(saved)
         try:
             run.trainer(stop).run(run.progress)
         except Interrupted:
@@ -185,6 +186,16 @@ class TrainingRun:
         if unused := unused_gpus(job.spec, job.backend, job.session, os.environ):
             self.report.event("warning", message=unused)
 
+    def report_teacher(self, saved: checkpoint.Saved | None) -> None:
+        """Warn if the resumed checkpoint was trained with another teacher than this job's."""
+        before = self.job.teacher if saved is None else saved.meta["extra"].get("teacher")
+        if before != self.job.teacher:
+            what = "none" if before is None else "other weights"
+            message = (
+                f"train.distil: the checkpoint was trained with {what} as its teacher; the job goes on with this spec's"
+            )
+            self.report.event("warning", message=message)
+
     def updated(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped."""
         self._shares.take(record)
@@ -240,7 +251,12 @@ class TrainingRun:
             progress,
             score=score,
             spec=job.spec.model_dump(mode="json"),
-            extra={**self._data.labels(), "details": dict(job.task.details), "results": self._result.figures()},
+            extra={
+                **self._data.labels(),
+                "details": dict(job.task.details),
+                "results": self._result.figures(),
+                **({} if job.teacher is None else {"teacher": job.teacher}),
+            },
         )
         folder = str(self.run_folder.checkpoints)
         self.report.event("checkpoint", update=progress.update, folder=folder, score=score, why=why)

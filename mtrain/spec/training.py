@@ -41,6 +41,46 @@ class QuantiseSpec(Section):
         return self
 
 
+class DistilSpec(Section):
+    """Imitation of a trained model, the teacher, while training."""
+
+    teacher: str = Field(
+        min_length=1,
+        description="what to imitate: a run folder (its best checkpoint), a checkpoint, or a file of weights",
+    )
+    model: str | None = Field(
+        default=None,
+        description="the teacher's model, where `teacher` is a file of weights; null: the teacher's run says it",
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="options of that `model`")
+    labels: float = Field(default=1.0, ge=0, description="factor of the model's own loss, on the labels of the data")
+    outputs: float = Field(
+        default=1.0,
+        ge=0,
+        description="factor of the difference of the outputs: of probabilities, or of what else the models predict",
+    )
+    features: float = Field(
+        default=0.0, ge=0, description="factor of the difference of the attention maps (not for vision transformers)"
+    )
+    temperature: float = Field(
+        default=4.0,
+        gt=0,
+        description="number by which class logits are divided before they are compared as probabilities",
+    )
+
+    @model_validator(mode="after")
+    def _something_counts(self) -> Self:
+        if self.outputs == 0 and self.features == 0:
+            raise ValueError(
+                "outputs and features are both 0, so nothing is imitated; give one of them, or set distil: null"
+            )
+        if self.options and self.model is None:
+            raise ValueError(
+                "options are given without model; name the teacher's model, or leave out both for a run's own"
+            )
+        return self
+
+
 class TrainSpec(Section):
     """Length, batch size, precision and further settings of training."""
 
@@ -68,6 +108,9 @@ class TrainSpec(Section):
         default=10.0, gt=0, description="largest global L2 norm of the gradient; null: no limit"
     )
     ema: EmaSpec | None = Field(default=EmaSpec(), description="null: no average")
+    distil: DistilSpec | None = Field(
+        default=None, description="imitate a trained model: `{teacher: runs/big}`; null: learn from labels alone"
+    )
     sync_batchnorm: bool = Field(default=False, description="BatchNorm statistics over all ranks; works on CPU too")
     quantise: QuantiseSpec | None = Field(
         default=None, description="learn weights and ranges for 8-bit integers; null: no rounding"

@@ -153,8 +153,12 @@ def _expected_all(
     shapes = {name: tuple(array.shape) for name, array in neutral_names(file.arrays).items()}
     pairs = [(model, count) for model in models for count in (1, 2)]
     policy = _policy_file(file)
+    side = {} if file.image_size is None else {"image_size": file.image_size}
     answers = outlines(
-        [Question(model=model, classes=count, options=options, policy=policy, pruned=pruned) for model, count in pairs]
+        [
+            Question(model=model, classes=count, options=options, policy=policy, pruned=pruned, **side)
+            for model, count in pairs
+        ]
     )
     states = dict(zip(pairs, answers, strict=True))
     return [

@@ -3,7 +3,7 @@
 They fulfil the contract of ``core/nn.pyi``, but compute nothing. Only the process of ``outline.py`` binds them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -171,3 +171,8 @@ def parameter(shape: tuple[int, ...], *, fill: float = 0.0) -> Entry:
 def buffer(module: Module, name: str, array: Array, *, persistent: bool = True) -> None:
     """See ``core/nn.pyi``."""
     setattr(module, name, Entry(tuple(array.shape), str(array.dtype), persistent=persistent))
+
+
+def frozen(module: Module, values: Callable[[Mapping[str, Array]], Mapping[str, Array]], *, like: Module) -> Module:
+    """See ``core/nn.pyi``."""
+    return module

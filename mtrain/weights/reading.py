@@ -44,6 +44,10 @@ class Weights:
     """``model.pruned`` of that run."""
     plugins: str | None = None
     """``plugins`` of that run: the file that says which plugins may load."""
+    image_size: int | None = None
+    """Side of that run's pictures in pixels; a transformer's positions depend on it."""
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    """What a checkpoint stores on its data: ``class_names``, and ``details`` of the task."""
 
 
 def read(path: Path) -> Weights:
@@ -180,4 +184,6 @@ def _read_folder(path: Path) -> Weights:
         options=model.get("options") or {},
         pruned=model.get("pruned"),
         plugins=saved.spec.get("plugins"),
+        image_size=(saved.spec.get("data") or {}).get("image_size"),
+        labels=saved.meta.get("extra") or {},
     )

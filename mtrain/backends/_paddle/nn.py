@@ -1,7 +1,7 @@
 """The neutral layers on Paddle. ``core/nn.pyi`` is their contract; Paddle's own class is used where it fulfils it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Uniform
 from typing_extensions import override
 
-from mtrain.backends._paddle import internals, paddle2_compatibility
+from mtrain.backends._paddle import internals, paddle2_compatibility, state
 from mtrain.core import noise
 from mtrain.core.interfaces import Array
 
@@ -38,6 +38,7 @@ __all__ = [
     "Sigmoid",
     "Upsample",
     "buffer",
+    "frozen",
     "no_grad",
     "parameter",
 ]
@@ -357,3 +358,13 @@ def parameter(shape: tuple[int, ...], *, fill: float = 0.0) -> Tensor:
 def buffer(module: Layer, name: str, array: Array, *, persistent: bool = True) -> None:
     """See ``core/nn.pyi``."""
     module.register_buffer(name, paddle.to_tensor(np.asarray(array)), persistable=persistent)
+
+
+def frozen(module: Layer, values: Callable[[Mapping[str, Array]], Mapping[str, Array]], *, like: Layer) -> Layer:
+    """See ``core/nn.pyi``. New layers are made on the current device, which is that of ``like``."""
+    module.to(dtype=next(iter(like.parameters())).dtype)
+    state.fill(module.state_dict(), values(state.arrays(module)), what="the weights")
+    for parameter in module.parameters():
+        parameter.stop_gradient = True
+    module.eval()
+    return module

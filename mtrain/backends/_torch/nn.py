@@ -1,5 +1,7 @@
 """The neutral layers on torch. ``core/nn.pyi`` is their contract; torch's own class is used where it fulfils it."""
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ from torch.nn import (
 from torch.nn import functional as F
 from typing_extensions import override
 
-from mtrain.backends._torch import batchnorm
+from mtrain.backends._torch import batchnorm, state
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core import noise
 from mtrain.core.interfaces import Array
@@ -49,6 +51,7 @@ __all__ = [
     "Sigmoid",
     "Upsample",
     "buffer",
+    "frozen",
     "no_grad",
     "parameter",
 ]
@@ -146,3 +149,11 @@ def parameter(shape: tuple[int, ...], *, fill: float = 0.0) -> torch.nn.Paramete
 def buffer(module: Module, name: str, array: Array, *, persistent: bool = True) -> None:
     """See ``core/nn.pyi``."""
     module.register_buffer(name, torch.tensor(np.asarray(array)), persistent=persistent)
+
+
+def frozen(module: Module, values: Callable[[Mapping[str, Array]], Mapping[str, Array]], *, like: Module) -> Module:
+    """See ``core/nn.pyi``."""
+    sample = next(like.parameters())
+    module.to(device=sample.device, dtype=sample.dtype)
+    state.fill(module.state_dict(), values(state.arrays(module)), what="the weights")
+    return module.requires_grad_(requires_grad=False).eval()

@@ -81,7 +81,8 @@ def _room(resume: Path | None) -> dict[str, int]:
 def _files(spec: Spec) -> dict[str, str]:
     """Return the files that every rank reads: key of the spec -> path."""
     weights = spec.model.weights
-    path_of = {"model.weights": weights, "plugins": spec.plugins}
+    teacher = None if spec.train.distil is None else spec.train.distil.teacher
+    path_of = {"model.weights": weights, "train.distil.teacher": teacher, "plugins": spec.plugins}
     return {key: path for key, path in path_of.items() if path is not None and not Path(path).is_dir()}
 
 

@@ -5,7 +5,7 @@ Only ``build`` needs a framework.
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -58,6 +58,7 @@ class PPYOLOE(Model):
 
     Options: ClassVar[type[BaseModel]] = PPYOLOEOptions
     kind: ClassVar[str] = "detection"
+    imitates: ClassVar[Sequence[str]] = ("outputs", "features")
     published: ClassVar[Published] = Published(
         float32=("yolo_head.proj_conv.weight",),
         per_class=(r"^yolo_head\.pred_cls\.\d\.(weight|bias)$",),

@@ -6,6 +6,7 @@ fine: strides 32, 16, 8. State names are the published ones. Shape letters: B ba
 S sides of a box (left, top, right, bottom), K bins of a distance, H height, W width.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Collective, Tensor
+from mtrain.models.common.imitation import Detections, Imitator, Signals
 from mtrain.models.ppyoloe.assign import Points, Truth, points_of, truth_of
 from mtrain.models.ppyoloe.blocks import ConvNorm, HeadStem, NeckStage, Stage
 from mtrain.models.ppyoloe.loss import LossSettings, Outputs, decode, loss
@@ -132,7 +134,7 @@ class Head(nn.Module):
         )
 
 
-class Network(nn.Module):
+class Network(Imitator):
     """PP-YOLOE with its loss. It returns losses in training, and boxes with scores in evaluation, see ``forward``.
 
     Args:
@@ -172,8 +174,15 @@ class Network(nn.Module):
         # Reading a tensor on the host waits for the device, so it is done before the network's kernels are queued.
         static = int(ops.to_numpy(batch["epoch"])[0]) < self.settings.static_assigner_epoch
         truth = truth_of(ops.to_numpy(batch["targets"]), shape=ops.shape(images_BHW3)[:3], like=batch["targets"])
-        outputs, points = self.outputs(self.prepared(images_BHW3))
-        return self.loss(outputs, points, truth, static=static)
+        maps = self.maps(self.prepared(images_BHW3))
+        outputs, points = self.read(maps)
+        losses = self.loss(outputs, points, truth, static=static)
+        return self.taught(losses, batch, lambda: _signals(maps, outputs, points))
+
+    def signals(self, batch: Batch) -> Signals:
+        """Show the predictions, one a cell, and the neck's maps."""
+        maps = self.maps(self.prepared(batch["images"]))
+        return _signals(maps, *self.read(maps))
 
     def prepared(self, images_BHW3: Tensor) -> Tensor:
         """Convert pictures, uint8 (B, H, W, 3), to normalised (B, 3, H, W) in the dtype of the weights."""
@@ -185,7 +194,15 @@ class Network(nn.Module):
 
     def outputs(self, images_B3HW: Tensor) -> tuple[Outputs, Points]:
         """Return the head's outputs for normalised pictures, and the points to which they belong."""
-        maps = self.neck(self.backbone(images_B3HW))
+        return self.read(self.maps(images_B3HW))
+
+    def maps(self, images_B3HW: Tensor) -> list[Tensor]:
+        """Return the neck's maps for normalised pictures, coarse to fine."""
+        maps: list[Tensor] = self.neck(self.backbone(images_B3HW))
+        return maps
+
+    def read(self, maps: Sequence[Tensor]) -> tuple[Outputs, Points]:
+        """Return the head's outputs for the neck's maps, and the points to which they belong."""
         outputs = self.yolo_head(maps)
         sizes = [ops.shape(x_BCHW)[2:] for x_BCHW in maps]
         return outputs, points_of(sizes, STRIDES, like=outputs.logits_BLC)
@@ -193,6 +210,17 @@ class Network(nn.Module):
     def loss(self, outputs: Outputs, points: Points, truth: Truth, *, static: bool) -> dict[str, Tensor]:
         """Compute the losses, see ``models.ppyoloe.loss.loss``; only ``total`` carries a gradient."""
         return loss(outputs, points, truth, static=static, settings=self.settings, collective=self.collective)
+
+
+def _signals(maps: Sequence[Tensor], outputs: Outputs, points: Points) -> Signals:
+    """Turn the order of the levels round: signals go from fine to coarse."""
+    boxes_BL4, _ = decode(outputs, points)
+    predicted_BLC = ops.concat((boxes_BL4 * points.stride_L1, ops.sigmoid(outputs.logits_BLC)), axis=2)
+    sizes = [math.prod(ops.shape(x_BCHW)[2:]) for x_BCHW in maps]
+    levels = ops.split(predicted_BLC, sizes, axis=1)
+    all_B1MC = ops.expand_dims(ops.concat(list(reversed(levels)), axis=1), 1)
+    detections = Detections(scores_BAMC=all_B1MC[..., 4:], boxes_BAM4=all_B1MC[..., :4])
+    return Signals(detections=detections, maps=list(reversed(maps)))
 
 
 def _rows(x_BCHW: Tensor) -> Tensor:

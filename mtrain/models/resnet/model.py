@@ -5,7 +5,7 @@ Only ``build`` needs a framework.
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -45,6 +45,7 @@ class ResNet(Model):
 
     Options: ClassVar[type[BaseModel]] = ResNetOptions
     kind: ClassVar[str] = "classification"
+    imitates: ClassVar[Sequence[str]] = ("outputs", "features")
     published: ClassVar[Published] = Published(per_class=(r"^fc\.(weight|bias)$",))
     blocks: ClassVar[tuple[int, int, int, int]]
     """Number of blocks of each stage."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Tensor
+from mtrain.models.common.imitation import Imitator, Signals
 
 STEM_WIDTH = 64
 """Channels of the first convolution and of the first stage."""
@@ -80,7 +81,7 @@ class Bottleneck(nn.Module):
         return ops.relu(y_BCHW + (self.downsample(x_BCHW) if self.has_projection else x_BCHW))
 
 
-class Network(nn.Module):
+class Network(Imitator):
     """The classifier with its loss. It returns losses in training, ``probabilities`` (B, C) in evaluation.
 
     Args:
@@ -116,11 +117,17 @@ class Network(nn.Module):
         Args:
             batch: ``images`` uint8 (B, S, S, 3) RGB; in training also ``labels`` int64 (B,).
         """
-        logits_BC = self.logits(self.pixels(batch["images"]))
+        signals = self.signals(batch)
+        logits_BC = signals.logits
         if not self.training:
             return {"probabilities": ops.softmax(logits_BC, 1)}
         losses_B = ops.cross_entropy(logits_BC, batch["labels"], label_smoothing=self.label_smoothing)
-        return {"total": ops.mean(losses_B)}
+        return self.taught({"total": ops.mean(losses_B)}, batch, lambda: signals)
+
+    def signals(self, batch: Batch) -> Signals:
+        """Show the class logits, and the feature maps of the last three stages: strides 8, 16, 32."""
+        maps = self.features(self.pixels(batch["images"]))
+        return Signals(logits=self.classified(maps[-1]), maps=maps)
 
     def pixels(self, images_BSS3: Tensor) -> Tensor:
         """Normalise pictures, uint8 (B, S, S, 3), to (B, 3, S, S) in the dtype of the weights."""
@@ -130,12 +137,22 @@ class Network(nn.Module):
         std_3 = ops.asarray(self.std, like=x_BSS3, dtype=ops.dtype(x_BSS3))
         return ops.permute_dims(ops.astype((x_BSS3 - mean_3) / std_3, dtype), (0, 3, 1, 2))
 
-    def logits(self, pixels_B3SS: Tensor) -> Tensor:
-        """Compute the class logits (B, C), in float32 or float64, from normalised pixels."""
+    def features(self, pixels_B3SS: Tensor) -> list[Tensor]:
+        """Return the feature maps of the last three stages for normalised pixels."""
         x_BCHW = ops.relu(self.bn1(self.conv1(pixels_B3SS)))
         x_BCHW = ops.max_pool2d(x_BCHW, 3, 2, 1)
+        maps = []
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             x_BCHW = stage(x_BCHW)
+            maps.append(x_BCHW)
+        return maps[1:]
+
+    def logits(self, pixels_B3SS: Tensor) -> Tensor:
+        """Compute the class logits (B, C), in float32 or float64, from normalised pixels."""
+        return self.classified(self.features(pixels_B3SS)[-1])
+
+    def classified(self, x_BCHW: Tensor) -> Tensor:
+        """Compute the class logits (B, C), in float32 or float64, from the last feature map."""
         logits_BC = self.fc(ops.mean(x_BCHW, axis=(2, 3)))
         return logits_BC if ops.dtype(logits_BC) == "float64" else ops.astype(logits_BC, "float32")
 

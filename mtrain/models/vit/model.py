@@ -5,7 +5,7 @@ Only ``build`` needs a framework.
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -76,6 +76,7 @@ class ViT(Model):
 
     Options: ClassVar[type[BaseModel]] = ViTOptions
     kind: ClassVar[str] = "classification"
+    imitates: ClassVar[Sequence[str]] = ("outputs",)
     published: ClassVar[Published] = Published(per_class=(r"^head\.(weight|bias)$",))
 
     def __init__(self, options: ViTOptions | None = None) -> None:

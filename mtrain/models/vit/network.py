@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Tensor
+from mtrain.models.common.imitation import Imitator, Signals
 
 _EPS = 1e-6
 """Epsilon of the norms."""
@@ -113,7 +114,7 @@ class Block(nn.Module):
         return x_BND + self.drop2(self.perceptron(self.norm2(x_BND), random_key), random_key)
 
 
-class Network(nn.Module):
+class Network(Imitator):
     """The classifier with its loss. It returns losses in training, ``probabilities`` (B, C) in evaluation.
 
     Args:
@@ -144,11 +145,16 @@ class Network(nn.Module):
             batch: ``images`` uint8 (B, S, S, 3) RGB; in training also ``labels`` int64 (B,), and for dropout
                 ``random_key`` int32 (B,).
         """
-        logits_BC = self.logits(self.patches(batch["images"]), batch.get("random_key"))
+        signals = self.signals(batch)
+        logits_BC = signals.logits
         if not self.training:
             return {"probabilities": ops.softmax(logits_BC, 1)}
         losses_B = ops.cross_entropy(logits_BC, batch["labels"], label_smoothing=self.label_smoothing)
-        return {"total": ops.mean(losses_B)}
+        return self.taught({"total": ops.mean(losses_B)}, batch, lambda: signals)
+
+    def signals(self, batch: Batch) -> Signals:
+        """Show the class logits."""
+        return Signals(logits=self.logits(self.patches(batch["images"]), batch.get("random_key")))
 
     def patches(self, images_BSS3: Tensor) -> Tensor:
         """Cut pictures, uint8 (B, S, S, 3), into patches (B, N, 3 * P * P) in -1..1, in the dtype of the weights.

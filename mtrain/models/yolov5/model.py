@@ -5,7 +5,7 @@ Only ``build`` needs a framework.
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -96,6 +96,7 @@ class YOLOv5(Model):
     Options: ClassVar[type[BaseModel]] = YOLOv5Options
     kind: ClassVar[str] = "detection"
     size_step: int = STRIDES[-1]
+    imitates: ClassVar[Sequence[str]] = ("outputs", "features")
     published: ClassVar[Published] = Published(
         left_out=(r"^balance\.moved_L$",),
         per_class=(r"^model\.24\.m\.\d\.(weight|bias)$",),

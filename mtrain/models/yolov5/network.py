@@ -12,6 +12,7 @@ import numpy as np
 
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Array, Batch, Tensor
+from mtrain.models.common.imitation import Detections, Imitator, Signals
 from mtrain.models.yolov5.blocks import C3, SPPF, Concat, ConvNormAct
 from mtrain.models.yolov5.loss import START_BALANCE, LossSettings, loss
 
@@ -66,7 +67,7 @@ class LevelBalance(nn.Module):
             self.moved_L[:] = moved_L / moved_L[1:2]
 
 
-class Network(nn.Module):
+class Network(Imitator):
     """YOLOv5 with its loss. It returns losses in training, ``decoded`` (B, N, C) in evaluation.
 
     Args:
@@ -89,9 +90,37 @@ class Network(nn.Module):
             batch: ``images`` uint8 (B, H, W, 3) RGB, sides multiples of 32; in training also ``targets`` float32 (T, 6)
                 ``[image, class, xc, yc, w, h]``, boxes as shares of the picture.
         """
+        maps = self.maps(batch)
+        heads = list(self.model[-1](maps))
+        if not self.training:
+            return {"decoded": self.decode(heads)}
+        losses = self.loss(heads, batch["targets"])
+        return self.taught(losses, batch, lambda: self._signals(maps, heads), scale=self.settings.gain)
+
+    def signals(self, batch: Batch) -> Signals:
+        """Show the decoded predictions, one for each anchor of a cell, and the maps that the heads read."""
+        maps = self.maps(batch)
+        return self._signals(maps, list(self.model[-1](maps)))
+
+    def _signals(self, maps: Sequence[Tensor], heads: Sequence[Tensor]) -> Signals:
+        levels = []
+        for level, head_BCHW in enumerate(heads):
+            decoded_BNC = self._decode_level(_at_least_float32(head_BCHW), level)
+            batch, rows, columns = ops.shape(decoded_BNC)
+            anchors = ops.shape(self.model[-1].anchors)[1]
+            levels.append(ops.reshape(decoded_BNC, (batch, anchors, rows // anchors, columns)))
+        all_BAMC = ops.concat(levels, axis=2)
+        centre, half = all_BAMC[..., :2], all_BAMC[..., 2:4] / 2
+        boxes_BAM4 = ops.concat((centre - half, centre + half), axis=3)
+        return Signals(
+            detections=Detections(scores_BAMC=all_BAMC[..., 4:5] * all_BAMC[..., 5:], boxes_BAM4=boxes_BAM4), maps=maps
+        )
+
+    def maps(self, batch: Batch) -> list[Tensor]:
+        """Return the feature maps that the heads read for a batch's pictures: strides 8, 16, 32."""
         images_BHW3 = ops.astype(ops.astype(batch["images"], "float32") / 255, ops.dtype(self.model[0].conv.weight))
-        heads = self.heads(ops.permute_dims(images_BHW3, (0, 3, 1, 2)))
-        return self.loss(heads, batch["targets"]) if self.training else {"decoded": self.decode(heads)}
+        outputs = self.features(ops.permute_dims(images_BHW3, (0, 3, 1, 2)))
+        return [outputs[i] for i in _HEADS]
 
     def features(self, images_B3HW: Tensor) -> list[Tensor]:
         """Return the output of each of the 24 layers before the heads."""
