@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mtrain.script.session import Session, session
     from mtrain.submitted import SubmittedJob, open_job, submit
     from mtrain.typed import Spec
+    from mtrain.watching import write_report
 
 __all__ = [
     "SGD",
@@ -61,6 +62,7 @@ __all__ = [
     "session",
     "submit",
     "train",
+    "write_report",
 ]
 _IN_SCRIPTS = {"session": "session", "Session": "session"} | dict.fromkeys(
     ("SGD", "Adam", "AdamW", "Group", "Constant", "Cosine", "Linear", "OneCycle", "Step"), "rules"
@@ -71,6 +73,8 @@ _RESULTS = ("EvaluateResult", "Evaluation", "Metrics", "PredictResult", "TrainRe
 """Names that ``mtrain.results`` defines."""
 _SUBMITTED = ("SubmittedJob", "open_job", "submit")
 """Names that ``mtrain.submitted`` defines."""
+_WATCHING = ("write_report",)
+"""Names that ``mtrain.watching`` defines."""
 
 
 def __getattr__(name: str) -> Any:
@@ -79,6 +83,7 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         modules = dict.fromkeys(_RESULTS, "results") | dict.fromkeys(_SUBMITTED, "submitted")
+        modules |= dict.fromkeys(_WATCHING, "watching")
         module = f"script.{_IN_SCRIPTS[name]}" if name in _IN_SCRIPTS else modules.get(name, "api")
         return getattr(import_module(f"mtrain.{module}"), name)
     raise AttributeError(f"module 'mtrain' has no attribute {name!r}")

@@ -13,6 +13,7 @@ Mistakes raise the errors of ``mtrain.errors``; all of them derive from ``Mtrain
 """
 
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -339,8 +340,6 @@ def compare_backends(
     Raises:
         UsageError: the spec, a backend or an option is wrong; nothing was started.
     """
-    import sys
-
     from mtrain.comparing import jobs
     from mtrain.comparing.order import Order, parse_variants
     from mtrain.comparing.profiles import PROFILES
@@ -433,6 +432,10 @@ def _trained(loaded: "Loaded", resume: File, *, quiet: bool) -> TrainResult:
     from mtrain.cluster import allocated_hosts, job
 
     outcome = job.train(allocated_hosts.completed(loaded), resume=_text(resume), quiet=quiet)
+    if loaded.spec.report.plots:  # the import takes a moment
+        from mtrain.pages.report import write_after
+
+        write_after(outcome.run_dir, code=outcome.code, warn=lambda text: print(text, file=sys.stderr))
     if outcome.code in FAILED:
         raise JobFailed("training", exit_code=outcome.code, run_dir=outcome.run_dir)
     reason = "interrupted" if outcome.code else results.exit_reason(outcome.summary)

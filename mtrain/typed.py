@@ -638,7 +638,7 @@ class Report(TypedDict, total=False):
     function of your own, PATH.py:Name; each with its options, or true, or false to leave it out"""
 
     plots: bool
-    """results.png and val_batch.jpg"""
+    """results.png, val_batch.jpg, inputs.jpg and report.html"""
 
     trace: Literal["none", "traffic", "state"]
     """what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the seconds

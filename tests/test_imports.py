@@ -28,11 +28,11 @@ LAYERS = (
     {"jobs"},
     {"cluster"},
     {"clusters"},
-    {"comparing", "exporting", "pruning"},
+    {"comparing", "exporting", "pruning", "pages"},
     {"testing"},
     {"results", "typed"},
     {"api"},
-    {"submitted"},
+    {"submitted", "watching"},
     {"cli"},
 )
 """Folders (or files beside them) from the bottom up: one may import what stands lower, never what stands beside or

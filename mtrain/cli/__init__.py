@@ -36,6 +36,7 @@ COMMANDS = {
     ),
     "prune": ("mtrain.cli.prune:prune", "Make a smaller network of a trained one."),
     "compare": ("mtrain.cli.compare:compare", "Train one spec on several backends: do they agree, how fast are they."),
+    "report": ("mtrain.cli.report:report", "Write the report of a run: one HTML file with everything about it."),
     "config": ("mtrain.cli.config:config", "Show, explain and validate specs."),
     "plugins": ("mtrain.cli.plugins:plugins", "List backends, models, data sets and launchers."),
     "data": ("mtrain.cli.data:data", "Check a data set, or make the embedded one."),

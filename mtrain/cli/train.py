@@ -8,6 +8,7 @@ import click
 from mtrain.cli.options import JobCommand, job_options, load_job
 
 if TYPE_CHECKING:
+    from mtrain.cluster.job import Outcome
     from mtrain.spec.config import Loaded
 
 
@@ -36,4 +37,14 @@ def train_job(context: click.Context, loaded: "Loaded", *, resume: str | None, p
     outcome = job.train(loaded, resume=resume)
     for line in outcome.lines:
         click.echo(line)
+    if loaded.spec.report.plots:
+        _write_report(outcome)
     context.exit(outcome.code)
+
+
+def _write_report(outcome: "Outcome") -> None:
+    from mtrain.pages.report import write_after
+
+    path = write_after(outcome.run_dir, code=outcome.code, warn=lambda text: click.echo(text, err=True))
+    if path is not None:
+        click.echo(f"report:      {path}")

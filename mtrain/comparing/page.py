@@ -6,12 +6,13 @@ from importlib import resources
 
 import numpy as np
 
-from mtrain.comparing import curves, tables, wording
-from mtrain.comparing.curves import Bar, Line
+from mtrain.comparing import tables, wording
 from mtrain.comparing.differences import LOSS, MEANING, MEASURED, NORM, WORDS
 from mtrain.comparing.referee import EXACT, GROWTH
 from mtrain.comparing.results import Comparison, Row
 from mtrain.comparing.traces import EMA, WEIGHTS
+from mtrain.report import svg
+from mtrain.report.svg import Bar, Line
 
 PICTURES = (LOSS, NORM, WEIGHTS, EMA)
 """Quantities whose differences are drawn over updates."""
@@ -19,7 +20,7 @@ PICTURES = (LOSS, NORM, WEIGHTS, EMA)
 
 def page(result: Comparison) -> str:
     """Return the content of the HTML file."""
-    style = (resources.files("mtrain.comparing") / "page.css").read_text(encoding="utf-8")
+    style = (resources.files("mtrain.report") / "page.css").read_text(encoding="utf-8")
     body = [_head(result), _summary(result)]
     body.append(_section("Agreement", _table(tables.agreement(result), result, kind="agreement"), _bounds_note(result)))
     if result.reference is not None:
@@ -118,7 +119,7 @@ def _families(result: Comparison) -> list[tuple[str, Row]]:
 
 
 def _colour(label: str, result: Comparison) -> int:
-    return next((i for i, labels in enumerate(result.alike()) if label in labels), curves.COLOURS - 1) % curves.COLOURS
+    return next((i for i, labels in enumerate(result.alike()) if label in labels), svg.COLOURS - 1) % svg.COLOURS
 
 
 def _legend(result: Comparison) -> str:
@@ -143,7 +144,7 @@ def _training(result: Comparison) -> list[str]:
             for name, row, trace in families
             if trace is not None
         ]
-        pictures.append(curves.curves(title, lines, updates=updates, log=log))
+        pictures.append(svg.curves(title, lines, updates=updates, log=log))
     return pictures
 
 
@@ -170,7 +171,7 @@ def _growth(result: Comparison) -> list[str]:
         if lines:
             bound = result.profile.throughout.get(name) or None
             pictures.append(
-                curves.curves(WORDS[name], lines, updates=result.updates, log=True, bound=bound, about=MEANING[name])
+                svg.curves(WORDS[name], lines, updates=result.updates, log=True, bound=bound, about=MEANING[name])
             )
     return pictures
 
@@ -196,7 +197,7 @@ def _bars(result: Comparison) -> str:
         for row in result.rows
         if row.speed is not None
     ]
-    return curves.bars("time of an update: median and quartiles", rows, unit="ms") if rows else ""
+    return svg.bars("time of an update: median and quartiles", rows, unit="ms") if rows else ""
 
 
 def _timing(result: Comparison) -> str:

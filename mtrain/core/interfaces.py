@@ -24,6 +24,7 @@ Module: TypeAlias = Any
 if TYPE_CHECKING:  # numpy takes 0.1 s to import, and `mtrain plan` needs these names only
     import numpy as np
 
+    from mtrain.core.details import Detail
     from mtrain.core.live import LivePictures
     from mtrain.core.program import Program, ProgramInput
     from mtrain.core.queue import Queue
@@ -660,6 +661,13 @@ class TaskData(JobData, Protocol):
 
     def draw(self, partial: Any, path: Path) -> None:
         """Draw truth beside predictions for some samples of an evaluator's ``partial``, and save it as ``path``."""
+        ...
+
+    def details(self, evaluator: Any) -> "Sequence[Detail]":
+        """Return charts and matrices of the last result of an evaluator, for the pages of a run; it may be empty.
+
+        ``evaluator``: one of ``evaluator()`` whose ``result`` was called.
+        """
         ...
 
 

@@ -18,7 +18,7 @@ from mtrain.core.schedule import Schedule, total_updates
 from mtrain.core.trace import Shares, Tracer, traffic
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 from mtrain.errors import Interrupted, SpecError
-from mtrain.rank import process
+from mtrain.rank import kept, process
 from mtrain.rank.assembly import Assembly, assembled, open_task, unused_gpus
 from mtrain.rank.records import (
     left_out,
@@ -29,12 +29,10 @@ from mtrain.rank.records import (
     result_summary,
     writers,
 )
-from mtrain.report.reporter import RESULTS
+from mtrain.report.reporter import PICTURES, RESULTS
 from mtrain.system.devices import device_words
 from mtrain.system.runfolder import RunFolder, adopt
 
-PICTURES = "val_batch.jpg"
-"""Predictions of the last evaluation, drawn when a job is done."""
 log = logging.getLogger(__name__)
 
 
@@ -227,7 +225,7 @@ class TrainingRun:
             return figures
         figures["score"] = _score(figures, job.spec.evaluate.score)
         best = self._result.take(figures, progress, evaluator)
-        self._result.partial = evaluator.partial()
+        self._result.evaluator = evaluator
         self.report.evaluation(
             figures,
             update=progress.update,
@@ -296,6 +294,8 @@ class TrainingRun:
             measured = {**job.session.measure(), **self._shares.summary()}
             summary["measured"] = job.session.collective.all_gather(measured)
         pictures = {"pictures": self._draw()} if reason == "done" else {}
+        if reason == "done":
+            self._keep()
         self.report.event("end", **summary, **pictures)
         self.report.close(summary)
         if reason == "interrupted":
@@ -316,16 +316,19 @@ class TrainingRun:
 
     def _draw(self) -> list[str]:
         """Draw predictions of the last evaluation; return the names of the files, none if there is nothing to draw."""
-        spec, partial = self.job.spec, self._result.partial
-        if not (spec.report.plots and partial and self.job.session.collective.rank == 0):
-            return []
-        try:
-            self._data.draw(partial, self.run_folder.path / PICTURES)
-        except Exception as error:  # a finished job must not fail because of a picture
-            log.exception("%s could not be drawn", PICTURES)
-            self.report.event("warning", message=f"{PICTURES} could not be drawn: {error}")
-            return []
-        return [PICTURES] if (self.run_folder.path / PICTURES).is_file() else []
+        evaluator = self._evaluated()
+        return [] if evaluator is None else kept.draw(self._data, evaluator, self.run_folder.path, self.report)
+
+    def _keep(self) -> None:
+        """Keep what pages show beside records and predictions."""
+        if (evaluator := self._evaluated()) is not None:
+            kept.keep(self._data, evaluator, self.run_folder.path, last=self._result.last, report=self.report)
+
+    def _evaluated(self) -> Evaluator | None:
+        """Return the evaluator of the last evaluation, if this rank keeps pictures of it."""
+        evaluator, job = self._result.evaluator, self.job
+        keeps = job.spec.report.plots and job.session.collective.rank == 0
+        return evaluator if keeps and evaluator is not None and evaluator.partial() else None
 
 
 @dataclass(kw_only=True)
@@ -340,8 +343,8 @@ class Results:
     """Names of the most important figures."""
     remarks: list[str] = field(default_factory=list)
     """Remarks about the best evaluation."""
-    partial: Any = None
-    """Predictions of the last evaluation, see ``Evaluator.partial``."""
+    evaluator: Evaluator | None = None
+    """The evaluator of the last evaluation, with its predictions."""
 
     @classmethod
     def of(cls, saved: checkpoint.Saved | None) -> "Results":

@@ -20,15 +20,25 @@ class Tail:
         self.path = path
         self._offset = 0 if from_start or not path.exists() else path.stat().st_size
 
-    def read(self) -> list[Record]:
-        """Return the records completed since the last call. Lines that are not JSON objects are skipped."""
+    @property
+    def offset(self) -> int:
+        """Number of bytes that were read."""
+        return self._offset
+
+    def read(self, *, limit: int = -1) -> list[Record]:
+        """Return the records completed since the last call. Lines that are not JSON objects are skipped.
+
+        ``limit``: largest number of bytes to read now; a longer line is skipped. -1: all that there are.
+        """
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
-                content = file.read()
+                content = file.read(limit)
         except FileNotFoundError:
             return []
         whole = content[: content.rfind(b"\n") + 1]
+        if not whole and len(content) == limit:
+            whole = content
         self._offset += len(whole)
         return [record for record in map(_parsed, whole.splitlines()) if record]
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from mtrain.core.interfaces import Array
 from mtrain.report.history import History, rate_of, read_history
+from mtrain.report.smoothing import smoothed
 from mtrain.report.wording import headline_figures
 
 COLOURS = ("#1f6fb4", "#d9622b", "#2f9e5b", "#8a56b0", "#b8324f", "#7a7a7a")
@@ -137,15 +138,6 @@ def _speed(axes: Axes, history: History) -> None:
         right.set_ylabel("waiting for data, % of the time (dashed)", color=COLOURS[5], fontsize=9)
         right.tick_params(colors=COLOURS[5], labelsize=9)
         right.spines[["top", "left", "right", "bottom"]].set_visible(False)
-
-
-def smoothed(values: Array, *, share: float = 0.04) -> Array:
-    """Return a centred moving average over ``share`` of the points; near the ends it covers fewer points."""
-    width = max(1, int(len(values) * share) // 2 * 2 + 1)
-    if width < 3:
-        return values
-    kernel = np.ones(width)
-    return np.asarray(np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same"))
 
 
 def _series(records: Mapping[int, Mapping[str, Any]], value: Any) -> tuple[Array, Array]:

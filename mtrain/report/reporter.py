@@ -21,6 +21,12 @@ log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 RESULTS = "results.png"
+PICTURES = "val_batch.jpg"
+"""Predictions of the last evaluation beside the truth, drawn when a job is done."""
+INPUTS = "inputs.jpg"
+"""Some training samples as the network receives them."""
+DETAILS = "details.json"
+"""Charts and matrices of the last evaluation: see ``core.details``."""
 
 
 class Report(Protocol):

@@ -260,7 +260,7 @@ class ReportSpec(Section):
         description="what else receives the records, by name: plugins of kind `reporters` (csv, mlflow ...), or a class or "
         "function of your own, PATH.py:Name; each with its options, or true, or false to leave it out",
     )
-    plots: bool = Field(default=True, description="results.png and val_batch.jpg")
+    plots: bool = Field(default=True, description="results.png, val_batch.jpg, inputs.jpg and report.html")
     trace: Literal["none", "traffic", "state"] = Field(
         default="none",
         description="what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the "

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from mtrain.core.details import Detail
 from mtrain.core.interfaces import Collective
 from mtrain.core.live import LivePictures
 from mtrain.core.program import ProgramInput
@@ -80,3 +81,7 @@ class TaskBase:
     def model_options(cls, spec: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """See ``TaskKind.model_options``. By default there are none."""
         return {}
+
+    def details(self, evaluator: Any) -> Sequence[Detail]:
+        """See ``TaskData.details``. By default figures say everything."""
+        return ()

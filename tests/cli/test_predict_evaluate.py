@@ -53,13 +53,18 @@ def test_a_run_folder_holds_everything_that_was_promised(trained):
     run = trained / "runs" / "small"
     names = (
         "spec.yml spec.json plan.txt plan.json environment.json metrics.jsonl results.png val_batch.jpg summary.json "
-        "logs/rank-0.log checkpoints tensorboard"
+        "logs/rank-0.log checkpoints tensorboard details.json inputs.jpg report.html"
     )
     assert [name for name in names.split() if not (run / name).exists()] == []
     summary = json.loads((run / "summary.json").read_text())
     assert summary["updates"] == 4
     assert {"AP", "AP50", "score"} <= set(summary["last"])
     assert list((run / "tensorboard").iterdir())
+    report = (run / "report.html").read_text()
+    assert report.count("data:image/jpeg;base64,") == 2
+    assert "Precision over recall at IoU 0.5" in report
+    assert "Confusion" in report
+    assert f"report:      {Path('runs/small/report.html')}" in (trained / "stdout.txt").read_text()
     kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert (kinds.count("update"), kinds.count("evaluation")) == (4, 2), "--eval trains, and evaluates after each epoch"
 

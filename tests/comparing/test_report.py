@@ -11,7 +11,6 @@ import pytest
 from mtrain.comparing import tables, wording
 from mtrain.comparing.arrays import farthest
 from mtrain.comparing.causes import Facts, causes
-from mtrain.comparing.curves import Line, curves
 from mtrain.comparing.differences import difference
 from mtrain.comparing.page import page
 from mtrain.comparing.profiles import PROFILES, violations
@@ -21,6 +20,7 @@ from mtrain.core.interfaces import State
 from mtrain.core.trace import Shares
 from mtrain.report.history import History
 from mtrain.report.reporter import finite
+from mtrain.report.svg import Line, curves
 from tests.comparing.jobs import RECIPE, Planted, run
 
 SPEED = {"kind": "update", "losses": {}, "rates": [0.1], "wait_share": 0.25}

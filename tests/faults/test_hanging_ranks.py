@@ -58,4 +58,7 @@ def test_after_sigterm_the_state_comes_first_and_nothing_is_drawn(runner):
     left_out = runner.summary("hangs")["left_out"]
     assert [name for name in left_out if name != "evaluation"] == ["results.png", "val_batch.jpg"]
     assert f"left out: {', '.join(left_out)}" in output.strip().splitlines()[-1]
-    assert not any((runner.run_folder("hangs") / name).exists() for name in ("results.png", "val_batch.jpg"))
+    assert not any(
+        (runner.run_folder("hangs") / name).exists()
+        for name in ("results.png", "val_batch.jpg", "details.json", "report.html")
+    )

@@ -31,6 +31,8 @@ def test_an_outside_task_trains_on_two_ranks_and_predicts(here):
     result = mtrain.train("spec.yml", backend="ddp", ranks=2, quiet=True)
     assert result.best.figures["error"] < 0.1
     assert (result.run_dir / "val_batch.jpg").is_file()
+    assert json.loads((result.run_dir / "details.json").read_text())["details"] == [], "a task needs to know no pages"
+    assert "error" in (result.run_dir / "report.html").read_text()
     assert mtrain.evaluate(run=result.run_dir, quiet=True).figures["error"] == pytest.approx(
         result.best.figures["error"]
     )

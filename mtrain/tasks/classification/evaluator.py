@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.core.details import Detail, confusion
 from mtrain.core.interfaces import HostBatch
 from mtrain.tasks.classification.labels import LabelledPictures
 
@@ -76,3 +77,7 @@ class ClassEvaluator:
             if mistakes[true_label, predicted_label]
         ]
         return [f"mistakes: {count} of {self.confusion.sum()}, most often {', '.join(confusions)}"]
+
+    def details(self) -> list[Detail]:
+        """Return the confusion matrix of the last result."""
+        return [confusion("Confusion", self._split.class_names, self.confusion, unit="pictures")]

@@ -13,6 +13,7 @@ from mtrain.tasks.classification.section import ClassificationDataSpec, data_of
 from mtrain.tasks.description import describe_task
 
 if TYPE_CHECKING:
+    from mtrain.core.details import Detail
     from mtrain.data.loader.pool import PooledSource
     from mtrain.spec.model import Spec
     from mtrain.tasks.classification.evaluator import ClassEvaluator
@@ -158,6 +159,10 @@ class ClassificationTask(TaskBase):
         from mtrain.tasks.classification.drawing import comparison
 
         save_picture(comparison(self._data.val, partial), path)
+
+    def details(self, evaluator: "ClassEvaluator") -> "Sequence[Detail]":
+        """See ``TaskData.details``."""
+        return evaluator.details()
 
     def _splits(self) -> "dict[str, LabelledPictures]":
         if not self._training:

@@ -6,6 +6,7 @@ crowds match any number of predictions and count neither as hit nor as miss. A f
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -32,6 +33,18 @@ COCO_DETECTIONS = 100
 NO_BOXES = "no boxes in the evaluation split: there is nothing to score"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A result of COCO's evaluation, and what it was computed from."""
+
+    dataset: Mapping[str, Any]
+    """Pictures, objects and classes in COCO's form, with numbers from 1 as ids of pictures and objects."""
+    results: Sequence[Mapping[str, Any]]
+    """Predictions in COCO's results form."""
+    precision: NDArray[np.float64]
+    """(IoU threshold 0.50:0.95, recall 0:1 in 101 steps, class in the order of ``dataset``), all sizes; -1: the class does not occur."""
+
+
 class CocoEvaluator:
     """Implements :class:`mtrain.core.interfaces.Evaluator` for detection."""
 
@@ -45,6 +58,8 @@ class CocoEvaluator:
         self._predicted = 0
         self._predictions: dict[int, Detections] = {}
         self._figures: dict[str, float] = {}
+        self.last: Scored | None = None
+        """The last result, if anything was predicted; for pages."""
 
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
         """Add the predictions of one micro batch. A picture that was already added is skipped.
@@ -73,7 +88,7 @@ class CocoEvaluator:
         results = results_json(self._annotations, merge(partials))
         self._predicted = len(results)
         truth = dict(self._annotations.ground_truth)
-        self._figures = _evaluate(truth, results, iou_type="bbox", max_detections=self._max_detections)
+        self._figures, self.last = _evaluate(truth, results, iou_type="bbox", max_detections=self._max_detections)
         return {"score": self._figures["AP"], **self._figures}
 
     def remarks(self) -> list[str]:
@@ -163,7 +178,7 @@ def evaluate_files(annotations: Path, results: Path, *, iou_type: IouType = "bbo
         raise DataError(
             f"{results}: {len(unknown_ids)} pictures are not in {annotations}: {', '.join(unknown_ids[:20])}"
         )
-    return _evaluate(truth, entries, iou_type=iou_type)
+    return _evaluate(truth, entries, iou_type=iou_type)[0]
 
 
 def _evaluate(
@@ -172,7 +187,7 @@ def _evaluate(
     *,
     iou_type: IouType,
     max_detections: int = COCO_DETECTIONS,
-) -> dict[str, float]:
+) -> "tuple[dict[str, float], Scored | None]":
     from faster_coco_eval import (  # imported here because it is slow, and training starts without it
         COCO,
         COCOeval_faster,
@@ -196,14 +211,18 @@ def _evaluate(
     discard_output = _ignore
     reference = COCO(dataset, print_function=discard_output)
     if not renumbered:
-        return _nothing_found(dataset)
+        return _nothing_found(dataset), None
     evaluation = COCOeval_faster(
         reference, reference.loadRes(renumbered), iouType=iou_type, print_function=discard_output, rle_iou_max_workers=1
     )
     evaluation.params.maxDets = sorted({1, 10, COCO_DETECTIONS, max_detections})
     evaluation.evaluate()
     evaluation.accumulate()
-    return _averages(evaluation) | _per_class(evaluation, dataset["categories"])
+    figures = _averages(evaluation) | _per_class(evaluation, dataset["categories"])
+    place = {category: number for number, category in enumerate(evaluation.params.catIds)}
+    order = [place[category["id"]] for category in dataset["categories"]]
+    precision = evaluation.eval["precision"][:, :, order, 0, -1]
+    return figures, Scored(dataset=dataset, results=renumbered, precision=precision)
 
 
 def _averages(evaluation: Any) -> dict[str, float]:

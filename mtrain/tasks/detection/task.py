@@ -12,6 +12,7 @@ from mtrain.tasks.description import describe_task
 from mtrain.tasks.detection.section import DetectionDataSpec, DetectionEvaluateSpec, data_of, evaluation_of
 
 if TYPE_CHECKING:
+    from mtrain.core.details import Detail
     from mtrain.data.loader.pool import PooledSource
     from mtrain.spec.model import Spec
     from mtrain.tasks.datasets import OpenData
@@ -181,6 +182,12 @@ class DetectionTask(TaskBase):
         from mtrain.tasks.detection.drawing import comparison
 
         save_picture(comparison(self._data.val, partial), path)
+
+    def details(self, evaluator: "CocoEvaluator") -> "Sequence[Detail]":
+        """See ``TaskData.details``."""
+        from mtrain.tasks.detection.details import details_of
+
+        return [] if evaluator.last is None else details_of(evaluator.last, max_detections=self._limit)
 
     def _splits(self) -> "dict[str, Annotations]":
         """Read and return the splits that this job uses."""

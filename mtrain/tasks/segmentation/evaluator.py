@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.core.details import Detail, confusion
 from mtrain.core.interfaces import Array, HostBatch
 from mtrain.data.images.indexed import IGNORED
 from mtrain.tasks.segmentation.fitting import Resize, back
@@ -95,6 +96,10 @@ class MaskEvaluator:
             if mistakes[true, predicted]
         ]
         return [f"wrong pixels: {mistakes.sum() / total:.1%} of all, most often {', '.join(parts)}"]
+
+    def details(self) -> list[Detail]:
+        """Return the confusion matrix of the last result."""
+        return [confusion("Confusion", self._split.class_names, self.confusion, unit="pixels")]
 
 
 def _pairs(

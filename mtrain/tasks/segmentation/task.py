@@ -12,6 +12,7 @@ from mtrain.tasks.description import describe_task
 from mtrain.tasks.segmentation.section import SegmentationDataSpec, data_of
 
 if TYPE_CHECKING:
+    from mtrain.core.details import Detail
     from mtrain.data.loader.pool import PooledSource
     from mtrain.spec.model import Spec
     from mtrain.tasks.datasets import OpenData
@@ -165,6 +166,10 @@ class SegmentationTask(TaskBase):
         from mtrain.tasks.segmentation.drawing import comparison
 
         save_picture(comparison(self._data.val, partial), path)
+
+    def details(self, evaluator: "MaskEvaluator") -> "Sequence[Detail]":
+        """See ``TaskData.details``."""
+        return evaluator.details()
 
     def _splits(self) -> "dict[str, MaskedPictures]":
         if not self._training:
