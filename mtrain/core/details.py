@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-if TYPE_CHECKING:
-    from mtrain.core.interfaces import Array
+if TYPE_CHECKING:  # reading a spec needs tasks, but not numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_CLASSES = 40
 """Largest number of classes of a matrix that have a row of their own."""
@@ -77,7 +78,9 @@ def read_details(values: Any) -> list[Detail]:
     return details
 
 
-def confusion(title: str, names: Sequence[str], counts_CC: "Array", *, unit: str, absent: str | None = None) -> Matrix:
+def confusion(
+    title: str, names: Sequence[str], counts_CC: "NDArray[np.int64]", *, unit: str, absent: str | None = None
+) -> Matrix:
     """Return the matrix of true (rows) and predicted classes (columns).
 
     Of many classes only those that occur most often get rows of their own; the rest is added up in one.
