@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mtrain.results import EvaluateResult, Evaluation, Metrics, PredictResult, TrainResult
     from mtrain.script.rules import SGD, Adam, AdamW, Constant, Cosine, Group, Linear, OneCycle, Step
     from mtrain.script.session import Session, session
+    from mtrain.serving import serve
     from mtrain.submitted import SubmittedJob, open_job, submit
     from mtrain.typed import Spec
     from mtrain.watching import write_report
@@ -59,6 +60,7 @@ __all__ = [
     "plan",
     "predict",
     "run",
+    "serve",
     "session",
     "submit",
     "train",
@@ -83,7 +85,7 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         modules = dict.fromkeys(_RESULTS, "results") | dict.fromkeys(_SUBMITTED, "submitted")
-        modules |= dict.fromkeys(_WATCHING, "watching")
+        modules |= dict.fromkeys(_WATCHING, "watching") | {"serve": "serving"}
         module = f"script.{_IN_SCRIPTS[name]}" if name in _IN_SCRIPTS else modules.get(name, "api")
         return getattr(import_module(f"mtrain.{module}"), name)
     raise AttributeError(f"module 'mtrain' has no attribute {name!r}")

@@ -29,7 +29,7 @@ LAYERS = (
     {"cluster"},
     {"clusters"},
     {"comparing", "exporting", "pruning", "pages"},
-    {"testing"},
+    {"testing", "serving"},
     {"results", "typed"},
     {"api"},
     {"submitted", "watching"},

@@ -35,6 +35,7 @@ COMMANDS = {
         "Write trained weights for other programs: ONNX, torch, Paddle, safetensors.",
     ),
     "prune": ("mtrain.cli.prune:prune", "Make a smaller network of a trained one."),
+    "serve": ("mtrain.cli.serve:serve", "Answer HTTP requests with the predictions of an exported model."),
     "compare": ("mtrain.cli.compare:compare", "Train one spec on several backends: do they agree, how fast are they."),
     "report": ("mtrain.cli.report:report", "Write the report of a run: one HTML file with everything about it."),
     "config": ("mtrain.cli.config:config", "Show, explain and validate specs."),

@@ -33,9 +33,11 @@ LANGUAGES = {"", "console", "mermaid", "python", "toml", "yaml"}
 SYSTEM = {
     *(
         "cd",
+        "curl",
         "docker",
         "export",
         "git",
+        "gunicorn",
         "kubectl",
         "openssl",
         "pre-commit",

@@ -1,0 +1,42 @@
+"""``mtrain serve``: answer HTTP requests with the predictions of an exported model."""
+
+from typing import Any
+
+import click
+
+from mtrain.cli.options import JobCommand
+
+
+@click.command("serve", cls=JobCommand)
+@click.option("--weights", required=True, metavar="FILE", help="An ONNX file that `mtrain export` wrote.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on. There is no authentication."
+)
+@click.option("--port", type=int, default=8080, show_default=True, help="Port to listen on; 0: a free one.")
+@click.option("--max-batch", type=int, help="Most pictures computed at once. Default: as exported, else 8.")
+@click.option(
+    "--max-wait-ms", type=float, default=0.0, show_default=True, help="How long a picture waits for a full batch."
+)
+@click.option(
+    "--max-body", "max_body_mb", type=int, default=16, show_default=True, metavar="MB", help="Largest request."
+)
+@click.option(
+    "--max-pixels", type=int, default=50_000_000, show_default=True, help="Pixels of the largest picture decoded."
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For a request to arrive and to be answered.",
+)
+@click.option("--queue", type=int, default=64, show_default=True, help="Most pictures in work; others are refused.")
+@click.option("--threads", type=int, help="Threads that compute, and as many that decode. Default: one for each core.")
+@click.pass_context
+def serve(context: click.Context, /, weights: str, **settings: Any) -> None:
+    """Answer HTTP requests with predictions: POST pictures to /v1/predict, or open the address in a browser."""
+    from mtrain import serving
+
+    context.exit(serving.serve(weights, say=lambda line: click.echo(line, err=line.startswith("warning")), **settings))
