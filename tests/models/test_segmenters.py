@@ -9,6 +9,7 @@ import pytest
 from mtrain.core import noise, ops
 from mtrain.core.interfaces import Task
 from mtrain.errors import SpecError
+from mtrain.models.common.segmenter import HardPixels, LossOptions
 from mtrain.models.liteseg.model import LiteSeg
 from mtrain.models.liteseg.options import LiteSegOptions
 from mtrain.models.unet.model import UNet
@@ -21,6 +22,12 @@ SMALL = {
     "unet": UNet(UNetOptions(width=4, depth=2, dropout=0.25)),
     "liteseg": LiteSeg(LiteSegOptions(width=8, blocks=1, decoder=(4, 6, 8))),
 }
+RICH = LossOptions(class_weights=(0.5, 2.0, 3.0), ohem=HardPixels(threshold=0.6), dice=0.5)
+SMALL |= {
+    "unet, all losses": UNet(UNetOptions(width=4, depth=2, loss=RICH)),
+    "liteseg, all losses": LiteSeg(LiteSegOptions(width=8, blocks=1, decoder=(4, 6, 8), auxiliary=0.4, loss=RICH)),
+}
+PLAIN = ("unet", "liteseg")
 TASK = Task(kind="segmentation", class_names=("none", "a", "b"), image_size=32, global_batch=4)
 SIDE = 32
 
@@ -59,7 +66,7 @@ def batch(framework, seed=0, *, keep=slice(None)):
     return {"pixels": framework.tensor(pixels[keep]), "random_key": framework.tensor(keys[keep])}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", PLAIN)
 def test_training_returns_a_loss_and_evaluation_a_class_and_its_probability_for_each_pixel(framework, name):
     built = network(framework, name, dtype="float32")
     assert set(built(batch(framework))) == {"total"}
@@ -74,7 +81,7 @@ def test_training_returns_a_loss_and_evaluation_a_class_and_its_probability_for_
     np.testing.assert_array_equal(one["classes"], output["classes"][1])
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", PLAIN)
 def test_pixels_without_a_class_have_no_part_in_the_loss(framework, name):
     built = network(framework, name)
     first = batch(framework)
@@ -91,7 +98,7 @@ def test_pixels_without_a_class_have_no_part_in_the_loss(framework, name):
 
 
 def test_the_loss_is_the_mean_cross_entropy_of_the_labelled_pixels(framework):
-    from mtrain.models.common.pixels import pixel_loss
+    from mtrain.models.common.pixel_losses import pixel_loss
 
     rng = np.random.default_rng(1)
     logits, pixels = rng.normal(size=(2, 3, 4, 4)), np.zeros((2, 4, 4, 4), np.uint8)
@@ -104,10 +111,11 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_labelled_pixels(framework):
     assert float(ops.to_numpy(found)) == pytest.approx(-np.mean(chosen), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", PLAIN)
 def test_the_losses_of_shards_have_the_mean_of_the_whole(framework, name):
     """In evaluation statistics, since BatchNorm's over a shard are others; half of the pixels count on the first shard."""
-    from mtrain.models.common.pixels import normalised, pixel_loss
+    from mtrain.models.common.pixel_losses import pixel_loss
+    from mtrain.models.common.pixels import normalised
 
     built = network(framework, name)
     built.eval()
@@ -123,7 +131,7 @@ def test_the_losses_of_shards_have_the_mean_of_the_whole(framework, name):
     assert np.mean(parts) == pytest.approx(loss(slice(None), None), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", PLAIN)
 def test_gradients_are_the_slopes_of_the_loss(framework, name):
     built, tensors = network(framework, name), batch(framework)
     parameters = framework.parameters(built)
@@ -178,3 +186,115 @@ def test_what_does_not_fit_is_refused_with_the_nearest(name, stride):
         SMALL[name].prepare_task(task, {})
     assert f"33 is not a multiple of {stride} as this model needs; use 32" in caught.value.problems[0]
     assert "1 classes; segmentation needs at least two" in caught.value.problems[1]
+
+
+def picture_batch(framework, *, classes=3, pictures=2, side=8, seed=1):
+    """Return logits float64 (B, C, S, S), classes (B, S, S) with some of none, and the batch that has them."""
+    rng = np.random.default_rng(seed)
+    logits, pixels = 2 * rng.normal(size=(pictures, classes, side, side)), np.zeros((pictures, side, side, 4), np.uint8)
+    pixels[..., 3] = rng.integers(0, classes, (pictures, side, side))
+    pixels[0, :3, :, 3] = 255
+    return logits, pixels[..., 3], {"pixels": framework.tensor(pixels)}
+
+
+def entropies(logits, classes):
+    """Return the cross entropy of each pixel, 0 where there is no class, (B, S, S)."""
+    logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    known = np.where(classes == 255, 0, classes)[:, None].astype(int)
+    return np.where(classes == 255, 0.0, -np.take_along_axis(logs, known, 1)[:, 0])
+
+
+def value(loss):
+    return float(ops.to_numpy(loss))
+
+
+def test_class_weights_make_a_weighted_mean(framework):
+    from mtrain.models.common.pixel_losses import pixel_loss
+
+    logits, classes, tensors = picture_batch(framework)
+    table = np.array([0.5, 2.0, 3.0])
+    weights = np.where(classes == 255, 0.0, table[np.where(classes == 255, 0, classes)])
+    found = pixel_loss(
+        framework.tensor(logits), tensors, label_smoothing=0.0, collective=Ranks(), class_weights=tuple(table)
+    )
+    assert value(found) == pytest.approx((entropies(logits, classes) * weights).sum() / weights.sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("threshold", "min_share"), [(0.3, 0.01), (0.01, 0.25), (0.01, 1.0)])
+def test_hard_pixels_alone_count_where_that_is_asked_for(framework, threshold, min_share):
+    from mtrain.models.common.pixel_losses import pixel_loss
+
+    logits, classes, tensors = picture_batch(framework)
+    losses = entropies(logits, classes)
+    kept = np.zeros(classes.shape, bool)
+    for number, labelled in enumerate(classes != 255):
+        chances = np.sort(np.exp(-losses[number][labelled]))
+        place = min(int(min_share * labelled.size), len(chances)) - 1
+        limit = max(chances[max(place, 0)], threshold)
+        kept[number] = labelled & (np.exp(-losses[number]) <= limit + 1e-12)
+    rule = HardPixels(threshold=threshold, min_share=min_share)
+    found = pixel_loss(framework.tensor(logits), tensors, label_smoothing=0.0, collective=Ranks(), hard=rule)
+    assert 0 < kept.sum() <= (classes != 255).sum()
+    assert value(found) == pytest.approx(losses[kept].mean(), rel=1e-12)
+
+
+def test_the_dice_loss_is_the_mean_over_pictures_and_classes(framework):
+    from mtrain.models.common.pixel_losses import dice_loss
+
+    logits, classes, tensors = picture_batch(framework)
+    chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) * (classes != 255)[:, None]
+    parts = [
+        1 - (2 * chances[b, c][classes[b] == c].sum() + 1) / (chances[b, c].sum() + (classes[b] == c).sum() + 1)
+        for b, c in np.ndindex(2, 3)
+    ]
+    assert value(dice_loss(framework.tensor(logits), tensors)) == pytest.approx(np.mean(parts), rel=1e-12)
+
+
+def test_the_losses_of_shards_with_every_option_have_the_mean_of_the_whole(framework):
+    from mtrain.models.common.pixel_losses import losses
+
+    logits, _, tensors = picture_batch(framework, pictures=4)
+    rule = LossOptions(class_weights=(0.5, 2.0, 3.0), ohem=HardPixels(threshold=0.4), dice=0.7)
+    options = UNetOptions(loss=rule)
+    seen = []
+
+    class Counting(Ranks):
+        def all_reduce(self, x, op):
+            seen.append(value(x))
+            return super().all_reduce(x, op)
+
+    def parts(share, ranks):
+        tensors_here = {"pixels": tensors["pixels"][share]}
+        return losses(framework.tensor(logits[share]), tensors_here, options=options, collective=ranks)
+
+    whole = parts(slice(None), Counting())
+    halves = [parts(share, Counting()) for share in (slice(0, 2), slice(2, 4))]
+    mean = (seen[1] + seen[2]) / 2
+    assert seen[0] == pytest.approx(2 * mean, rel=1e-12)
+    halves = [parts(share, Ranks(mean)) for share in (slice(0, 2), slice(2, 4))]
+    assert set(whole) == {"total", "cross_entropy", "dice"}
+    for name, loss in whole.items():
+        assert np.mean([value(half[name]) for half in halves]) == pytest.approx(value(loss), rel=1e-12)
+
+
+def test_a_second_head_trains_and_is_not_part_of_what_evaluation_computes(framework):
+    plain, plugin = SMALL["liteseg"], LiteSeg(SMALL["liteseg"].options.model_copy(update={"auxiliary": 0.4}))
+    built = plugin.build(TASK, Ranks())
+    shapes = shapes_of(framework, built)
+    more = set(shapes) - set(shapes_of(framework, plain.build(TASK, Ranks())))
+    assert more == {"auxiliary.weight", "auxiliary.bias"}
+    framework.load(built, plugin.initial(shapes, TASK, seed=0))
+    built = framework.to(built, "float64")
+    built.train()
+    losses = {name: value(loss) for name, loss in built(batch(framework)).items()}
+    assert set(losses) == {"total", "cross_entropy", "auxiliary"}
+    assert losses["total"] == pytest.approx(losses["cross_entropy"] + losses["auxiliary"], rel=1e-12)
+    first = network(framework, "liteseg")
+    assert losses["cross_entropy"] == pytest.approx(value(first(batch(framework))["total"]), rel=1e-12)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 2.0), (1.0, 2.0, 3.0, 4.0)])
+def test_a_wrong_number_of_class_weights_is_refused_with_the_classes(weights):
+    plugin = UNet(UNetOptions(depth=2, loss=LossOptions(class_weights=weights)))
+    with pytest.raises(SpecError, match=r"class_weights: \d weights given, the data has 3 classes: none, a, b"):
+        plugin.prepare_task(TASK, {})

@@ -403,7 +403,7 @@ def test_the_task_checks_describes_and_shows_a_data_set(digits):
 
 def test_the_index_that_counts_nowhere_is_the_same_in_data_and_models():
     """Models may not import data, so that the constant is there twice."""
-    source = (Path(segmenter.__file__).parent / "pixels.py").read_text()
+    source = (Path(segmenter.__file__).parent / "pixel_losses.py").read_text()
     assert f"IGNORED = {IGNORED}\n" in source
     assert UNCERTAIN == IGNORED
 

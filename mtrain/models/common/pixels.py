@@ -1,15 +1,12 @@
-"""What networks for segmentation share: their input, their loss and their predictions. Needs a bound framework.
+"""What networks for segmentation share: their input and their predictions. Needs a bound framework.
 
-Shape letters: B batch, S side of the input in pixels, C classes, H and W of a feature map.
+Shape letters: B batch, S side of the input in pixels, C classes.
 """
 
 from collections.abc import Sequence
 
 from mtrain.core import ops
-from mtrain.core.interfaces import Batch, Collective, Tensor
-
-IGNORED = 255
-"""Class index of pixels that count nowhere."""
+from mtrain.core.interfaces import Batch, Tensor
 
 
 def normalised(batch: Batch, *, mean: Sequence[float], std: Sequence[float], dtype: str) -> Tensor:
@@ -30,23 +27,6 @@ def normalised(batch: Batch, *, mean: Sequence[float], std: Sequence[float], dty
 def wide(logits_BCSS: Tensor) -> Tensor:
     """Return logits in float32, or in float64 if they have it."""
     return logits_BCSS if ops.dtype(logits_BCSS) == "float64" else ops.astype(logits_BCSS, "float32")
-
-
-def pixel_loss(logits_BCSS: Tensor, batch: Batch, *, label_smoothing: float, collective: Collective) -> Tensor:
-    """Compute the cross entropy over pixels with a class; every rank must call equally often.
-
-    The sum is divided by the number of such pixels of a rank's micro batch, averaged over ranks and at least 1. So the mean
-    over ranks is the mean over the pixels of all of them, however they are distributed.
-    """
-    count = ops.shape(logits_BCSS)[1]
-    classes_P = ops.reshape(ops.astype(batch["pixels"][:, :, :, 3], "int64"), (-1,))
-    logits_PC = ops.reshape(ops.permute_dims(logits_BCSS, (0, 2, 3, 1)), (-1, count))
-    labelled_P = classes_P != IGNORED
-    losses_P = ops.cross_entropy(
-        logits_PC, ops.where(labelled_P, classes_P, ops.zeros_like(classes_P)), label_smoothing=label_smoothing
-    )
-    pixels = ops.astype(ops.sum(labelled_P), ops.dtype(logits_BCSS))
-    return ops.sum(ops.where(labelled_P, losses_P, 0.0)) / ops.clip(collective.all_reduce(pixels, "mean"), 1.0)
 
 
 def predicted(logits_BCSS: Tensor) -> dict[str, Tensor]:

@@ -14,6 +14,30 @@ from mtrain.errors import SpecError
 _PositiveFloat = Annotated[float, Field(gt=0)]
 
 
+class HardPixels(BaseModel):
+    """Online hard example mining (OHEM): only pixels that a model finds hard have a part in the cross entropy."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.7
+    """A pixel is hard if its own class has at most this probability."""
+    min_share: Annotated[float, Field(gt=0, le=1)] = 0.0625
+    """Share of a picture's pixels that count at least, the hardest ones."""
+
+
+class LossOptions(BaseModel):
+    """What a segmentation model minimises."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    class_weights: tuple[_PositiveFloat, ...] | None = None
+    """Weight of a pixel of each class in the cross entropy, in the order of the classes; null: 1 for all."""
+    ohem: HardPixels | None = None
+    """Only hard pixels have a part in the cross entropy; null: all."""
+    dice: Annotated[float, Field(ge=0)] = 0.0
+    """Factor of the dice loss, which is added to the cross entropy."""
+
+
 class SegmenterOptions(BaseModel):
     """Options of every segmentation model, given in the spec as ``model.options``."""
 
@@ -25,13 +49,15 @@ class SegmenterOptions(BaseModel):
     """Standard deviation of red, green and blue in 0..1, by which pixels are divided; the default is that of ImageNet."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target that is spread over all classes."""
+    loss: LossOptions = LossOptions()
+    """What is minimised; by default the mean cross entropy of the pixels."""
 
 
 class Segmenter(Model):
     """A segmentation model but for its network."""
 
     kind: ClassVar[str] = "segmentation"
-    published: ClassVar[Published] = Published(per_class=(r"^classifier\.(weight|bias)$",))
+    published: ClassVar[Published] = Published(per_class=(r"^(classifier|auxiliary)\.(weight|bias)$",))
 
     def __init__(self, options: Any = None) -> None:
         self.options: Any = self.Options() if options is None else options
@@ -45,7 +71,8 @@ class Segmenter(Model):
         """Check that the task fits, and return it unchanged: nothing in these models depends on the data.
 
         Raises:
-            SpecError: The image size is not a multiple of ``stride``, or there are fewer than two classes.
+            SpecError: The image size is not a multiple of ``stride``, there are fewer than two classes, or not as many as
+                class weights.
         """
         problems = []
         if task.image_size % self.stride:
@@ -56,6 +83,12 @@ class Segmenter(Model):
         if len(task.class_names) < 2:
             problems.append(
                 f"data: {len(task.class_names)} classes; segmentation needs at least two, with the background"
+            )
+        weights = self.options.loss.class_weights
+        if weights is not None and len(weights) != len(task.class_names):
+            problems.append(
+                f"model.options.loss.class_weights: {len(weights)} weights given, the data has {len(task.class_names)} "
+                f"classes: {', '.join(task.class_names)}"
             )
         if problems:
             raise SpecError(problems)
@@ -83,6 +116,6 @@ def _initial_value(name: str, shape: tuple[int, ...], *, seed: int) -> Array:
         rng = np.random.Generator(np.random.PCG64((seed, zlib.crc32(name.encode()))))
         # A transposed convolution has its inputs first, and each output pixel sees one of its kernel's places.
         fan_in = shape[0] if name.endswith("rise.weight") else math.prod(shape[1:])
-        gain = 1.0 if name.startswith("classifier.") else 2.0
+        gain = 1.0 if name.startswith(("classifier.", "auxiliary.")) else 2.0
         return (math.sqrt(gain / fan_in) * rng.standard_normal(shape)).astype(np.float32)
     return np.zeros(shape, np.float32) if leaf in ("bias", "running_mean") else np.ones(shape, np.float32)

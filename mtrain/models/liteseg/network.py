@@ -10,7 +10,8 @@ from typing import Any
 
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Collective, Tensor
-from mtrain.models.common.pixels import normalised, pixel_loss, predicted, wide
+from mtrain.models.common.pixel_losses import losses
+from mtrain.models.common.pixels import normalised, predicted, wide
 from mtrain.models.liteseg.blocks import STDC, AttentionFusion, ConvUnit, PyramidPooling
 from mtrain.models.liteseg.options import LiteSegOptions
 
@@ -19,6 +20,7 @@ class Network(nn.Module):
     """The network with its loss. It returns losses in training, ``classes`` and ``certainty`` (B, S, S) in evaluation."""
 
     classifier: Any
+    auxiliary: Any
 
     def __init__(self, options: LiteSegOptions, *, class_count: int, collective: Collective) -> None:
         super().__init__()
@@ -33,29 +35,43 @@ class Network(nn.Module):
         self.fuse_8 = AttentionFusion(widths[1], at_16, at_8)
         self.head = ConvUnit(at_8, at_8)
         self.classifier = nn.Conv2d(at_8, class_count, 1)
+        if options.auxiliary:
+            self.auxiliary = nn.Conv2d(at_16, class_count, 1)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Return ``total``, the mean cross entropy of the pixels with a class, in training; predictions in evaluation.
+        """Return the losses in training, see ``pixel_losses.losses``; predictions in evaluation.
 
         Args:
             batch: ``pixels`` uint8 (B, S, S, 4), RGB and class.
         """
         options = self.options
         x_B3SS = normalised(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
-        logits_BCSS = ops.resize_bilinear(wide(self.logits(x_B3SS)), ops.shape(x_B3SS)[2:])
+        features_BCHW, coarse_BCHW = self.features(x_B3SS)
+        size = ops.shape(x_B3SS)[2:]
+        logits_BCSS = ops.resize_bilinear(wide(self.classifier(features_BCHW)), size)
         if not self.training:
             return predicted(logits_BCSS)
-        smoothing = options.label_smoothing
-        return {"total": pixel_loss(logits_BCSS, batch, label_smoothing=smoothing, collective=self.collective)}
+        return losses(
+            logits_BCSS,
+            batch,
+            options=options,
+            collective=self.collective,
+            auxiliary_BCSS=ops.resize_bilinear(wide(self.auxiliary(coarse_BCHW)), size) if options.auxiliary else None,
+            auxiliary_weight=options.auxiliary,
+        )
 
     def logits(self, x_B3SS: Tensor) -> Tensor:
         """Compute the class logits (B, C, S / 8, S / 8) from normalised pixels (B, 3, S, S)."""
+        return self.classifier(self.features(x_B3SS)[0])
+
+    def features(self, x_B3SS: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the decoder's maps at an eighth and at a sixteenth of the size."""
         x_BCHW, maps = self.stem(x_B3SS), []
         for stage in self.stages:
             x_BCHW = stage(x_BCHW)
             maps.append(x_BCHW)
-        x_BCHW = self.fuse_16(maps[1], self.pooling(maps[2]))
-        return self.classifier(self.head(self.fuse_8(maps[0], x_BCHW)))
+        coarse_BCHW = self.fuse_16(maps[1], self.pooling(maps[2]))
+        return self.head(self.fuse_8(maps[0], coarse_BCHW)), coarse_BCHW
 
 
 def _stage(in_channels: int, channels: int, blocks: int) -> nn.Sequential:

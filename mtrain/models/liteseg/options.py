@@ -16,3 +16,5 @@ class LiteSegOptions(SegmenterOptions):
     """Modules of each stage."""
     decoder: tuple[int, int, int] = (32, 64, 128)
     """Channels of the decoder at an eighth, a sixteenth and a thirty-second of the size."""
+    auxiliary: Annotated[float, Field(ge=0)] = 0.0
+    """Factor of the cross entropy of a second head, at a sixteenth of the size, which only training uses; 0: no such head."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Collective, Tensor
-from mtrain.models.common.pixels import normalised, pixel_loss, predicted, wide
+from mtrain.models.common.pixel_losses import losses
+from mtrain.models.common.pixels import normalised, predicted, wide
 from mtrain.models.unet.options import UNetOptions
 
 
@@ -57,7 +58,7 @@ class Network(nn.Module):
         self.classifier = nn.Conv2d(options.width, class_count, 1)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Return ``total``, the mean cross entropy of the pixels with a class, in training; predictions in evaluation.
+        """Return the losses in training, see ``pixel_losses.losses``; predictions in evaluation.
 
         Args:
             batch: ``pixels`` uint8 (B, S, S, 4), RGB and class; in training for dropout also ``random_key`` int32 (B,).
@@ -67,8 +68,7 @@ class Network(nn.Module):
         logits_BCSS = wide(self.logits(x_B3SS, batch.get("random_key")))
         if not self.training:
             return predicted(logits_BCSS)
-        smoothing = options.label_smoothing
-        return {"total": pixel_loss(logits_BCSS, batch, label_smoothing=smoothing, collective=self.collective)}
+        return losses(logits_BCSS, batch, options=options, collective=self.collective)
 
     def logits(self, x_BCHW: Tensor, random_key: Tensor | None) -> Tensor:
         """Compute the class logits (B, C, S, S) from normalised pixels (B, 3, S, S)."""
