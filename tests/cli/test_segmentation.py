@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from mtrain.data.images.decode import decode
-from mtrain.data.images.indexed import read_indices
+from mtrain.data.images.drawing import save_picture
+from mtrain.data.images.indexed import read_indices, write_indices
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 QUICK = (
@@ -145,3 +146,76 @@ def test_a_job_resumed_after_an_epoch_ends_as_if_it_had_not_been_interrupted(tra
     mtrain("train", "--resume", str(first), cwd=trained)
     assert losses(run)[-4:] == losses(exact)[-4:]
     assert figures(run)[-1] == figures(exact)[-1]
+
+
+@pytest.fixture(scope="module")
+def of_ddp(trained) -> dict[str, str]:
+    """Digests of the weights after eight updates on two ranks of ddp, by model; each is trained when it is first asked for."""
+    return {}
+
+
+LITE = (
+    "model.name=liteseg",
+    "model.options={width: 8, blocks: 1, decoder: [4, 6, 8], auxiliary: 0.4, loss: {dice: 0.5, ohem: {}}}",
+)
+
+
+def digests(run: Path) -> tuple[str, str]:
+    summary = json.loads((run / "summary.json").read_text())
+    return summary["weights_sha256"], summary["ema_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [("horovod", "{}"), ("deepspeed", "{stage: 1}"), ("deepspeed", "{stage: 2}"), ("deepspeed", "{stage: 3}")],
+)
+@pytest.mark.parametrize("model", ["unet", "liteseg"])
+def test_other_backends_end_with_the_bits_of_ddp(trained, of_ddp, backend, options, model):
+    if find_spec(backend) is None:
+        pytest.skip(f"no {backend}")
+    values = ("train.sync_batchnorm=true", *(LITE if model == "liteseg" else ()))
+    if model not in of_ddp:
+        of_ddp[model] = digests(train(trained, f"bits-ddp-{model}", *values, backend="ddp", ranks=2, epochs=2))
+    name = f"bits-{backend}-{model}-{options.strip('{}')[-1:]}"
+    run = train(trained, name, *values, f"backend.options={options}", backend=backend, ranks=2, epochs=2)
+    assert digests(run) == of_ddp[model]
+
+
+@pytest.fixture(scope="module")
+def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the shape of Pascal VOC: pictures of several sizes, masks with its palette, and the two lists."""
+    root, rng = tmp_path_factory.mktemp("voc"), np.random.default_rng(0)
+    (root / "ImageSets/Segmentation").mkdir(parents=True)
+    for split, count in (("train", 8), ("val", 3)):
+        names = [f"2007_{split}_{number:06d}" for number in range(count)]
+        for number, name in enumerate(names):
+            height, width = 60 + 8 * (number % 3), 90
+            mask = np.zeros((height, width), np.uint8)
+            mask[10:40, 20:60] = 1 + number
+            mask[8:10, 20:60] = 255  # the border that Pascal VOC draws around objects
+            picture = rng.integers(0, 120, (height, width, 3), dtype=np.uint8) + 10 * mask.clip(0, 12)[..., None]
+            save_picture(picture.astype(np.uint8), root / f"JPEGImages/{name}.jpg")
+            write_indices(mask, root / f"SegmentationClass/{name}.png")
+        (root / f"ImageSets/Segmentation/{split}.txt").write_text("\n".join(names) + "\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("config", "stride"), [("unet_voc", 16), pytest.param("liteseg_voc", 32, marks=pytest.mark.slow)]
+)
+def test_the_configs_for_pascal_voc_plan_and_train_on_a_folder_of_its_shape(voc, tmp_path, config, stride):
+    overrides = [
+        f"data.root={voc}",
+        f"data.image_size={2 * stride}",
+        "data.workers=0",
+        "train.batch_size=4",
+        "train.updates=2",
+    ]
+    words = [word for value in (*overrides, "report.tensorboard=false") for word in ("-o", value)]
+    arguments = ["-c", config, "-b", "solo", "--nproc-per-node", "1", *words]
+    assert "solo" in mtrain("plan", *arguments, cwd=tmp_path).stdout
+    mtrain("train", *arguments, "--name", "tiny", cwd=tmp_path)
+    summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
+    assert summary["updates"] == 2
+    assert {"miou", "iou/background"} <= set(summary["best"])
