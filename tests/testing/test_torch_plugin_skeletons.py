@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,19 +65,30 @@ def test_wrong_names_are_refused_and_nothing_is_overwritten(word: str, name: str
     assert list(tmp_path.rglob("*.py")) == []
 
 
+def test_the_page_on_backends_shows_the_skeleton_as_it_is_written() -> None:
+    """The case of whole weights as a full listing; the skeleton passes the whole kit, see above."""
+    text = (ROOT / "docs" / "writing-a-backend.md").read_text()
+    content = _content("backends", "averaging", "")
+    modules = [text for path, text in content.items() if path.startswith("src/") and "def " in text]
+    assert len(modules) == 2
+    assert [module.splitlines()[0] for module in modules if f"```python\n{module}```" not in text] == []
+
+
 @pytest.mark.parametrize(
-    ("page", "kind", "name"),
+    ("page", "example", "least"),
     [
-        ("model", "models", "patches"),
-        ("dataset", "datasets", "squares"),
-        ("launcher", "launchers", "gentle"),
-        ("backend", "backends", "averaging"),
+        ("model", "mtrain-convnext", 4),
+        ("dataset", "mtrain-labelme", 3),
+        ("launcher", "mtrain-pinned", 4),
+        ("task", "mtrain-keypoints", 6),
     ],
 )
-def test_the_docs_show_the_skeleton_as_it_is_written(page: str, kind: str, name: str) -> None:
+def test_the_code_of_a_guide_is_that_of_its_example(page: str, example: str, least: int) -> None:
     text = (ROOT / "docs" / f"writing-a-{page}.md").read_text()
-    modules = [
-        content for path, content in _content(kind, name, "").items() if path.startswith("src/") and "def " in content
-    ]
-    assert modules
-    assert [content.splitlines()[0] for content in modules if f"```python\n{content}```" not in text] == []
+    files = [file.read_text() for file in (ROOT / "examples" / example / "src").rglob("*.py")]
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= least
+    assert [block.splitlines()[0] for block in blocks if not any(block in file for file in files)] == []
+    points = re.findall(r"^```toml\n(\[project.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert points
+    assert all(block in (ROOT / "examples" / example / "pyproject.toml").read_text() for block in points)
