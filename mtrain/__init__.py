@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mtrain.script.session import Session, session
     from mtrain.serving import serve
     from mtrain.submitted import SubmittedJob, open_job, submit
+    from mtrain.swept import SweepResult, SweepTrial, open_sweep, sweep
     from mtrain.typed import Spec
     from mtrain.watching import write_report
 
@@ -49,6 +50,8 @@ __all__ = [
     "Spec",
     "Step",
     "SubmittedJob",
+    "SweepResult",
+    "SweepTrial",
     "TrainResult",
     "__version__",
     "compare_backends",
@@ -57,12 +60,14 @@ __all__ = [
     "load_spec",
     "open_job",
     "open_run",
+    "open_sweep",
     "plan",
     "predict",
     "run",
     "serve",
     "session",
     "submit",
+    "sweep",
     "train",
     "write_report",
 ]
@@ -77,6 +82,8 @@ _SUBMITTED = ("SubmittedJob", "open_job", "submit")
 """Names that ``mtrain.submitted`` defines."""
 _WATCHING = ("write_report",)
 """Names that ``mtrain.watching`` defines."""
+_SWEPT = ("SweepResult", "SweepTrial", "open_sweep", "sweep")
+"""Names that ``mtrain.swept`` defines."""
 
 
 def __getattr__(name: str) -> Any:
@@ -86,6 +93,7 @@ def __getattr__(name: str) -> Any:
 
         modules = dict.fromkeys(_RESULTS, "results") | dict.fromkeys(_SUBMITTED, "submitted")
         modules |= dict.fromkeys(_WATCHING, "watching") | {"serve": "serving"}
+        modules |= dict.fromkeys(_SWEPT, "swept")
         module = f"script.{_IN_SCRIPTS[name]}" if name in _IN_SCRIPTS else modules.get(name, "api")
         return getattr(import_module(f"mtrain.{module}"), name)
     raise AttributeError(f"module 'mtrain' has no attribute {name!r}")

@@ -29,10 +29,10 @@ LAYERS = (
     {"cluster"},
     {"clusters"},
     {"comparing", "exporting", "pruning", "pages"},
-    {"testing", "serving"},
+    {"testing", "sweeping", "serving"},
     {"results", "typed"},
     {"api"},
-    {"submitted", "watching"},
+    {"submitted", "swept", "watching"},
     {"cli"},
 )
 """Folders (or files beside them) from the bottom up: one may import what stands lower, never what stands beside or

@@ -1,0 +1,51 @@
+"""Write what a sweep has found into its folder: table, best spec and plots."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from optuna.trial import FrozenTrial
+
+from mtrain.errors import UsageError
+from mtrain.sweeping.request import Request
+from mtrain.sweeping.table import as_csv, best_trial, shown_params
+
+TABLE, BEST = "trials.csv", "best.yml"
+
+
+def write(folder: Path, request: Request, trials: Sequence[FrozenTrial]) -> None:
+    """Write ``trials.csv``, and where a trial has reached its end ``best.yml`` and the plots.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+    try:
+        _replaced(folder / TABLE, as_csv(request, trials))
+        if (text := best_spec(request, trials)) is not None:
+            _replaced(folder / BEST, text)
+            _draw(folder, request, trials)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be written to: {error.strerror or error}") from error
+
+
+def best_spec(request: Request, trials: Sequence[FrozenTrial]) -> str | None:
+    """Return the spec of the best trial as YAML that ``mtrain train -c`` runs; None where no trial has reached its end."""
+    import yaml
+
+    best = best_trial(request, trials)
+    if best is None:
+        return None
+    loaded = request.trial_spec(best.params)
+    head = f"# Trial {best.number}, the best of {len(trials)}: {request.metric} {best.value!r}\n# {shown_params(best.params)}\n"
+    return head + yaml.safe_dump(dict(loaded.values), sort_keys=False, allow_unicode=True)
+
+
+def _draw(folder: Path, request: Request, trials: Sequence[FrozenTrial]) -> None:
+    from mtrain.sweeping import plots  # matplotlib takes a second to import
+
+    plots.draw(folder, request, trials)
+
+
+def _replaced(file: Path, text: str) -> None:
+    temporary = file.with_name(f".{file.name}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)

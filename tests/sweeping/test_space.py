@@ -1,0 +1,120 @@
+"""Search spaces: what is read, and what is refused before anything starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mtrain
+from mtrain.errors import MtrainError, SpecError, UsageError
+from mtrain.sweeping.request import fitted, parsed_metric
+from mtrain.sweeping.space import distinct, read_over, read_space, shipped_spaces
+
+VIT = "vit_digits"
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "space.yml"
+    file.write_text(text)
+    return file
+
+
+def problems(space: Any, spec: str = VIT) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        fitted(read_space(space), mtrain.load_spec(spec))
+    return list(caught.value.problems)
+
+
+def test_nested_and_dotted_keys_mean_the_same(tmp_path: Path) -> None:
+    nested = written(tmp_path, "optimizer:\n  rate: {low: 0.1, high: 1.0}\n  rule: {choices: [sgd, adam]}\n")
+    dotted = {"optimizer.rate": {"low": 0.1, "high": 1.0}, "optimizer.rule": {"choices": ["sgd", "adam"]}}
+
+    def plain(space: Any) -> list[dict[str, Any]]:
+        return [one.model_dump(exclude={"origin"}) for one in read_space(space)]
+
+    assert plain(nested) == plain(dotted)
+
+
+def test_a_misspelt_key_is_named_with_its_line_and_the_right_one(tmp_path: Path) -> None:
+    space = written(tmp_path, "train.batch_size: {choices: [8]}\noptimizer:\n  rte: {low: 0.1, high: 1.0}\n")
+    (problem,) = problems(space)
+    assert problem.startswith("space.yml:3: optimizer.rte: unknown key")
+    assert "did you mean 'rate'?" in problem
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"low": 0.1}, "high: given nothing"),
+        ({"low": 1.0, "high": 0.5}, "low must be the smaller one"),
+        ({"low": 0.0, "high": 1.0, "log": True}, "must be > 0"),
+        ({"low": 0.1, "high": 1.0, "lgo": True}, "did you mean 'log'?"),
+        ({"low": 0.1, "high": 1.0, "log": True, "step": 0.1}, "goes not with"),
+        ({"choices": []}, "expected a list of values"),
+        ({"choices": [1, 1]}, "given twice"),
+        ({"choices": [1], "low": 0}, "goes with no other key"),
+        ([0.1, 1.0], "expected {low: A, high: B}"),
+        ({"low": "a", "high": "b"}, "expected a number"),
+        ({"low": -1.0, "high": 1.0}, "expected a number > 0"),
+        ({"choices": ["fast"]}, "expected a number"),
+    ],
+)
+def test_a_wrong_entry_is_refused_in_one_line(entry: Any, words: str) -> None:
+    lines = problems({"optimizer.rate": entry})
+    assert len(lines) == 1
+    assert "optimizer.rate" in lines[0]
+    assert words in lines[0]
+
+
+def test_options_of_a_plugin_are_checked_too() -> None:
+    assert "did you mean 'width'?" in problems({"model.options.witdh": {"choices": [32]}})[0]
+
+
+def test_a_range_of_whole_numbers_becomes_one_of_numbers_where_the_schema_asks_for_a_number() -> None:
+    parameters = fitted(
+        read_space({"optimizer.momentum": {"low": 0, "high": 0.9}, "schedule.final_factor": {"low": 0, "high": 1},
+                    "train.batch_size": {"low": 8, "high": 64}}),
+        mtrain.load_spec(VIT),
+    )  # fmt: skip
+    assert [one.kind for one in parameters] == ["float", "float", "int"]
+    assert [one.start for one in parameters] == [0.9, 0.01, 64]
+
+
+def test_yolov5s_space_fits_its_specs_and_keeps_their_values_in_its_ranges() -> None:
+    assert shipped_spaces() == ["yolov5"]
+    parameters = fitted(read_space("yolov5"), mtrain.load_spec("yolov5n"))
+    assert len(parameters) == 23
+    assert all(one.start is None or one.low <= one.start <= one.high for one in parameters)
+
+
+@pytest.mark.parametrize("source", ["yolo5", "/dev/zero", "."])
+def test_what_is_no_file_is_refused(source: str) -> None:
+    with pytest.raises(SpecError, match="--space"):
+        read_space(source)
+
+
+def test_over_takes_backends_with_options_and_short_names() -> None:
+    backends, ranks, rule = read_over(["backend=ddp,deepspeed:stage=3", "ranks=1,2", "optimizer.rule=sgd,adam"])
+    assert backends.choices == ("ddp", "deepspeed:stage=3")
+    assert backends.assignments("deepspeed:stage=3") == {"backend.name": "deepspeed", "backend.options.stage": 3}
+    assert (ranks.name, ranks.choices, rule.name) == ("cluster.nproc_per_node", (1, 2), "optimizer.rule")
+
+
+@pytest.mark.parametrize("text", ["backend", "backend=", "=1", "ranks=1,1", "backend=deepspeed:stage"])
+def test_a_malformed_over_is_refused(text: str) -> None:
+    with pytest.raises(MtrainError):
+        read_over([text])
+
+
+def test_one_value_is_searched_once() -> None:
+    with pytest.raises(UsageError, match="is searched already"):
+        distinct([*read_space({"backend.name": {"choices": ["ddp"]}}), *read_over(["backend=ddp,solo"])])
+    with pytest.raises(UsageError, match="nothing is searched"):
+        distinct([])
+
+
+def test_a_metric_has_a_direction() -> None:
+    assert parsed_metric("AP50") == ("AP50", "max")
+    assert parsed_metric("loss:min") == ("loss", "min")
+    with pytest.raises(UsageError, match="expected NAME"):
+        parsed_metric("loss:least")
