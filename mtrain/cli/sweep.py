@@ -77,7 +77,6 @@ def sweep(context: click.Context, /, **params: Any) -> None:
         **{name: params[name] for name in own},
     )
     order = starting.order_of(wish)
-    click.echo(f"sweep folder: {order.folder}", err=True)
     verdict = sweeps.run(order)
     show(starting.opened(order.folder))
     if verdict.text:

@@ -77,7 +77,7 @@ def parallel(request: Request, trials: Sequence[FrozenTrial]) -> Figure | None:
     _labels_at(axes, axes_count - 1, [(low + span * share, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)])
     names = [parameter.name for parameter in request.parameters]
     axes.set_xticks(positions, [*(_wrapped(name) for name in names), request.metric], fontsize=8.5, color=INK)
-    title = f"{len(done)} trials done"
+    title = f"{len(done)} trial{'' if len(done) == 1 else 's'} done"
     title += f", {len(pruned)} pruned (dotted)" if pruned else ""
     title += f"; best: trial {best.number}, {request.metric} {best.value:.4g} (thick)" if best else ""
     axes.set_title(title, fontsize=10.5, color=INK, loc="left")
@@ -148,9 +148,16 @@ def _parameter_axes(axes: Axes, parameters: Sequence[Parameter]) -> None:
         if parameter.kind == "choice":
             ticks = [(choice, _share(parameter, choice)) for choice in parameter.choices]
         else:
-            inverse = np.geomspace if parameter.log else np.linspace
-            ticks = [(float(value), _share(parameter, value)) for value in inverse(parameter.low, parameter.high, 5)]
+            ticks = [(float(value), _share(parameter, value)) for value in _round_values(parameter)]
         _labels_at(axes, position, ticks)
+
+
+def _round_values(parameter: Parameter) -> Sequence[float]:
+    """Return the values that are written on an axis: the ends and, of a logarithmic one, the powers of ten between."""
+    if not parameter.log:
+        return [float(value) for value in np.linspace(parameter.low, parameter.high, 5)]
+    powers = 10.0 ** np.arange(np.ceil(np.log10(parameter.low)), np.floor(np.log10(parameter.high)) + 1)
+    return sorted({parameter.low, parameter.high, *(float(f"{power:.6g}") for power in powers)})
 
 
 def _labels_at(axes: Axes, position: int, ticks: Sequence[tuple[Any, float]]) -> None:

@@ -89,6 +89,7 @@ def run(order: Order) -> Verdict:
     runfolder.keep_private()
     with journals.owned(order.folder), contextlib.chdir(order.request.folder), Requests() as requests:
         journal = Journal(order.folder, direction=order.request.direction)
+        order.tell(f"sweep folder: {order.folder}")
         try:
             verdict = _Sweep(order, journal, requests).run()
             outputs.write(order.folder, order.request, journal.trials())
