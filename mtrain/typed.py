@@ -576,6 +576,10 @@ class Evaluate(TypedDict, total=False):
     batch_size: int | None
     """samples per rank and forward pass; null: the micro batch"""
 
+    augment: bool
+    """predict on varied copies of each sample too (mirrored, smaller), and join the predictions (test-time
+    augmentation): slower, and often better"""
+
     at_end: bool
     """score the last weights, whatever every_epochs says"""
 

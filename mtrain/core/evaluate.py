@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mtrain.core.interfaces import Array, Collective, Evaluator, HostBatch, Module, Optimizer, RankSession
+from mtrain.core.variations import Augmented, Variation
 from mtrain.errors import Interrupted
 
 Item = TypeVar("Item")
@@ -14,7 +15,7 @@ Predictions = Callable[[Mapping[str, Array], HostBatch], Sequence[Any]]
 """Type of ``Model.predictions``, which turns model output into one value per sample."""
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913  # the parts of an evaluation
     session: RankSession,
     model: Module,
     optimizer: Optimizer,
@@ -22,6 +23,7 @@ def evaluate(
     *,
     predictions: Predictions,
     evaluator: Evaluator,
+    augmented: Augmented | None = None,
 ) -> dict[str, float]:
     """Return the figures of the averaged weights over ``loader``, equal on every rank. Every rank must call.
 
@@ -32,11 +34,12 @@ def evaluate(
         loader: micro batches of this rank, equally many on every rank (``sampler.Padded``).
         predictions: turns model output into one value per sample.
         evaluator: new evaluator, without predictions.
+        augmented: how samples are varied; None: not at all.
     """
     with optimizer.averaged():
         model.eval()
         try:
-            for output, host in outputs(session, model, loader):
+            for output, host in outputs(session, model, loader, augmented=augmented):
                 evaluator.add(host, predictions(output, host))
         finally:
             model.train()
@@ -56,15 +59,27 @@ def interruptible(loader: Iterable[Item], *, collective: Collective, stop: Calla
 
 
 def outputs(
-    session: RankSession, model: Module, loader: Iterable[HostBatch]
-) -> Iterator[tuple[dict[str, Array], HostBatch]]:
-    """Yield the model's output for each micro batch, together with the micro batch of ``loader`` that it belongs to."""
-    pending: deque[HostBatch] = deque()  # The session may prefetch micro batches before it returns the first one.
+    session: RankSession, model: Module, loader: Iterable[HostBatch], *, augmented: Augmented | None = None
+) -> Iterator[tuple[Mapping[str, Array], HostBatch]]:
+    """Yield the model's output for each micro batch, together with the micro batch of ``loader`` that it belongs to.
+
+    With ``augmented``, the output is the joined one of all variations of the micro batch.
+    """
+    pending: deque[tuple[HostBatch, list[Variation]]] = deque()
+    # The session may prefetch micro batches before it returns the first one.
 
     def recorded() -> Iterator[HostBatch]:
         for host in loader:
-            pending.append(host)
-            yield host
+            copies = [] if augmented is None else augmented.varied(host)
+            pending.append((host, [variation for _, variation in copies]))
+            yield from [copy for copy, _ in copies] or [host]
 
-    for batch in session.batches(recorded()):
-        yield session.infer(model, batch), pending.popleft()
+    batches = session.batches(recorded())
+    for batch in batches:
+        output = session.infer(model, batch)
+        host, variations = pending.popleft()
+        if augmented is None:
+            yield output, host
+        else:
+            others = [session.infer(model, next(batches)) for _ in variations[1:]]
+            yield augmented.joined(list(zip([output, *others], variations, strict=True))), host

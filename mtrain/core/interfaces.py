@@ -424,6 +424,18 @@ class Imitation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Variation:
+    """How a copy of a micro batch's pictures differs from them, for test-time augmentation."""
+
+    mirrored: bool
+    """Left and right are exchanged."""
+    scale: float
+    """Size of the content relative to the original; the rest of the copy is padding on the right and below."""
+    width: int
+    """Width of the original in pixels."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
     """How weight files that others publish for a model differ from the model's state in mtrain.
 
@@ -494,6 +506,13 @@ class Model(Protocol):
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Any]:
         """Turn the output of evaluation mode into one picklable value per sample, for the evaluator."""
         ...
+
+    def joined(self, outputs: Sequence[tuple[Mapping[str, Array], Variation]]) -> Mapping[str, Array]:
+        """Turn the outputs for varied copies of one micro batch into one output, as for the micro batch itself.
+
+        The default cannot: ``evaluate.augment`` is refused for the model.
+        """
+        raise NotImplementedError
 
     @staticmethod
     def fused(arrays: Mapping[str, Array]) -> Mapping[str, Array] | None:
@@ -741,6 +760,17 @@ class TaskKind(Protocol):
 
     def unreadable(self, spec: Any, files: Sequence[Path]) -> Mapping[Path, str]:
         """Return the reason for each of ``files`` on which the task cannot predict, so that a prediction skips it."""
+        ...
+
+    def varied(self, batch: HostBatch, *, step: int) -> Sequence[tuple[HostBatch, Variation]]:
+        """Return copies of a micro batch for test-time augmentation, the batch itself among them.
+
+        Empty: the task knows none, and ``evaluate.augment`` is refused.
+
+        Args:
+            batch: A micro batch of split ``val``.
+            step: Number of which the model needs the sides of pictures to be multiples.
+        """
         ...
 
     def inputs(self, spec: Any) -> "Sequence[ProgramInput]":

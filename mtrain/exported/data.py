@@ -73,6 +73,8 @@ def pooled_batches(pool: "WorkerPool", *, count: int, size: int, prefetch: int) 
 
 
 def _check_size(spec: "Spec", metadata: Metadata) -> None:
+    if spec.evaluate.augment:
+        raise SpecError("evaluate.augment: true, which exported models cannot follow; -o evaluate.augment=false")
     side = spec.data.input_side
     if metadata.image_size and "size" not in metadata.dynamic and side != metadata.image_size:
         raise SpecError(

@@ -11,7 +11,7 @@ from mtrain.core.recipe import check_frozen, is_frozen, make_recipe
 from mtrain.core.sampler import Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.errors import CheckpointError, SpecError
-from mtrain.rank.assembly import model_plugin, open_task, task_of
+from mtrain.rank.assembly import augmented, model_plugin, open_task, task_of
 from mtrain.rank.teaching import check_teacher
 from mtrain.spec import plugins
 from mtrain.spec.model import Spec
@@ -73,6 +73,8 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     if scored:
         _check_score(spec, task.evaluator())
     model_plugin(spec).prepare_task(task.task(), {})
+    if scored:
+        augmented(spec, model_plugin(spec))
     classes = len(task.task().class_names)
     outline = SpecOutline(spec, classes=classes)
     notes = []

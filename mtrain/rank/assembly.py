@@ -38,6 +38,7 @@ from mtrain.core.quantising import is_range
 from mtrain.core.recipe import check_frozen, make_recipe
 from mtrain.core.sampler import Padded, Shuffled, rank_share
 from mtrain.core.schedule import total_updates
+from mtrain.core.variations import Augmented
 from mtrain.data.loader.in_process import InProcess, reads_in_process
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import LaunchError, SpecError
@@ -392,3 +393,19 @@ def given_weights(
         CheckpointError: The weights cannot be read.
     """
     return match(read(path), entry_types(state), plugin.published, own=own)
+
+
+def augmented(spec: Spec, plugin: Model) -> Augmented | None:
+    """Return how samples are varied for evaluation and prediction; None: the spec does not ask for it.
+
+    Raises:
+        SpecError: The model cannot join the outputs of varied copies, or its task varies nothing.
+    """
+    if not spec.evaluate.augment:
+        return None
+    if type(plugin).joined is Model.joined:
+        raise SpecError(
+            f"evaluate.augment: true, but {spec.model.name} cannot join what it predicts for varied copies; set it to false"
+        )
+    kind = task_kind(spec, plugin.kind)
+    return Augmented(varied=lambda batch: kind.varied(batch, step=plugin.size_step), joined=plugin.joined)

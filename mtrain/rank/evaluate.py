@@ -8,7 +8,7 @@ from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.evaluate import evaluate, interruptible
 from mtrain.core.interfaces import Progress
 from mtrain.rank import process
-from mtrain.rank.assembly import assembled, open_task
+from mtrain.rank.assembly import assembled, augmented, open_task
 from mtrain.rank.records import log_to_stderr, report_weights, reporter, text_of
 from mtrain.system.devices import device_words
 from mtrain.system.runfolder import RunFolder
@@ -37,6 +37,7 @@ def evaluate_only(
             interruptible(loader.micro_batches(0), collective=job.session.collective, stop=stop),
             predictions=job.plugin.predictions,
             evaluator=evaluator,
+            augmented=augmented(spec, job.plugin),
         )
         loader.close()
         headline = list(evaluator.headline)

@@ -9,7 +9,7 @@ from mtrain.core.checkpoint import store
 from mtrain.core.evaluate import outputs
 from mtrain.core.interfaces import State
 from mtrain.errors import CheckpointError, DataError
-from mtrain.rank.assembly import Assembly, assembled, given_weights, model_plugin, task_kind
+from mtrain.rank.assembly import Assembly, assembled, augmented, given_weights, model_plugin, task_kind
 from mtrain.report.reporter import write_json
 from mtrain.spec.model import Spec
 
@@ -51,7 +51,9 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
         evaluator, loader = pictures.evaluator(), job.evaluation_loader()
         with job.optimizer.averaged():
             job.model.eval()
-            for output, host in outputs(job.session, job.model, loader.micro_batches(0)):
+            for output, host in outputs(
+                job.session, job.model, loader.micro_batches(0), augmented=augmented(spec, job.plugin)
+            ):
                 evaluator.add(host, job.plugin.predictions(output, host))
         loader.close()
         pictures.write(

@@ -19,7 +19,7 @@ from mtrain.core.trace import Shares, Tracer, traffic
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 from mtrain.errors import Interrupted, SpecError
 from mtrain.rank import kept, process
-from mtrain.rank.assembly import Assembly, assembled, open_task, unused_gpus
+from mtrain.rank.assembly import Assembly, assembled, augmented, open_task, unused_gpus
 from mtrain.rank.records import (
     left_out,
     log_to_stderr,
@@ -218,6 +218,7 @@ class TrainingRun:
             interruptible(self._evaluations.micro_batches(0), collective=job.session.collective, stop=self._stop),
             predictions=job.plugin.predictions,
             evaluator=evaluator,
+            augmented=augmented(job.spec, job.plugin),
         )
         if not figures:
             message = f"update {progress.update}: not scored: {'; '.join(evaluator.remarks())}"

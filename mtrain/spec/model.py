@@ -225,6 +225,11 @@ class EvaluateSpec(Section):
     batch_size: Positive | None = Field(
         default=None, description="samples per rank and forward pass; null: the micro batch"
     )
+    augment: bool = Field(
+        default=False,
+        description="predict on varied copies of each sample too (mirrored, smaller), and join the predictions (test-time "
+        "augmentation): slower, and often better",
+    )
     at_end: bool = Field(default=True, description="score the last weights, whatever every_epochs says")
     score: str | None = Field(
         default=None, description="the figure to maximise, as evaluations name it; null: the task's own"

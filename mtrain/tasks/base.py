@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from mtrain.core.details import Detail
-from mtrain.core.interfaces import Collective
+from mtrain.core.interfaces import Collective, HostBatch, Variation
 from mtrain.core.live import LivePictures
 from mtrain.core.program import ProgramInput
 from mtrain.spec.section import Section
@@ -76,6 +76,11 @@ class TaskBase:
     def live(cls, spec: Any, labels: Mapping[str, Any]) -> LivePictures | None:
         """See ``TaskKind.live``. By default a task predicts on files alone."""
         return None
+
+    @classmethod
+    def varied(cls, batch: HostBatch, *, step: int) -> Sequence[tuple[HostBatch, Variation]]:
+        """See ``TaskKind.varied``. By default there are no variations."""
+        return ()
 
     @classmethod
     def model_options(cls, spec: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -201,3 +201,12 @@ def test_resumed_in_mid_epoch_it_ends_with_the_same_bits(tmp_path: Path, by_ddp:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     starts = [record["update"] for record in records if record["kind"] == "start"]
     assert starts == [0, 5]
+
+
+def test_evaluation_can_join_what_is_predicted_for_mirrored_copies(trained):
+    plain = summary_of(trained / "runs/small")["best"]
+    process = mtrain("evaluate", "--run", "runs/small", "-o", "evaluate.augment=true", cwd=trained)
+    assert process.returncode == 0, process.stdout + process.stderr
+    run = max((trained / "runs").glob("small-evaluate*"), key=lambda folder: folder.stat().st_mtime)
+    joined = summary_of(run)["figures"]
+    assert 0 < joined["accuracy"] != plain["accuracy"]  # digits are not symmetric, so their mirror pictures mislead

@@ -95,6 +95,7 @@ def test_predict_writes_masks_and_a_summary_of_the_classes(trained):
     [
         (["data.image_size=65"], "data.image_size: 65 is not a multiple of 4 as this model needs; use 64"),
         (["data.options={classes: inc}"], "'digits' or 'ink'"),
+        (["evaluate.augment=true"], "evaluate.augment: true, but unet cannot join what it predicts for varied copies"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_a_remedy(trained, values, message):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Variation
 from mtrain.errors import SpecError
 from mtrain.models.common.nms import detections_by_class
 from mtrain.models.ppyoloe.fusing import fuse
@@ -133,6 +133,19 @@ class PPYOLOE(Model):
         settings = {name: getattr(self.options, name) for name in _SELECTION}
         pairs = zip(output["boxes"], output["scores"], strict=True)
         return [detections_by_class(boxes_L4, scores_LC, **settings) for boxes_L4, scores_LC in pairs]
+
+    def joined(self, outputs: Sequence[tuple[Mapping[str, Array], Variation]]) -> Mapping[str, Array]:
+        """Return the predictions of all copies, in pixels of the original; suppression chooses among them."""
+        boxes = []
+        for output, variation in outputs:
+            boxes_BL4 = np.array(output["boxes"]) / variation.scale
+            if variation.mirrored:
+                boxes_BL4[..., [0, 2]] = variation.width - boxes_BL4[..., [2, 0]]
+            boxes.append(boxes_BL4)
+        return {
+            "boxes": np.concatenate(boxes, axis=1),
+            "scores": np.concatenate([output["scores"] for output, _ in outputs], axis=1),
+        }
 
     def _initial_value(self, name: str, shape: tuple[int, ...], seed: int) -> Array:
         leaf = name.rsplit(".", 1)[-1]

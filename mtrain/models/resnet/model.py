@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Variation
 from mtrain.errors import SpecError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -91,6 +91,10 @@ class ResNet(Model):
             last = f".bn{3 if self.bottleneck else 2}.weight"
             values |= {name: np.zeros_like(value) for name, value in values.items() if name.endswith(last)}
         return values
+
+    def joined(self, outputs: Sequence[tuple[Mapping[str, Array], Variation]]) -> Mapping[str, Array]:
+        """Return the mean of the probabilities of all copies."""
+        return {"probabilities": np.mean([output["probabilities"] for output, _ in outputs], axis=0)}
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
         """Return the probability of each class for each picture: float32 (C,)."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Variation
 from mtrain.errors import SpecError
 
 _DEVIATION = 0.5
@@ -130,6 +130,10 @@ class ViT(Model):
         token normal, norms the identity, biases 0.
         """
         return {name: _initial_value(name, shape, seed=seed) for name, shape in shapes.items()}
+
+    def joined(self, outputs: Sequence[tuple[Mapping[str, Array], Variation]]) -> Mapping[str, Array]:
+        """Return the mean of the probabilities of all copies."""
+        return {"probabilities": np.mean([output["probabilities"] for output, _ in outputs], axis=0)}
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
         """Return the probability of each class for each picture: float32 (C,)."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Variation
 from mtrain.errors import SpecError
 from mtrain.models.common.nms import Selection, detections
 from mtrain.models.yolov5 import anchors as fitting
@@ -190,6 +190,17 @@ class YOLOv5(Model):
         settings = {name: getattr(self.options, name) for name in _SELECTION}
         selection = Selection(**settings)
         return [detections(decoded_NC, selection) for decoded_NC in output["decoded"]]
+
+    def joined(self, outputs: Sequence[tuple[Mapping[str, Array], Variation]]) -> Mapping[str, Array]:
+        """Return the predictions of all copies, in pixels of the original; suppression chooses among them."""
+        parts = []
+        for output, variation in outputs:
+            decoded_BNC = np.array(output["decoded"])
+            decoded_BNC[..., :4] /= variation.scale
+            if variation.mirrored:
+                decoded_BNC[..., 0] = variation.width - decoded_BNC[..., 0]
+            parts.append(decoded_BNC)
+        return {"decoded": np.concatenate(parts, axis=1)}
 
     def _anchors(self, task: Task) -> Array:
         default = self.options.anchors if isinstance(self.options.anchors, list) else COCO_ANCHORS

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mtrain.core.interfaces import Array, Remark, Table, Task
+from mtrain.core.interfaces import Array, HostBatch, Remark, Table, Task, Variation
 from mtrain.core.program import ProgramInput
 from mtrain.spec.section import Section
 from mtrain.tasks.base import TaskBase
@@ -68,6 +68,15 @@ class DetectionTask(TaskBase):
         """Return the pictures: uint8 RGB, square."""
         side = data_of(spec).image_size
         return [ProgramInput(key="images", shape=(side, side, 3))]
+
+    @classmethod
+    def varied(cls, batch: HostBatch, *, step: int) -> Sequence[tuple[HostBatch, Variation]]:
+        """See ``TaskKind.varied``: the pictures, and mirrored and smaller copies of them."""
+        from mtrain.data.images.varied import varied
+
+        kinds = ((False, 1.0), (True, 0.83), (False, 0.67)) if step else ((False, 1.0), (True, 1.0))
+        copies = varied(batch["images"], kinds, step=step)
+        return [({**batch, "images": images}, variation) for images, variation in copies]
 
     @classmethod
     def model_options(cls, spec: "Spec", defaults: Mapping[str, Any]) -> dict[str, Any]:
