@@ -24,7 +24,19 @@ if TYPE_CHECKING:
         train,
     )
     from mtrain.results import EvaluateResult, Evaluation, Metrics, PredictResult, TrainResult
-    from mtrain.script.rules import SGD, Adam, AdamW, Constant, Cosine, Group, Linear, OneCycle, Step
+    from mtrain.script.rules import (
+        SGD,
+        Adam,
+        AdamW,
+        Constant,
+        Cosine,
+        Exponential,
+        Group,
+        Linear,
+        OneCycle,
+        Polynomial,
+        Step,
+    )
     from mtrain.script.session import Session, session
     from mtrain.serving import serve
     from mtrain.submitted import SubmittedJob, open_job, submit
@@ -40,11 +52,13 @@ __all__ = [
     "Cosine",
     "EvaluateResult",
     "Evaluation",
+    "Exponential",
     "Group",
     "JobFailed",
     "Linear",
     "Metrics",
     "OneCycle",
+    "Polynomial",
     "PredictResult",
     "Session",
     "Spec",
@@ -72,7 +86,8 @@ __all__ = [
     "write_report",
 ]
 _IN_SCRIPTS = {"session": "session", "Session": "session"} | dict.fromkeys(
-    ("SGD", "Adam", "AdamW", "Group", "Constant", "Cosine", "Linear", "OneCycle", "Step"), "rules"
+    ("SGD", "Adam", "AdamW", "Group", "Constant", "Cosine", "Exponential", "Linear", "OneCycle", "Polynomial", "Step"),
+    "rules",
 )
 """Names for users' own training scripts, with the module of ``mtrain.script`` that defines each."""
 

@@ -420,11 +420,14 @@ class ScheduleWarmup(TypedDict, total=False):
 class Schedule(TypedDict, total=False):
     """Course of the learning rate over the job, as a factor of optimizer.rate."""
 
-    name: Literal["cosine", "linear", "step", "one_cycle", "constant"]
+    name: Literal["cosine", "linear", "polynomial", "exponential", "step", "one_cycle", "constant"]
     """shape of the curve"""
 
     final_factor: float
-    """factor at the end (cosine, linear, one_cycle)"""
+    """factor at the end (cosine, linear, polynomial, exponential, one_cycle)"""
+
+    power: float
+    """polynomial: the power of the remaining share of the job"""
 
     milestones: Sequence[float]
     """step: epochs after which the rate is multiplied by gamma"""

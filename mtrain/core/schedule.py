@@ -30,14 +30,20 @@ def total_updates(spec: Spec, updates_per_epoch: int) -> int:
 def factor(curve: ScheduleSpec, epoch: float, *, horizon_epochs: float) -> float:
     """Return the factor of the learning rate at ``epoch``, which is fractional if the schedule is per update.
 
-    linear and cosine go from 1 to ``final_factor`` over the horizon and stay there; step multiplies by ``gamma`` at
-    each milestone; one_cycle rises to 1 at ``peak`` of the horizon and falls to ``final_factor``, both as half cosines.
+    linear, cosine, polynomial and exponential go from 1 to ``final_factor`` over the horizon and stay there:
+    polynomial with the remaining share of the horizon to the power ``power`` ("poly" of DeepLab, arXiv 1606.00915), and
+    exponential by the same factor in each epoch. step multiplies by ``gamma`` at each milestone; one_cycle rises to 1
+    at ``peak`` of the horizon and falls to ``final_factor``, both as half cosines.
     """
     share = min(max(epoch / horizon_epochs, 0.0), 1.0)
     if curve.name == "linear":
         return (1 - share) * (1 - curve.final_factor) + curve.final_factor
     if curve.name == "cosine":
         return _half_cosine(1.0, curve.final_factor, share)
+    if curve.name == "polynomial":
+        return float((1 - share) ** curve.power) * (1 - curve.final_factor) + curve.final_factor
+    if curve.name == "exponential":
+        return float(curve.final_factor**share)
     if curve.name == "step":
         return float(curve.gamma ** sum(milestone <= epoch for milestone in curve.milestones))
     if curve.name == "one_cycle":

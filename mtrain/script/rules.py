@@ -122,6 +122,29 @@ class Cosine(_Curve):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Polynomial(_Curve):
+    """The rate falls to ``final_factor`` times itself, as the remaining share of the loop to the power ``power``."""
+
+    power: float = 0.9
+    final_factor: float = 0.0
+
+    def section(self) -> dict[str, Any]:
+        """Return the spec's ``schedule`` section with the same meaning."""
+        return self._section("polynomial", power=self.power, final_factor=self.final_factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponential(_Curve):
+    """The rate falls by the same factor in each epoch, to ``final_factor`` times itself at the end of the loop."""
+
+    final_factor: float = 0.01
+
+    def section(self) -> dict[str, Any]:
+        """Return the spec's ``schedule`` section with the same meaning."""
+        return self._section("exponential", final_factor=self.final_factor)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step(_Curve):
     """The rate is multiplied by ``gamma`` after each of the epochs ``milestones``."""
 
@@ -147,6 +170,6 @@ class OneCycle(_Curve):
         return self._section("one_cycle", peak=self.peak, final_factor=self.final_factor)
 
 
-Curve: TypeAlias = Constant | Linear | Cosine | Step | OneCycle
+Curve: TypeAlias = Constant | Linear | Cosine | Polynomial | Exponential | Step | OneCycle
 RateOf: TypeAlias = Callable[[int], float]
 """Maps the number of an update (0-based) to the learning rate, in place of a curve."""

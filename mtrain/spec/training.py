@@ -193,10 +193,13 @@ class WarmupSpec(Section):
 class ScheduleSpec(Section):
     """Course of the learning rate over the job, as a factor of optimizer.rate."""
 
-    name: Literal["cosine", "linear", "step", "one_cycle", "constant"] = Field(
+    name: Literal["cosine", "linear", "polynomial", "exponential", "step", "one_cycle", "constant"] = Field(
         default="linear", description="shape of the curve"
     )
-    final_factor: float = Field(default=0.01, ge=0, description="factor at the end (cosine, linear, one_cycle)")
+    final_factor: float = Field(
+        default=0.01, ge=0, description="factor at the end (cosine, linear, polynomial, exponential, one_cycle)"
+    )
+    power: float = Field(default=0.9, gt=0, description="polynomial: the power of the remaining share of the job")
     milestones: list[float] = Field(
         default_factory=list, description="step: epochs after which the rate is multiplied by gamma"
     )
@@ -211,9 +214,13 @@ class ScheduleSpec(Section):
     warmup: WarmupSpec | None = Field(default=WarmupSpec(), description="null: no warm-up")
 
     @model_validator(mode="after")
-    def _steps_are_named(self) -> Self:
+    def _curve_is_complete(self) -> Self:
         if self.name == "step" and not self.milestones:
             raise ValueError(
                 "name is 'step' and milestones is empty; give the epochs of the steps, e.g. milestones: [60, 80]"
+            )
+        if self.name == "exponential" and self.final_factor == 0:
+            raise ValueError(
+                "name is 'exponential' and final_factor is 0, which no power reaches; give one > 0, e.g. 0.01"
             )
         return self

@@ -1,5 +1,6 @@
 """Rates over a job, and the recipe from which they follow."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ def schedule(**sections: Any) -> Schedule:
         # at epochs 0, 5 and 10 of 10
         ("linear", (1.0, 0.505, 0.01)),
         ("cosine", (1.0, 0.505, 0.01)),
+        ("polynomial", (1.0, 0.99 * 0.5**0.9 + 0.01, 0.01)),
+        ("exponential", (1.0, 0.1, 0.01)),
         ("constant", (1.0, 1.0, 1.0)),
     ],
 )
@@ -43,6 +46,23 @@ def test_curves_go_from_one_to_the_final_factor(name: Any, values: tuple[float, 
 def test_cosine_is_flat_at_both_ends() -> None:
     curve = ScheduleSpec(name="cosine", final_factor=0.2)
     assert factor(curve, 2.5, horizon_epochs=10) == pytest.approx(1 - 0.8 * (1 - math.cos(math.pi / 4)) / 2)
+
+
+def test_a_polynomial_of_power_one_is_linear() -> None:
+    curve, line = ScheduleSpec(name="polynomial", power=1.0, final_factor=0.2), ScheduleSpec(final_factor=0.2)
+    for epoch in (0, 1, 5, 9.5, 10):
+        assert factor(curve, epoch, horizon_epochs=10) == pytest.approx(factor(line, epoch, horizon_epochs=10))
+
+
+def test_exponential_falls_by_the_same_factor_in_each_epoch() -> None:
+    curve = ScheduleSpec(name="exponential", final_factor=0.05)
+    values = [factor(curve, epoch, horizon_epochs=10) for epoch in range(11)]
+    assert [b / a for a, b in itertools.pairwise(values)] == pytest.approx([0.05**0.1] * 10)
+
+
+def test_exponential_to_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="final_factor is 0, which no power reaches"):
+        ScheduleSpec(name="exponential", final_factor=0.0)
 
 
 def test_step_multiplies_at_each_milestone() -> None:

@@ -107,7 +107,7 @@ class OwnOptimizerSpec(OptimizerSpec):
 class OwnScheduleSpec(ScheduleSpec):
     """A constant rate, unless a curve is given."""
 
-    name: Literal["cosine", "linear", "step", "one_cycle", "constant"] = Field(
+    name: Literal["cosine", "linear", "polynomial", "exponential", "step", "one_cycle", "constant"] = Field(
         default="constant", description="shape of the curve"
     )
     per: Literal["epoch", "update"] = Field(
