@@ -15,8 +15,8 @@ from mtrain.serving.settings import MEGABYTE
 MAX_FILES = 32
 """Largest number of pictures in a request."""
 _MAX_NAME = 200
-_DRAIN_S = 2.0
-"""How long the rest of a request that is too large is read and thrown away. A client that is still sending when the
+_DRAIN_S, _DRAIN_BYTES = 2.0, 64 * MEGABYTE
+"""How long, and how much of, the rest of a request that is too large is read and thrown away. A client that is still sending when the
 connection ends would see a broken connection instead of the answer."""
 _BUDGET_IN_REQUESTS = 8
 """Largest requests that fit into memory at the same time. Smaller ones and slow ones take only what has arrived."""
@@ -100,7 +100,7 @@ class Body:
         )
 
     async def _drain(self) -> None:
-        left = self._limit
+        left = _DRAIN_BYTES
         try:
             async with asyncio.timeout(_DRAIN_S):
                 async for chunk in self._stream:

@@ -47,7 +47,7 @@ SYSTEM = {
         "scancel",
         "sinfo",
     ),
-    *("source", "squeue", "srun", "ssh", "sudo", "torchrun"),
+    *("source", "squeue", "srun", "ssh", "sudo", "torchrun", "uvicorn"),
 }
 """Programs that are not mtrain's, and whose arguments are not checked."""
 SHELL = {">", ">>", "2>", "&", "&&", "|", ";"}
