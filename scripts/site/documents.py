@@ -14,6 +14,9 @@ _CODE = re.compile(r"(`+)(?:(?!\1).)+?\1", re.DOTALL)
 _MARK = re.compile(r"<!-- not checked: (.+?) -->", re.DOTALL)
 
 
+_RUN = re.compile(r"<!-- (?:not run: (?P<none>.+?)|run: (?P<some>.+?); not the others: (?P<why>.+?)) -->", re.DOTALL)
+
+
 @dataclass(frozen=True)
 class Block:
     """A fenced block of a document: its language, its text without indentation, and its first line's number."""
@@ -24,6 +27,11 @@ class Block:
     text: str
     not_checked: str | None
     """Reason in a comment `<!-- not checked: REASON -->` before the block; None: the block is checked."""
+    not_run: str | None = None
+    """Reason in a comment before the block why its commands are not run: `<!-- not run: REASON -->`, or for some of them
+    `<!-- run: mtrain config, mtrain plan; not the others: REASON -->`; None: all are run."""
+    runs: tuple[str, ...] = ()
+    """How the commands begin that are run although `not_run` gives a reason."""
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -46,7 +54,7 @@ def blocks(page: Path) -> Iterator[Block]:
             start, indent, mark, language = number, len(fence[1]), fence[2], fence[3]
         elif start >= 0 and fence and fence[2].startswith(mark) and not fence[3]:
             text = "".join(f"{inner[indent:]}\n" for inner in lines[start + 1 : number])
-            yield Block(page, start + 2, language, text, _reason(before))
+            yield Block(page, start + 2, language, text, _reason(before), *_run(before))
             start, before = -1, []
         elif start < 0:
             before.append(line)
@@ -58,6 +66,16 @@ def _reason(before: list[str]) -> str | None:
     text = "\n".join(before).rstrip()
     marks = list(_MARK.finditer(text))
     return " ".join(marks[-1][1].split()) if marks and marks[-1].end() == len(text) else None
+
+
+def _run(before: list[str]) -> tuple[str | None, tuple[str, ...]]:
+    """Return why commands are not run, and how those begin that are, by a comment directly before a block."""
+    text = "\n".join(before).rstrip()
+    marks = list(_RUN.finditer(text))
+    if not marks or marks[-1].end() != len(text):
+        return None, ()
+    some = tuple(part.strip() for part in (marks[-1]["some"] or "").split(",") if part.strip())
+    return " ".join((marks[-1]["none"] or marks[-1]["why"]).split()), some
 
 
 def prose(text: str, change: Callable[[str], str]) -> str:

@@ -1,6 +1,7 @@
 """The page of the Python interface, which mkdocstrings fills from the code."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ PARTS = {
     "mtrain.submitted": ("Submitted jobs", "Jobs in the queue of a scheduler."),
     "mtrain.typed": ("A spec as types", "Its keys are those of [a spec](spec.md)."),
 }
-"""Module that defines public names -> heading and first line of its part of the page."""
+"""Module that defines public names -> heading and first line of its part of the page; others come after these."""
 MODULES = {
     "mtrain.errors": (
         "Errors",
@@ -39,9 +40,8 @@ def page(package: Path, contributing: str) -> str:
     """Return the Markdown of the page. `contributing` is the place of CONTRIBUTING.md on the site."""
     lines = ["# Python reference", "", "Generated from the code.", ""]
     names = dict(_public(package / "__init__.py"))
-    unknown = set(names) - set(PARTS)
-    assert not unknown, f"scripts/site/reference.py has no heading for {sorted(unknown)}"
-    for module, (heading, text) in PARTS.items():
+    more = {module: (_heading(package, module), "") for module in names if module not in PARTS}
+    for module, (heading, text) in {**PARTS, **more}.items():
         lines += [f"## {heading}", "", text, ""]
         for name in names[module]:
             lines += [f"::: {module}.{name}", ""]
@@ -49,6 +49,14 @@ def page(package: Path, contributing: str) -> str:
         options = ["    options:", "      show_root_heading: false", "      show_root_toc_entry: false"]
         lines += [f"## {heading}", "", text.replace("CONTRIBUTING.md", contributing), "", f"::: {module}", *options, ""]
     return "\n".join(lines)
+
+
+def _heading(package: Path, module: str) -> str:
+    """Return a heading for a module that has none in `PARTS`: the beginning of its docstring, up to a colon or full stop."""
+    place = package.parent.joinpath(*module.split("."))
+    source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    text = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or module
+    return re.split(r"[:.]", text, maxsplit=1)[0]
 
 
 def _public(init: Path) -> Iterator[tuple[str, list[str]]]:
