@@ -105,6 +105,7 @@ def show(opened: "Opened") -> None:
     console.print(table)
     if best is not None:
         console.print(f"best: trial {best.number}, {opened.request.metric} {shown(best.value)}", markup=False)
-    for file in ("trials.csv", "best.yml", "parallel.png", "importance.png"):
+    files = {"table": "trials.csv", "best spec": "best.yml", "trials": "parallel.png", "importance": "importance.png"}
+    for word, file in files.items():
         if (opened.folder / file).exists():
-            console.print(f"{file.partition('.')[0]}: {opened.folder / file}", markup=False, soft_wrap=True)
+            console.print(f"{word}: {opened.folder / file}", markup=False, soft_wrap=True)

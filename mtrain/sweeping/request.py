@@ -32,13 +32,15 @@ Direction = Literal["max", "min"]
 
 
 class Request(Section):
-    """A sweep, without what may differ when it is resumed."""
+    """A sweep, without how it is run: the number of trials at once, for example."""
 
     sampler: Sampler
     pruner: Pruner
     metric: str = Field(min_length=1)
     direction: Direction
     seed: int
+    trials: int = Field(ge=1)
+    """Number of trials in all; the only value that may change when the sweep is resumed."""
     parameters: tuple[Parameter, ...]
     folder: str
     """Working directory of the trials, absolute."""
@@ -94,6 +96,11 @@ def fitted(parameters: Sequence[Parameter], loaded: "Loaded") -> tuple[Parameter
     Raises:
         SpecError: a key is unknown or a value is not allowed; a line for each mistake.
     """
+    own = [one for one in parameters if one.name.partition(".")[0] == "report"]
+    if own:
+        raise SpecError(
+            [f"{one.origin}: {one.name}: each trial has a report of its own; search another value" for one in own]
+        )
     schema = type(loaded.spec)
     typed = [_typed(parameter, schema) for parameter in parameters]
     problems: list[str] = []

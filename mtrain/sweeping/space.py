@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mtrain.errors import SpecError, UsageError
+from mtrain.spec.in_code import plain
 from mtrain.spec.schema import dotted
 from mtrain.spec.section import Section
 from mtrain.spec.sources import Given
@@ -95,7 +96,7 @@ def read_space(source: str | FilePath | Mapping[str, Any]) -> list[Parameter]:
         SpecError: it is no search space; a line for each mistake.
     """
     if isinstance(source, Mapping):
-        return _parameters(Parsed(values=dict(source)), "space")
+        return _parameters(Parsed(values=plain(source, where="space")), "space")
     file = FilePath(source)
     shipped = SPACES / f"{file}.yml"
     if not file.is_file() and str(source) in shipped_spaces():
@@ -227,6 +228,8 @@ def _choice(name: str, values: Any, origin: str) -> Parameter:
     if not isinstance(values, list) or not values:
         raise SpecError(f"{where}: choices: given {values!r}, expected a list of values")
     labels = [_label(value) for value in values]
+    if any(isinstance(label, float) and not math.isfinite(label) for label in labels):
+        raise SpecError(f"{where}: choices: given {values!r}, expected finite numbers")
     _refuse_doubles(labels, where)
     settings = tuple({name: value} for value in values)
     return Parameter(name=name, kind="choice", choices=tuple(labels), settings=settings, origin=origin)

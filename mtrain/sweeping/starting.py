@@ -130,12 +130,30 @@ def _begun(wish: Wish) -> "Order":
 def _resumed(wish: Wish) -> "Order":
     folder = (wish.out or newest_folder()).absolute()
     request = requests.read(folder)
+    if not Path(request.folder).is_dir():
+        raise UsageError(
+            f"{folder}: the sweep was begun in {request.folder}, which is no folder any more; make it again"
+        )
+    if wish.named != wish.space_is_named:
+        raise UsageError(
+            "--resume: give the spec and what is searched both, or neither; the folder of the sweep has them"
+        )
     changed = _changed_options(wish, request)
     if changed:
         raise UsageError(
             f"--resume: the sweep in {folder} was begun with other settings ({changed}); leave them as they were"
         )
+    if wish.trials is not None and wish.trials != request.trials:
+        request = request.model_copy(update={"trials": _trials(wish, request)})
+        requests.write(request, folder)
     return _order(wish, request, folder)
+
+
+def _trials(wish: Wish, request: Request) -> int:
+    """Return the number of trials in all: a grid has no more than its points."""
+    if request.sampler == "grid":
+        return min(wish.trials or request.grid_size, request.grid_size)
+    return wish.trials or DEFAULT_TRIALS
 
 
 def _changed_options(wish: Wish, request: Request) -> str:
@@ -148,8 +166,6 @@ def _changed_options(wish: Wish, request: Request) -> str:
             return f"{name}: {getattr(request, name)} before, {asked} now"
     if wish.metric is not None and requests.parsed_metric(wish.metric) != (request.metric, request.direction):
         return f"metric: {request.metric} before, {wish.metric} now"
-    if wish.named or wish.space_is_named:
-        return "give the spec and the space both, or neither"
     return ""
 
 
@@ -166,25 +182,22 @@ def _request(wish: Wish, loaded: "Loaded", *, former: Request | None = None) -> 
         metric=metric,
         direction=direction,
         seed=loaded.spec.train.seed,
+        trials=wish.trials or DEFAULT_TRIALS,
         parameters=parameters,
         folder=str(Path.cwd()),
         base=dict(loaded.values),
     )
     if request.sampler == "grid" and request.grid_size > 10_000:
         raise UsageError(f"the grid has {request.grid_size} points; search fewer values, or take another --sampler")
-    return request
+    return request.model_copy(update={"trials": _trials(wish, request)})
 
 
 def _order(wish: Wish, request: Request, folder: Path) -> "Order":
     from mtrain.sweeping.sweep import Order
 
-    trials = wish.trials or DEFAULT_TRIALS
-    if request.sampler == "grid":
-        trials = min(wish.trials or request.grid_size, request.grid_size)
     return Order(
         folder=folder,
         request=request,
-        trials=trials,
         jobs=wish.jobs,
         max_failures=wish.max_failures,
         queued=_is_queued(request),

@@ -1,6 +1,7 @@
 """Run a sweep: propose trials, start their jobs, judge them while they run, and note how they end."""
 
 import contextlib
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,8 +39,6 @@ class Order:
     folder: Path
     """Folder of the sweep, absolute."""
     request: Request
-    trials: int
-    """Number of trials in all, those of before a resume included."""
     jobs: int = 1
     """Number of trials at the same time."""
     max_failures: int = 3
@@ -136,7 +135,7 @@ class _Sweep:
             waiting = [trial for trial in trials if trial.state == TrialState.RUNNING and trial.number not in active]
             if waiting:
                 self._begin(waiting[0])
-            elif len(trials) < self._order.trials:
+            elif len(trials) < self._request.trials:
                 number = self._journal.add(proposed(self._request, trials, len(trials)))
                 self._begin(self._journal.trials()[number])
             else:
@@ -259,7 +258,8 @@ class _Sweep:
                     time.sleep(POLL_S)
 
     def _verdict(self) -> Verdict:
-        go_on = f"go on with: mtrain sweep --resume --out {self._order.folder}"
+        at_once = f" --jobs {self._order.jobs}" if self._order.jobs > 1 else ""
+        go_on = f"go on with: mtrain sweep --resume --out {shlex.quote(str(self._order.folder))}{at_once}"
         if self._requests.first is not None:
             return Verdict(
                 reason="interrupted", code=EXIT_CODES[self._requests.first], text=f"ended, trials are saved; {go_on}"
@@ -294,7 +294,17 @@ def refuse_what_cannot_work(order: Order) -> None:
         raise UsageError(
             "evaluate.every_epochs and every_updates are null: trials are judged by their evaluations; set one"
         )
-    if order.queued or many_hosts.is_several(loaded):
+    if order.queued:
+        return
+    if many_hosts.is_several(loaded):
+        if many_hosts.is_by_hand(loaded):
+            raise UsageError(
+                "cluster.name: trials on several hosts need a cluster that starts them, such as --cluster ssh"
+            )
+        if loaded.spec.cluster.ips and not many_hosts.is_here(loaded.spec.cluster.ips[0]):
+            raise UsageError(
+                f"cluster.ips: the first host is {loaded.spec.cluster.ips[0]}, which has the records of a job; start the sweep there"
+            )
         return
     plan = start.planned(loaded, start.Where(run_dir=order.folder / "trials" / "0000", checkpoint=None))
     preflight.check(loaded.spec, size=plan.size)

@@ -22,7 +22,7 @@ NUMBERS = {name: SPACE[name] for name in ("a", "d")}
 
 
 def request(sampler: str, space: Any = SPACE, **values: Any) -> Request:
-    base = {"pruner": "none", "metric": "score", "direction": "max", "seed": 3, "folder": "/", "base": {}}
+    base = {"pruner": "none", "metric": "score", "direction": "max", "seed": 3, "trials": 9, "folder": "/", "base": {}}
     return Request(sampler=sampler, parameters=tuple(read_space(space)), **{**base, **values})  # type: ignore[arg-type]
 
 

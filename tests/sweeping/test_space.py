@@ -52,6 +52,7 @@ def test_a_misspelt_key_is_named_with_its_line_and_the_right_one(tmp_path: Path)
         ({"low": 0.1, "high": 1.0, "log": True, "step": 0.1}, "goes not with"),
         ({"choices": []}, "expected a list of values"),
         ({"choices": [1, 1]}, "given twice"),
+        ({"choices": [float("nan")]}, "expected finite numbers"),
         ({"choices": [1], "low": 0}, "goes with no other key"),
         ([0.1, 1.0], "expected {low: A, high: B}"),
         ({"low": "a", "high": "b"}, "expected a number"),
@@ -64,6 +65,10 @@ def test_a_wrong_entry_is_refused_in_one_line(entry: Any, words: str) -> None:
     assert len(lines) == 1
     assert "optimizer.rate" in lines[0]
     assert words in lines[0]
+
+
+def test_a_trials_own_report_is_not_searched() -> None:
+    assert "each trial has a report of its own" in problems({"report.name": {"choices": ["a", "b"]}})[0]
 
 
 def test_options_of_a_plugin_are_checked_too() -> None:

@@ -84,7 +84,7 @@ def test_a_sweep_that_is_ended_killed_and_resumed_has_the_table_of_an_undisturbe
     assert f"go on with: mtrain sweep --resume --out {folder}/cut" in output
     assert "saved at update" in output
 
-    process = started("--resume", "--out", "cut", "--trials", str(trials))  # the sweep is killed, and its trial with it
+    process = started("--resume", "--out", "cut")  # the sweep is killed, and its trial with it
     wait_for(lambda: commands(process), process)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
@@ -117,6 +117,8 @@ def test_a_sweep_that_is_ended_killed_and_resumed_has_the_table_of_an_undisturbe
         (("--over", "backend=dpp"), "did you mean 'ddp'?"),
         (("--resume",), "there is no sweep in runs"),
         (("--resume", "--out", "nowhere"), "no such folder"),
+        (("--space", "space.yml", "-H", "10.9.9.1,10.9.9.2"), "need a cluster that starts them"),
+        (("--space", "space.yml", "-H", "10.9.9.1,10.9.9.2", "--cluster", "ssh"), "the first host is 10.9.9.1"),
         (("--show", "nowhere"), "no such folder"),
         (("--show", "."), "is not the folder of a sweep"),
     ],
