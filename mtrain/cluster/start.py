@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 from mtrain.errors import UsageError
 from mtrain.jobs.plan import Machine, Plan, make_plan
+from mtrain.spec.yaml_reader import dumped
 from mtrain.system import environment, job_secret, names, placement, runfolder
 from mtrain.system.runfolder import IF_ANY, Resume, RunFolder
 
@@ -188,8 +189,6 @@ def _directly(path: Path) -> Path:
 
 def _request_texts(loaded: "Loaded", plan: Plan, run: RunFolder) -> dict[Path, str]:
     """Return the text of each of ``runfolder.REQUEST_FILES``: path -> text."""
-    import yaml
-
     from mtrain.report.reporter import json_text
     from mtrain.spec import config
 
@@ -197,7 +196,7 @@ def _request_texts(loaded: "Loaded", plan: Plan, run: RunFolder) -> dict[Path, s
     argv = environment.redacted_words(sys.argv)
     return {
         run.spec_json: config.resolved_json(loaded.spec),
-        run.spec_yml: yaml.safe_dump(dict(loaded.values), sort_keys=False, allow_unicode=True),
+        run.spec_yml: dumped(loaded.values),
         run.path / "plan.txt": plan.text(),
         run.path / "plan.json": json_text(plan.as_json()),
         run.path / "environment.json": json_text(runfolder.describe_environment(environ, argv=argv)),

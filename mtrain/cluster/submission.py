@@ -20,6 +20,7 @@ from mtrain.core.queue import Queue, QueuedJob, Submission
 from mtrain.errors import UsageError
 from mtrain.jobs.plan import AUTO, made_cluster
 from mtrain.spec import former_keys, plugins
+from mtrain.spec.yaml_reader import dumped
 from mtrain.system import runfolder
 
 if TYPE_CHECKING:
@@ -221,15 +222,13 @@ def _refuse_what_cannot_work(loaded: "Loaded") -> None:
 
 
 def _submission(loaded: "Loaded", name: str) -> Submission:
-    import yaml
-
     cluster = loaded.spec.cluster
     base = _base(loaded) / FOLDER
     record = base / runfolder.free_name(name, runfolder.names_like(base, name))
     is_script = loaded.script is not None
     return Submission(
         name=name,
-        spec="" if is_script else yaml.safe_dump(_values(loaded), sort_keys=False, allow_unicode=True),
+        spec="" if is_script else dumped(_values(loaded)),
         spec_path=record / SPEC,
         hosts=cluster.nodes or 1,
         ranks_per_host=None if cluster.nproc_per_node == "auto" else cluster.nproc_per_node,

@@ -306,3 +306,19 @@ def _escaped(character: str) -> str:
     if character.isascii() and character.isprintable():
         return character
     return f"\\U{ord(character):08X}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts text in quotes that this module would read as something else, such as ``0008`` or ``1e3``."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(f"{_TAG}str", text, style=None if isinstance(scalar(text), str) else "'")
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def dumped(values: Mapping[str, Any]) -> str:
+    """Return values as YAML that ``parse`` reads as the same values, in their order."""
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

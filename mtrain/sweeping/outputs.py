@@ -6,6 +6,7 @@ from pathlib import Path
 from optuna.trial import FrozenTrial
 
 from mtrain.errors import UsageError
+from mtrain.spec.yaml_reader import dumped
 from mtrain.sweeping.request import Request
 from mtrain.sweeping.table import as_csv, best_trial, shown_params
 
@@ -29,14 +30,12 @@ def write(folder: Path, request: Request, trials: Sequence[FrozenTrial]) -> None
 
 def best_spec(request: Request, trials: Sequence[FrozenTrial]) -> str | None:
     """Return the spec of the best trial as YAML that ``mtrain train -c`` runs; None where no trial has reached its end."""
-    import yaml
-
     best = best_trial(request, trials)
     if best is None:
         return None
     loaded = request.trial_spec(best.params)
     head = f"# Trial {best.number}, the best of {len(trials)}: {request.metric} {best.value!r}\n# {shown_params(best.params)}\n"
-    return head + yaml.safe_dump(dict(loaded.values), sort_keys=False, allow_unicode=True)
+    return head + dumped(loaded.values)
 
 
 def _draw(folder: Path, request: Request, trials: Sequence[FrozenTrial]) -> None:

@@ -86,7 +86,7 @@ def parallel(request: Request, trials: Sequence[FrozenTrial]) -> Figure | None:
 
 
 def importance(request: Request, trials: Sequence[FrozenTrial]) -> Figure | None:
-    """Return how much of the metric's variance each parameter explains; None where too few trials differ."""
+    """Return how much each parameter decides whether a trial is among the best; None where too few trials differ."""
     shares = importances(request, trials)
     if not shares:
         return None
@@ -98,7 +98,7 @@ def importance(request: Request, trials: Sequence[FrozenTrial]) -> Figure | None
     axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=9, color=INK)
     axes.set_xlim(0, max(1e-9, *shares.values()) * 1.13)
     done = sum(trial.state == TrialState.COMPLETE for trial in trials)
-    axes.set_title(f"share in the variance of {request.metric}, {done} trials", fontsize=10.5, color=INK, loc="left")
+    axes.set_title(f"importance for {request.metric} (PED-ANOVA), {done} trials", fontsize=10.5, color=INK, loc="left")
     axes.tick_params(colors=INK, labelsize=9, length=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", color=FAINT)

@@ -14,6 +14,7 @@ from mtrain.spec import config
 from mtrain.spec.provenance import lookup
 from mtrain.spec.schema import field_at
 from mtrain.spec.section import Section
+from mtrain.spec.yaml_reader import dumped
 from mtrain.sweeping.space import Parameter, given
 
 if TYPE_CHECKING:
@@ -145,11 +146,9 @@ def write(request: Request, folder: Path) -> None:
     Raises:
         UsageError: the folder cannot be written to.
     """
-    import yaml
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(request.base, sort_keys=False, allow_unicode=True)
+        text = dumped(request.base)
         (folder / BASE).write_text(text, encoding="utf-8")
         temporary = folder / f".{REQUEST}"
         temporary.write_text(request.model_dump_json(indent=2) + "\n", encoding="utf-8")

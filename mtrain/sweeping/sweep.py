@@ -11,6 +11,7 @@ from typing import Any, Literal
 from optuna.trial import FrozenTrial, TrialState
 
 from mtrain.errors import MtrainError, UsageError
+from mtrain.spec.yaml_reader import dumped
 from mtrain.sweeping import journal as journals
 from mtrain.sweeping import outputs
 from mtrain.sweeping.journal import REASON, SECONDS, UPDATE, Journal
@@ -162,15 +163,13 @@ class _Sweep:
             self._finish(running, Ended(code=2, reason=reason))
 
     def _job(self, running: _Running) -> TrialJob:
-        import yaml
-
         place = running.place
         report = {"dir": str(place.runs), "name": place.name}
         loaded = self._request.trial_spec(running.trial.params, report=report)
         for folder in (place.spec.parent, place.log.parent, place.runs):
             folder.mkdir(parents=True, exist_ok=True)
         temporary = place.spec.with_suffix(".tmp")
-        temporary.write_text(yaml.safe_dump(dict(loaded.values), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        temporary.write_text(dumped(loaded.values), encoding="utf-8")
         temporary.replace(place.spec)
         return QueuedTrial(place, loaded) if self._order.queued else LocalJob(place)
 

@@ -7,6 +7,7 @@ import pytest
 
 import mtrain
 from mtrain.errors import MtrainError, SpecError, UsageError
+from mtrain.spec.yaml_reader import dumped, parse
 from mtrain.sweeping.request import fitted, parsed_metric
 from mtrain.sweeping.space import distinct, read_over, read_space, shipped_spaces
 
@@ -116,6 +117,15 @@ def test_one_value_is_searched_once() -> None:
         distinct([*read_space({"backend.name": {"choices": ["ddp"]}}), *read_over(["backend=ddp,solo"])])
     with pytest.raises(UsageError, match="nothing is searched"):
         distinct([])
+
+
+def test_text_that_looks_like_a_number_is_read_as_text_again() -> None:
+    values = {
+        "report": {"name": "0008"},
+        "texts": ["1e3", "0o7", "null", "true", "plain", "1:30", "", "a: b"],
+        "number": 8,
+    }
+    assert parse(dumped(values), name="spec").values == values
 
 
 def test_a_metric_has_a_direction() -> None:
