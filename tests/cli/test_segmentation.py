@@ -220,3 +220,9 @@ def test_the_configs_for_pascal_voc_plan_and_train_on_a_folder_of_its_shape(voc,
     summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
     assert summary["updates"] == 2
     assert {"miou", "iou/background"} <= set(summary["best"])
+
+
+def test_a_network_can_learn_from_another_kind_of_network(trained):
+    values = ("model.name=liteseg", "model.options={width: 8, blocks: 1, decoder: [4, 6, 8]}")
+    train(trained, "taught", *values, "train.distil.teacher=runs/small")
+    assert min(record["losses"]["distil"] for record in records(trained / "runs/taught", "update")) > 0

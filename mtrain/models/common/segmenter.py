@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -57,6 +57,7 @@ class Segmenter(Model):
     """A segmentation model but for its network."""
 
     kind: ClassVar[str] = "segmentation"
+    imitates: ClassVar[Sequence[str]] = ("outputs",)
     published: ClassVar[Published] = Published(per_class=(r"^(classifier|auxiliary)\.(weight|bias)$",))
 
     def __init__(self, options: Any = None) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Collective, Tensor
+from mtrain.models.common.imitation import Imitator, Signals
 from mtrain.models.common.pixel_losses import losses
 from mtrain.models.common.pixels import normalised, predicted, wide
 from mtrain.models.liteseg.blocks import STDC, AttentionFusion, ConvUnit, PyramidPooling
 from mtrain.models.liteseg.options import LiteSegOptions
 
 
-class Network(nn.Module):
+class Network(Imitator):
     """The network with its loss. It returns losses in training, ``classes`` and ``certainty`` (B, S, S) in evaluation."""
 
     classifier: Any
@@ -51,7 +52,7 @@ class Network(nn.Module):
         logits_BCSS = ops.resize_bilinear(wide(self.classifier(features_BCHW)), size)
         if not self.training:
             return predicted(logits_BCSS)
-        return losses(
+        found = losses(
             logits_BCSS,
             batch,
             options=options,
@@ -59,6 +60,13 @@ class Network(nn.Module):
             auxiliary_BCSS=ops.resize_bilinear(wide(self.auxiliary(coarse_BCHW)), size) if options.auxiliary else None,
             auxiliary_weight=options.auxiliary,
         )
+        return self.taught(found, batch, lambda: Signals(logits=logits_BCSS))
+
+    def signals(self, batch: Batch) -> Signals:
+        """Show the class logits of each pixel (B, C, S, S)."""
+        options = self.options
+        x_B3SS = normalised(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
+        return Signals(logits=ops.resize_bilinear(wide(self.logits(x_B3SS)), ops.shape(x_B3SS)[2:]))
 
     def logits(self, x_B3SS: Tensor) -> Tensor:
         """Compute the class logits (B, C, S / 8, S / 8) from normalised pixels (B, 3, S, S)."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Collective, Tensor
+from mtrain.models.common.imitation import Imitator, Signals
 from mtrain.models.common.pixel_losses import losses
 from mtrain.models.common.pixels import normalised, predicted, wide
 from mtrain.models.unet.options import UNetOptions
@@ -43,7 +44,7 @@ class Up(nn.Module):
         return self.pair(ops.concat((beside_BCHW, self.rise(x_BCHW)), axis=1))
 
 
-class Network(nn.Module):
+class Network(Imitator):
     """The U-Net with its loss. It returns losses in training, ``classes`` and ``certainty`` (B, S, S) in evaluation."""
 
     classifier: Any
@@ -63,12 +64,17 @@ class Network(nn.Module):
         Args:
             batch: ``pixels`` uint8 (B, S, S, 4), RGB and class; in training for dropout also ``random_key`` int32 (B,).
         """
+        signals = self.signals(batch)
+        if not self.training:
+            return predicted(signals.logits)
+        found = losses(signals.logits, batch, options=self.options, collective=self.collective)
+        return self.taught(found, batch, lambda: signals)
+
+    def signals(self, batch: Batch) -> Signals:
+        """Show the class logits of each pixel (B, C, S, S)."""
         options = self.options
         x_B3SS = normalised(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
-        logits_BCSS = wide(self.logits(x_B3SS, batch.get("random_key")))
-        if not self.training:
-            return predicted(logits_BCSS)
-        return losses(logits_BCSS, batch, options=options, collective=self.collective)
+        return Signals(logits=wide(self.logits(x_B3SS, batch.get("random_key"))))
 
     def logits(self, x_BCHW: Tensor, random_key: Tensor | None) -> Tensor:
         """Compute the class logits (B, C, S, S) from normalised pixels (B, 3, S, S)."""
