@@ -39,6 +39,7 @@ COMMANDS = {
     "compare": ("mtrain.cli.compare:compare", "Train one spec on several backends: do they agree, how fast are they."),
     "report": ("mtrain.cli.report:report", "Write the report of a run: one HTML file with everything about it."),
     "sweep": ("mtrain.cli.sweep:sweep", "Search for good values of a spec by many trials."),
+    "ui": ("mtrain.cli.ui:ui", "Show runs in a browser: live curves, comparisons, logs."),
     "config": ("mtrain.cli.config:config", "Show, explain and validate specs."),
     "plugins": ("mtrain.cli.plugins:plugins", "List backends, models, data sets and launchers."),
     "data": ("mtrain.cli.data:data", "Check a data set, or make the embedded one."),

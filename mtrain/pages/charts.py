@@ -1,6 +1,6 @@
 """Draw the curves of one run, or of several over each other, and the charts and matrices of an evaluation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,11 +55,28 @@ class Grid:
     rows: Sequence[tuple[str, Sequence[Cell]]] = field(default_factory=tuple)
 
 
-def drawn(title: str, curves: Mapping[str, Series], axes: svg.Axes, *, smooth: bool = False, note: str = "") -> Drawing:
-    """Draw curves in one chart. ``smooth``: moving averages, with the values faint behind them."""
+def drawn(
+    title: str,
+    curves: Mapping[str, Series],
+    axes: svg.Axes,
+    *,
+    smooth: bool = False,
+    note: str = "",
+    order: Sequence[str] = (),
+) -> Drawing:
+    """Draw curves in one chart.
+
+    Args:
+        title: Heading of the chart.
+        curves: The curves by name.
+        axes: What surrounds them.
+        smooth: Draw moving averages, with the values faint behind them.
+        note: A sentence below the chart.
+        order: Names whose places are their colours, where several charts share them; empty: those of ``curves``.
+    """
     lines, legend = [], []
-    for colour, (name, (x, y)) in enumerate(curves.items()):
-        label = shortened(name)
+    for name, (x, y) in curves.items():
+        label, colour = shortened(name), list(order or curves).index(name)
         many = smooth and len(y) > 30
         if many:
             lines.append(_line(label, colour, x, y, faint=True))
@@ -67,7 +84,7 @@ def drawn(title: str, curves: Mapping[str, Series], axes: svg.Axes, *, smooth: b
         legend.append((colour % svg.COLOURS, label))
     # `svg.chart` escapes every text that it writes.
     picture = Markup(svg.chart(title, lines, axes))  # noqa: S704
-    return Drawing(picture=picture, legend=legend if len(legend) > 1 else (), note=note)
+    return Drawing(picture=picture, legend=legend if len(legend) > 1 or order else (), note=note)
 
 
 def _line(label: str, colour: int, x: Array, y: Array, *, faint: bool = False) -> svg.Line:
@@ -104,33 +121,33 @@ def run_charts(timeline: Timeline) -> list[Drawing]:
 def overlaid(timelines: Mapping[str, Timeline]) -> list[Drawing]:
     """Draw the curves of several runs over each other, one chart for each quantity that any of them has."""
 
-    def of(series: Any) -> dict[str, Series]:
+    def over(title: str, series: Callable[[Timeline], Series | None], **options: Any) -> Drawing:
         found = {name: series(timeline) for name, timeline in timelines.items()}
-        return {name: each for name, each in found.items() if each is not None and len(each[0])}
+        curves = {name: each for name, each in found.items() if each is not None and len(each[0])}
+        if options.pop("may_span", False):
+            options["log"] = _spans(curves)
+        return _over_updates(title, curves, order=list(timelines), **options)
+
+    def figure_of(name: str) -> Callable[[Timeline], Series | None]:
+        return lambda timeline: timeline.figures().get(name)
 
     figures = list(dict.fromkeys(name for timeline in timelines.values() for name in timeline.figures()))[:6]
-    losses = of(lambda timeline: timeline.losses().get("total"))
-    charts = [_over_updates("total loss", losses, log=_spans(losses), smooth=True)]
-    charts += [_over_updates(shortened(n), of(lambda t, n=n: t.figures().get(n))) for n in figures]
-    charts.append(_over_updates("learning rate", of(lambda t: next(iter(t.rates().values()), None)), floor=0.0))
-    charts.append(_over_updates("samples per second", of(lambda t: t.column("samples_per_s")), floor=0.0, smooth=True))
-    return charts
+    return [
+        over("total loss", lambda timeline: timeline.losses().get("total"), may_span=True, smooth=True),
+        *(over(shortened(name), figure_of(name)) for name in figures),
+        over("learning rate", lambda timeline: next(iter(timeline.rates().values()), None), floor=0.0),
+        over("samples per second", lambda timeline: timeline.column("samples_per_s"), floor=0.0, smooth=True),
+    ]
 
 
 def _over_updates(
-    title: str,
-    curves: Mapping[str, Series],
-    *,
-    log: bool = False,
-    floor: float | None = None,
-    smooth: bool = False,
-    about: str = "",
+    title: str, curves: Mapping[str, Series], *, log: bool = False, floor: float | None = None, **options: Any
 ) -> Drawing:
     y_range = None if floor is None or log else (floor, floor)
     last = max((float(x[-1]) for x, _ in curves.values() if len(x)), default=1.0)
-    x_range = (0.0, max(last, 1.0))
-    axes = svg.Axes(log=log, about=about, x_range=x_range, y_range=y_range, empty="nothing recorded")
-    return drawn(title, curves, axes, smooth=smooth)
+    about = options.pop("about", "")
+    axes = svg.Axes(log=log, about=about, x_range=(0.0, max(last, 1.0)), y_range=y_range, empty="nothing recorded")
+    return drawn(title, curves, axes, **options)
 
 
 def _spans(curves: Mapping[str, Series]) -> bool:

@@ -126,7 +126,7 @@ def _facts(timeline: Timeline, summary: Mapping[str, Any]) -> list[Row]:
         "training samples": start.get("train_samples"),
         "evaluation samples": start.get("val_samples"),
         "classes": len(_list(start.get("classes"))) or None,
-        "started": _moment(timeline.starts[0].get("time")) if timeline.starts else None,
+        "started": moment(timeline.starts[0].get("time")) if timeline.starts else None,
         "duration": _duration(timeline, summary),
         "attempts": len(timeline.starts) or None,
         "skipped updates": summary.get("skipped_updates") or None,
@@ -181,7 +181,7 @@ def _attempts(timeline: Timeline) -> list[list[str]]:
         rows.append(
             [
                 str(count),
-                _moment(start.get("time")) or "",
+                moment(start.get("time")) or "",
                 _whole(start.get("update", 0)),
                 str(source).rsplit("/", 1)[-1][:100] if source else "",
                 reason,
@@ -271,7 +271,7 @@ def _as_url(run: RunFiles, name: str) -> str | None:
     return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode("ascii")
 
 
-def _moment(value: Any) -> str | None:
+def moment(value: Any) -> str | None:
     """Return a time in seconds since 1970 as local date and time."""
     seconds = number_of(value)
     if seconds is None or not 0 <= seconds < 1e11:

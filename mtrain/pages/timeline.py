@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,17 @@ class Timeline:
         elif kind == "end":
             self.end = record
             self.ends = [*self.ends, record][-MAX_EVENTS:]
+
+    def copy(self) -> "Timeline":
+        """Return the state of now, which does not change when records are added."""
+        return replace(
+            self,
+            updates=list(self.updates),
+            evaluations=list(self.evaluations),
+            starts=list(self.starts),
+            ends=list(self.ends),
+            events=list(self.events),
+        )
 
     def _begin(self, record: Record, update: float) -> None:
         """Begin an attempt: what was recorded after the state that it goes on from is repeated."""
