@@ -1,0 +1,63 @@
+"""A server of pages over folders of the test's making, and a browser."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """An empty folder of runs, inside another folder."""
+    folder = tmp_path_factory.mktemp("ui") / "runs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(runs) -> Iterator[str]:
+    """The address, without a slash at its end, of `mtrain ui` over the folder."""
+    pytest.importorskip("starlette", reason="the extra ui is not installed")
+    pytest.importorskip("uvicorn", reason="the extra ui is not installed")
+    command = [sys.executable, "-m", "mtrain", "ui", str(runs), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"(http://127\.0\.0\.1:\d+)/", line)
+        try:
+            assert found, line + process.stderr.read()
+            yield found.group(1)
+        finally:
+            process.terminate()
+            errors = process.communicate(timeout=20)[1]
+    assert "Traceback" not in errors, errors
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    """A Chromium without a window."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    driver, chromium = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("chromium-browser")
+    if driver is None or chromium is None:
+        pytest.skip("chromium and chromedriver are not installed: make debian")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    # Without a sandbox, because tests may run as root; without shared memory, of which containers have little.
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--disable-gpu",
+        "--window-size=1200,900",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        yield browser
+    finally:
+        browser.quit()

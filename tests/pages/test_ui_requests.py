@@ -1,0 +1,280 @@
+"""`mtrain ui` under requests that no browser of a friend would make, and over folders that no job would leave."""
+
+import http.client
+import os
+import shutil
+import socket
+import sys
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from mtrain.cli import main
+from mtrain.pages.folder import Absent, Runs, readable
+from mtrain.pages.overview import Overview
+from mtrain.pages.state import state_of
+from mtrain.pages.timeline import MAX_ROWS, Follower
+from tests.pages.folders import end, evaluation, records, start, update, write_run
+
+SECRET = "the secret of another folder"
+
+
+def fetch(address: str, path: str, *, host: str | None = None, method: str = "GET") -> tuple[int, str, dict[str, str]]:
+    """Request a path as it is written, which a browser would tidy up first."""
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=20)
+    connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+    connection.putheader("Host", host or parts.netloc)
+    connection.endheaders()
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode("utf-8"), {k.lower(): v for k, v in answer.getheaders()}
+    connection.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def filled(runs):
+    """The folder of runs, with a run, a nested run, and everything that leads out of the folder."""
+    secret = write_run(runs.parent / "secret")
+    (secret / "logs/rank-0.log").write_text(SECRET)
+    (secret / "spec.yml").write_text(SECRET)
+    run = write_run(runs / "good", environment={"host": "x"})
+    write_run(runs / "sweep/trial 1%2f")
+    (runs / "linked").symlink_to(secret)
+    (run / "logs/linked.log").symlink_to(secret / "logs/rank-0.log")
+    (run / "logs/pipe.log").mkdir()
+    os.mkfifo(run / "logs/waits.log")
+    write_run(runs / "spec-link")
+    (runs / "spec-link/spec.yml").unlink()
+    (runs / "spec-link/spec.yml").symlink_to(secret / "spec.yml")
+    return runs
+
+
+@pytest.mark.parametrize("kind", ["run", "live", "log", "report"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret", "..%2fsecret", "%2e%2e/secret", "%2e%2e%2fsecret", "good/../../secret", "good/%2e%2e/%2e%2e/secret",
+        "/etc", "%2fetc", "linked", "linked/", "./good", "good/", "good%00", "good/logs", "", ".", "..", "%ff%fe", "x" * 3000,
+        "..%252fsecret", "..%5csecret", "sweep", "missing",
+    ],
+)  # fmt: skip
+def test_only_runs_of_the_folder_are_shown(address, filled, kind, name):
+    status, text, _ = fetch(address, f"/{kind}/{name}?file=rank-0.log")
+    assert status == 404
+    assert SECRET not in text
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "linked.log",
+        "pipe.log",
+        "waits.log",
+        "../spec.yml",
+        "..%2fspec.yml",
+        "/etc/passwd",
+        "",
+        "rank-1.log",
+        "rank-0.log%00",
+    ],
+)
+def test_only_logs_of_the_run_are_shown(address, filled, file):
+    status, text, _ = fetch(address, f"/log/good?file={file}")
+    assert status == 404
+    assert SECRET not in text
+
+
+def test_a_link_in_a_run_that_leaves_it_is_not_followed(address, filled):
+    for kind in ("run", "report"):
+        status, text, _ = fetch(address, f"/{kind}/spec-link")
+        assert status == 200
+        assert SECRET not in text
+
+
+def test_runs_are_shown_with_what_they_have(address, filled):
+    nested = quote("sweep/trial 1%2f")
+    status, text, headers = fetch(address, "/")
+    assert (status, "good" in text, f"/run/{nested}" in text, "linked" in text) == (200, True, True, False)
+    assert "script-src 'self'" in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert fetch(address, f"/run/{nested}")[0] == 200
+    assert fetch(address, "/log/good?file=rank-0.log")[1] == "first line\nsecond line\n"
+    assert "learning rate" in fetch(address, "/report/good")[1]
+    assert fetch(address, "/assets/ui.js")[2]["content-type"].startswith("text/javascript")
+    assert fetch(address, "/assets/../app.py")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "", "[evil]:1"]
+)
+def test_requests_that_name_another_host_are_refused(address, filled, host):
+    connection_host = host or " "
+    status, text, _ = fetch(address, "/", host=connection_host)
+    assert status in (400, 421)
+    assert "good" not in text
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "LOCALHOST:99", "localhost.", "[::1]:8600", "10.1.2.3:80", socket.gethostname()]
+)
+def test_addresses_and_names_of_this_host_are_accepted(address, filled, host):
+    assert fetch(address, "/", host=host)[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_written(address, filled, method):
+    before = sorted(path for path in filled.rglob("*"))
+    assert fetch(address, "/run/good", method=method)[0] == 405
+    assert sorted(path for path in filled.rglob("*")) == before
+
+
+def test_a_comparison_needs_two_to_eight_runs(address, filled):
+    assert fetch(address, "/compare?run=good")[0] == 400
+    assert fetch(address, "/compare")[0] == 400
+    assert fetch(address, "/compare?" + "&".join(f"run=a{i}" for i in range(9)))[0] == 400
+    assert fetch(address, "/compare?run=good&run=../secret")[0] == 404
+    assert fetch(address, "/compare?run=good&run=spec-link")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"metrics.jsonl": b""},
+        {"metrics.jsonl": b"\x00" * 100, "spec.json": b"[1", "summary.json": b"nul"},
+        {"metrics.jsonl": b'{"kind":"update","update":1e999,"losses":{"total":NaN}}\n' * 5, "spec.json": b"[]"},
+        {"metrics.jsonl": b"[" * 100000, "spec.json": b"[" * 100000, "environment.json": b"7"},
+        {"metrics.jsonl": b'{"kind":"start","total_updates":-3,"update":null}\n{"kind":"update","update":7}\n', "summary.json": b'{"best":3}'},
+        {"spec.yml": b"\xff\xfe\x00" * 1000, ".lock-0": b"99999999999999999999", "failures/rank-0.json": b"{"},
+        {"metrics.jsonl": b'{"kind":"end","reason":"done","updates":"x","time":1e400}', "environment.json": b'{"argv":{"a":1},"versions":[1]}'},
+    ],
+)  # fmt: skip
+def test_damaged_folders_do_not_spoil_the_pages(address, filled, damage):
+    broken = write_run(filled / "broken")
+    try:
+        (broken / "failures").mkdir()
+        for name, content in damage.items():
+            (broken / name).write_bytes(content)
+        paths = ("/", "/rows", "/run/broken", "/live/broken", "/report/broken", "/compare?run=broken&run=good")
+        assert [fetch(address, path)[0] for path in paths] == [200] * 6
+    finally:
+        shutil.rmtree(broken)
+
+
+def test_of_a_huge_log_the_end_is_shown(address, filled):
+    log = filled / "good/logs/rank-1.log"
+    log.write_bytes(b"x" * 79 + b"\n")
+    with log.open("r+b") as file:
+        file.truncate(3 << 30)  # a file with a hole takes no space
+        file.seek(0, 2)
+        file.write(b"\nthe last line\n")
+    status, text, _ = fetch(address, "/log/good?file=rank-1.log")
+    log.unlink()
+    assert status == 200
+    assert len(text) < 70_000
+    assert text.endswith("the last line\n")
+    assert "are not shown" in text
+
+
+# ----------------------------------------------------------------------------------------------------- without a server
+def test_wrong_use_is_one_sentence(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        wrong = {
+            ("missing",): "no such folder", ("file",): "is a file", (".", "--port", port): "in use",
+            (".", "--host", "256.1.1.1", "--port", "0"): "--host 256.1.1.1",
+            (".", "--host", "203.0.113.7", "--port", "0"): "--host 203.0.113.7",
+        }  # fmt: skip
+        monkeypatch.chdir(tmp_path)
+        for arguments, reason in wrong.items():
+            assert main(["ui", *arguments]) == 2
+            error = capsys.readouterr().err
+            assert reason in error
+            assert "Traceback" not in error
+    assert main(["ui", "--port", "70000"]) == 2
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["ui", "."]) == 2
+    assert "pip install 'mtrain[ui]'" in capsys.readouterr().err
+
+
+def test_new_lines_are_read_once_they_are_whole(tmp_path):
+    run = write_run(tmp_path / "run", [start(), update(0)])
+    follower = Follower(Runs(tmp_path).run("run"))
+    assert len(follower.refresh().updates) == 1
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "update", "update": 1, "lo')
+        file.flush()
+        assert len(follower.refresh().updates) == 1
+        file.write('sses": {"total": 1.0}}\n')
+    assert [record["update"] for record in follower.refresh().updates] == [0, 1]
+
+
+def test_a_file_that_begins_anew_is_read_anew(tmp_path):
+    run = write_run(tmp_path / "run", records(50))
+    follower = Follower(Runs(tmp_path).run("run"))
+    assert len(follower.refresh().updates) == 50
+    write_run(run, [start(), update(0)])
+    assert len(follower.refresh().updates) == 1
+
+
+def test_a_resumed_run_replaces_what_it_repeats(tmp_path):
+    lines = [start(), *(update(i, norm=1.0) for i in range(10)), evaluation(5, 0.1), evaluation(10, 0.9)]
+    lines += [start(update=5), *(update(i, norm=2.0) for i in range(5, 8))]
+    write_run(tmp_path / "run", lines)
+    timeline = Follower(Runs(tmp_path).run("run")).refresh()
+    assert [record["norm"] for record in timeline.updates] == [1.0] * 5 + [2.0] * 3
+    assert [record["update"] for record in timeline.evaluations] == [5]
+
+
+def test_a_long_run_is_kept_in_bounded_memory_from_its_beginning_to_its_end(tmp_path):
+    write_run(tmp_path / "run", [start(), *(update(i) for i in range(3 * MAX_ROWS))])
+    x, _ = Follower(Runs(tmp_path).run("run")).refresh().column("norm")
+    assert len(x) <= MAX_ROWS
+    assert (x[0], x[-1] > 3 * MAX_ROWS - 10) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [("done", "finished"), ("interrupted", "interrupted"), ("failed", "failed"), (None, "unfinished")],
+)
+def test_states_of_runs_that_ended_long_ago(tmp_path, reason, state):
+    run = write_run(tmp_path / "run", records(5, reason=reason))
+    os.utime(run / "metrics.jsonl", (1e9, 1e9))
+    assert Overview(Runs(tmp_path)).entries()[0].state == state
+
+
+def test_a_run_is_running_while_the_process_that_holds_it_exists(tmp_path):
+    run = write_run(tmp_path / "run", records(5, reason=None))
+    os.utime(run / "metrics.jsonl", (1e9, 1e9))
+    files = Runs(tmp_path).run("run")
+    (run / ".lock-0").write_text(f"{os.getpid()}\n")
+    assert state_of(files, None) == "running"
+    os.utime(run / ".lock-0", (1e9, 1e9))  # this process began later: it is another one with the same number
+    assert state_of(files, None) == "unfinished"
+
+
+def test_the_newest_run_comes_first_and_keeps_its_best_figure(tmp_path):
+    write_run(tmp_path / "old", records(5, score=0.5))
+    write_run(tmp_path / "new", [start(time=2e9), update(0), evaluation(1, 0.8), evaluation(2, 0.3)])
+    entries = Overview(Runs(tmp_path)).entries()
+    assert [(entry.name, entry.figure, entry.value) for entry in entries] == [
+        ("new", "accuracy", "0.8000"),
+        ("old", "accuracy", "0.5000"),
+    ]
+
+
+def test_colours_and_progress_bars_of_logs_become_plain_lines():
+    assert readable(b"\x1b[31mred\x1b[0m\r\n10%\r100%\n\xff\x07") == "red\n100%\n�"
+
+
+def test_a_name_that_is_no_text_is_no_run(tmp_path):
+    write_run(tmp_path / "good")
+    folder = os.fsencode(tmp_path) + b"/\xff\xfe"
+    os.mkdir(folder)
+    with open(folder + b"/metrics.jsonl", "wb"):
+        pass
+    runs = Runs(tmp_path)
+    assert runs.names() == ["good"]
+    with pytest.raises(Absent):
+        runs.run("good\0")
