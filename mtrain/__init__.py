@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mtrain.submitted import SubmittedJob, open_job, submit
     from mtrain.swept import SweepResult, SweepTrial, open_sweep, sweep
     from mtrain.typed import Spec
-    from mtrain.watching import write_report
+    from mtrain.watching import serve_runs, write_report
 
 __all__ = [
     "SGD",
@@ -79,6 +79,7 @@ __all__ = [
     "predict",
     "run",
     "serve",
+    "serve_runs",
     "session",
     "submit",
     "sweep",
@@ -95,7 +96,7 @@ _RESULTS = ("EvaluateResult", "Evaluation", "Metrics", "PredictResult", "TrainRe
 """Names that ``mtrain.results`` defines."""
 _SUBMITTED = ("SubmittedJob", "open_job", "submit")
 """Names that ``mtrain.submitted`` defines."""
-_WATCHING = ("write_report",)
+_WATCHING = ("serve_runs", "write_report")
 """Names that ``mtrain.watching`` defines."""
 _SWEPT = ("SweepResult", "SweepTrial", "open_sweep", "sweep")
 """Names that ``mtrain.swept`` defines."""

@@ -1,6 +1,7 @@
 """Pages about runs, from Python: what ``mtrain report`` and ``mtrain ui`` do."""
 
 import os
+import sys
 from pathlib import Path
 
 
@@ -17,3 +18,19 @@ def write_report(run: str | os.PathLike[str], *, out: str | os.PathLike[str] | N
     from mtrain.pages.report import write
 
     return write(Path(run), None if out is None else Path(out))
+
+
+def serve_runs(runs: str | os.PathLike[str] = "runs", *, host: str = "127.0.0.1", port: int = 8600) -> None:
+    """Show runs in a browser until Ctrl-C: their state, live curves, logs, reports, and several over each other.
+
+    Args:
+        runs: the folder of the run folders, which is only read.
+        host: address to listen on.
+        port: port to listen on; 0: one that is free. The address is printed.
+
+    Raises:
+        UsageError: there is no such folder, the port is taken, or the extra ``ui`` is not installed.
+    """
+    from mtrain.pages.server import serve
+
+    serve(Path(runs), host=host, port=port, tell=lambda text: print(text, file=sys.stderr))

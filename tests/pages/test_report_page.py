@@ -134,7 +134,7 @@ def test_a_report_is_bounded_whatever_the_run_holds(tmp_path):
     figures = {"score": 0.5, **{f"AP/{name}": 0.5 for name in names}}
     lines = [
         start(),
-        *(update(i, losses={f"l{k}": 1.0 + i % 7 for k in range(50)}) for i in range(6000)),
+        *(update(i, losses={f"l{k}": 1.0 + i % 7 for k in range(20)}) for i in range(2000)),
         evaluation(9, 0.5, figures=figures),
     ]
     lines += [{"kind": "warning", "message": "y" * 10**5}] * 300
