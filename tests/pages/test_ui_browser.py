@@ -60,6 +60,8 @@ def errors_of(browser) -> list[str]:
 
 
 def test_the_list_shows_sorts_and_filters_runs(browser, address, filled):
+    from selenium.webdriver.support.ui import Select
+
     browser.get(address)
     names = "#runs tbody tr td:nth-child(2)"
     assert texts(browser, names)[:2] == ["newer", "older"]
@@ -71,7 +73,7 @@ def test_the_list_shows_sorts_and_filters_runs(browser, address, filled):
     assert texts(browser, "#runs tbody td:nth-child(8)")[:2] == ["0.4000", "0.5000"]
     browser.find_element("id", "filter").send_keys("resnet")
     assert texts(browser, names) == ["newer"]
-    browser.find_element("css selector", "#state option:nth-child(3)").click()
+    Select(browser.find_element("id", "state")).select_by_visible_text("finished")
     assert texts(browser, names) == [], "both conditions count"
     assert errors_of(browser) == []
 

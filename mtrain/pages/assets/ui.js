@@ -66,7 +66,8 @@ function arrange() {
 }
 
 if (table) {
-  for (const name of ["filter", "state"]) document.getElementById(name).addEventListener("input", arrange);
+  document.getElementById("filter").addEventListener("input", arrange);
+  document.getElementById("state").addEventListener("change", arrange);
   table.addEventListener("change", arrange);
   table.tHead.addEventListener("click", (event) => {
     const head = event.target.closest("th[data-sort]");
