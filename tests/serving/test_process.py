@@ -53,12 +53,12 @@ def test_a_request_that_takes_too_long_is_given_up(slow):
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda _: server.predict(PICTURE), range(8)))
         statuses = [answer.status_code for answer in answers]
-        assert set(statuses) <= {200, 504}
+        assert set(statuses) <= {200, 408, 504}
         assert 504 in statuses
         late = next(answer for answer in answers if answer.status_code == 504)
         assert "within 1 s" in late.json()["error"]
         until(lambda: server.figure("mtrain_pictures_in_work") == 0)
-        assert server.figure("mtrain_abandoned_pictures_total") >= 1
+        until(lambda: server.figure("mtrain_abandoned_pictures_total") >= 1)
 
 
 def test_a_client_that_went_away_costs_no_computation(slow):
