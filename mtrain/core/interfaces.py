@@ -474,6 +474,7 @@ class Model(Protocol):
     published: ClassVar[Published] = Published()
     """How weight files that others publish for the model differ from its state; by default they do not."""
 
+    @abstractmethod
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
         """Return ``task`` with the details added that depend on the data. Uses numpy only; equal on every rank."""
         ...
@@ -488,6 +489,7 @@ class Model(Protocol):
         """
         return
 
+    @abstractmethod
     def build(self, task: Task, collective: Collective) -> Module:
         """Build the network as a native module of the bound framework.
 
@@ -499,10 +501,12 @@ class Model(Protocol):
         """
         ...
 
+    @abstractmethod
     def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
         """Return the start values of every weight and buffer, drawn by (seed, name), so equal on every framework."""
         ...
 
+    @abstractmethod
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Any]:
         """Turn the output of evaluation mode into one picklable value per sample, for the evaluator."""
         ...
@@ -585,6 +589,7 @@ class Dataset(Protocol):
     """Whether the training split alone says which classes there are. The evaluation split is then read with the class
     names of the training split as its ``names``."""
 
+    @abstractmethod
     def read(
         self,
         root: Path | None,

@@ -303,7 +303,7 @@ def _plugin(spec: Spec, kind: str, name: str, raw_options: Mapping[str, Any], *,
     """Construct a plugin with its options, if the ``plugins.toml`` of the spec allows it."""
     policy = plugins.read_policy(spec.plugins)
     options = plugins.options(kind, name, raw_options, path=path, policy=policy)
-    return plugins.load(kind, name, policy=policy)(options)
+    return plugins.made(kind, name, options, policy=policy)
 
 
 def loader_workers(spec: Spec) -> int:

@@ -102,4 +102,4 @@ def open_data(spec: "DataSpec", *, policy: "plugins.Policy | None" = None) -> Op
     reader = plugins.load("datasets", spec.format, policy=policy)
     options = plugins.options("datasets", spec.format, spec.options, path="data.options", policy=policy)
     task: Any = plugins.load("tasks", reader.kind, policy=policy)
-    return OpenData(spec, reader(options), task)
+    return OpenData(spec, plugins.construct("datasets", spec.format, reader, options), task)

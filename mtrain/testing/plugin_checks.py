@@ -40,6 +40,12 @@ SECTIONS = Check(
     means="specs of the task cannot be read or explained.",
     look="TaskBase.sections",
 )
+SHOWS = Check(
+    id="task.shows",
+    claim="The task checks, describes and draws its data, and what a checkpoint stores of it are plain values.",
+    means="`mtrain data check` and the first lines of a job fail, or a checkpoint cannot be written.",
+    look="TaskData: verify, report, describe, views, labels",
+)
 PLAN = Check(
     id="launcher.plan",
     claim="`plan` returns the same commands each time, one for each host in order, which run the rank's arguments; it writes "
@@ -55,7 +61,7 @@ DEATHS = Check(
 )
 TRAINS = Check(
     id="job.trains",
-    claim="A short job trains, evaluates and writes its checkpoints.",
+    claim="A short job trains every weight, evaluates and writes its checkpoints.",
     means="no job works.",
     look="the log of rank 0 in the run folder",
 )
@@ -63,7 +69,14 @@ AGAIN = Check(
     id="job.repeats",
     claim="The same job ends with the same bits a second time.",
     means="results cannot be repeated or compared.",
-    look="random numbers that do not come from the job's seed; the order of sets; the clock",
+    look="random numbers that do not come from the job's seed; the order of sets (PYTHONHASHSEED differs here); the clock",
+)
+RANKS = Check(
+    id="job.ranks",
+    claim="Two ranks learn what one rank learns, and evaluate to the same figures.",
+    means="the same spec gives other weights or other figures on another number of ranks.",
+    look="a loss that is a sum in place of a mean, or counts over its own rank only (Collective.all_reduce); samples that "
+    "depend on the rank; an evaluator that counts a sample twice",
 )
 WORKERS = Check(
     id="job.workers",
@@ -97,9 +110,9 @@ ENDS = Check(
 )
 COMMON = (LIGHT, OPTIONS)
 CHECKS: Mapping[str, tuple[Check, ...]] = {
-    "models": (*COMMON, TRAINS, INITIAL, AGAIN, RESUMES, FRAMEWORKS),
-    "datasets": (*COMMON, READS, REPEATS, TRAINS, WORKERS, RESUMES),
-    "tasks": (*COMMON, SECTIONS, TRAINS, AGAIN, RESUMES, FRAMEWORKS),
+    "models": (*COMMON, TRAINS, INITIAL, AGAIN, RANKS, RESUMES, FRAMEWORKS),
+    "datasets": (*COMMON, READS, REPEATS, TRAINS, AGAIN, WORKERS, RANKS, RESUMES),
+    "tasks": (*COMMON, SECTIONS, SHOWS, REPEATS, TRAINS, AGAIN, WORKERS, RANKS, RESUMES, FRAMEWORKS),
     "launchers": (*COMMON, PLAN, DEATHS, STARTS, ENDS),
 }
 """Kind of plugin -> its checks, in the order in which they are reported."""

@@ -1,6 +1,7 @@
 """Test a model, a data set, a task or a launcher: probe it in a process of its own, then run short jobs with it."""
 
 import json
+import math
 import shutil
 import subprocess
 import time
@@ -19,7 +20,7 @@ from mtrain.testing import kit, training
 from mtrain.testing import plugin_checks as checks
 from mtrain.testing.checks import Check, Finding, Measure, none_of, worst_of_ranks
 from mtrain.testing.jobs import Ended, KitRequest, run_whole
-from mtrain.testing.plugin_partners import backends_of, frameworks, partners
+from mtrain.testing.plugin_partners import PER_RANK, backends_of, frameworks, partners
 from mtrain.testing.plugin_probe import MARK
 
 KINDS = tuple(checks.CHECKS)
@@ -29,6 +30,10 @@ BOUND = 1e-6
 """Largest relative difference of weights between two frameworks after the job, in float64."""
 BOUND_32 = 1e-2
 """The same in any other precision, which a caller asks for with ``-o train.precision=fp32``."""
+FIRST_MOMENTS = ("moments/momentum/", "moments/mean/")
+"""How the names of arrays begin that sum up gradients, of SGD and of Adam."""
+NO_ROOT = "data.root: not given"
+"""How the message begins with which a data set asks for its files (``data.reading.need_root``)."""
 SHORT: Mapping[str, Any] = {
     "train.updates": UPDATES,
     "train.epochs": None,
@@ -86,7 +91,7 @@ def run(kind: str, request: KitRequest, folder: Path) -> PluginConformance:
     chosen = _chosen(kind, request.only)
     tested = _Tested(kind, request, folder)
     began = time.monotonic()
-    findings = {check: tested.finding(check) for check in chosen}
+    findings = {check: _without_files(tested.finding(check)) for check in chosen}
     return PluginConformance(
         kind=kind,
         name=request.backend,
@@ -95,6 +100,13 @@ def run(kind: str, request: KitRequest, folder: Path) -> PluginConformance:
         seconds=time.monotonic() - began,
         findings=[findings[check] for check in chosen],
     )
+
+
+def _without_files(finding: Finding) -> Finding:
+    """Refuse to test with a data set whose files nobody has named: every further check would fail alike."""
+    if NO_ROOT in finding.error:
+        raise UsageError(finding.error[finding.error.index(NO_ROOT) :].splitlines()[0])
+    return finding
 
 
 def _chosen(kind: str, only: Sequence[str]) -> list[Check]:
@@ -122,8 +134,9 @@ class _Tested:
         self._request.say(f"{check.id}: {check.claim}")
         jobs: Mapping[Check, Callable[[Check], Finding]] = {
             checks.TRAINS: self._trains,
-            checks.AGAIN: lambda check: self._same(check, "again"),
+            checks.AGAIN: lambda check: self._same(check, "again", hash_seed="2"),
             checks.WORKERS: lambda check: self._same(check, "workers", {"data.workers": 2}),
+            checks.RANKS: self._ranks,
             checks.RESUMES: self._resumes,
             checks.FRAMEWORKS: self._frameworks,
             checks.INITIAL: self._initial,
@@ -208,14 +221,22 @@ class _Tested:
         return self._probe(check, str(newest))
 
     # ---------------------------------------------------------------------------------------------------------- jobs
-    def _job(self, name: str, more: Mapping[str, Any] | None = None, *, resume: Path | None = None) -> Ended:
-        """Run a job in the run folder ``name``, once."""
+    def _job(
+        self,
+        name: str,
+        more: Mapping[str, Any] | None = None,
+        *,
+        resume: Path | None = None,
+        hash_seed: str = "1",
+    ) -> Ended:
+        """Run a job in the run folder ``name``, once. ``hash_seed`` decides the order of sets of texts."""
         if name not in self._ended:
             loaded = self._load(more or {})
+            request = replace(self._request, environ={**self._request.environ, "PYTHONHASHSEED": hash_seed})
             run_dir = (self._folder / name).absolute()
             if resume is None:
                 shutil.rmtree(run_dir, ignore_errors=True)
-            self._ended[name] = run_whole(loaded, run_dir, self._request, resume=resume)
+            self._ended[name] = run_whole(loaded, run_dir, request, resume=resume)
         return self._ended[name]
 
     def _learnt(self, ended: Ended) -> dict[str, Any]:
@@ -231,23 +252,68 @@ class _Tested:
         except _JobFailed as error:
             return Finding(check=check, error=str(error))
         infinite = [name for name, array in learnt.items() if name != "update" and not _is_finite(array)]
-        summary = json.loads(RunFolder(self._ended["first"].run_dir).summary.read_text(encoding="utf-8"))
-        unscored = [] if (summary["last"] or not self._loaded.spec.evaluate.enabled) else ["the evaluation at the end"]
+        wanted = self._loaded.spec.evaluate.enabled
+        unscored = ["the evaluation at the end"] if wanted and not self._figures("first") else []
+        untouched = [
+            name.rpartition("/")[2] for name, x in learnt.items() if name.startswith(FIRST_MOMENTS) and not x.any()
+        ]
         return Finding(
             check=check,
             measures=[
                 none_of("weights that are not finite", infinite),
                 none_of("evaluations without figures", unscored),
+                none_of("weights that got no gradient in any update", untouched),
                 Measure(what="updates that were not made", value=float(UPDATES - learnt["update"]), bound=0.0),
             ],
         )
 
-    def _same(self, check: Check, name: str, more: Mapping[str, Any] | None = None) -> Finding:
+    def _figures(self, name: str) -> dict[str, float]:
+        """Return the figures of the last evaluation of a job."""
+        summary = json.loads(RunFolder(self._ended[name].run_dir).summary.read_text(encoding="utf-8"))
+        return {key: value for key, value in (summary["last"] or {}).items() if isinstance(value, float)}
+
+    def _same(self, check: Check, name: str, more: Mapping[str, Any] | None = None, *, hash_seed: str = "1") -> Finding:
         try:
-            first, other = self._learnt(self._job("first")), self._learnt(self._job(name, more))
+            first, other = self._learnt(self._job("first")), self._learnt(self._job(name, more, hash_seed=hash_seed))
         except _JobFailed as error:
             return Finding(check=check, error=str(error))
         return Finding(check=check, measures=[none_of("arrays that differ", _changed(first, other))])
+
+    def _ranks(self, check: Check) -> Finding:
+        """Compare with a job of two ranks; what BatchNorm normalises by is shared, as on one rank."""
+        task = plugins.task_of("models", self._loaded.spec.model.name, policy=self._loaded.policy)
+        if task in PER_RANK:
+            return Finding(check=check, reason=f"losses of {task} may be means over the boxes of each rank")
+        backend = {"torch": "ddp", "paddle": "fleet"}[frameworks()[0]]
+        more = {"backend.name": backend, "backend.options": {"device": "cpu"}, "cluster.nproc_per_node": 2}
+        try:
+            expected = self._learnt(self._job("first"))
+            learnt = self._learnt(self._job("ranks", {**more, "train.sync_batchnorm": True}))
+        except _JobFailed as error:
+            return Finding(check=check, error=str(error))
+        one, two = self._figures("first"), self._figures("ranks")
+        differing = [
+            f"{name}: {one.get(name)} and {two.get(name)}"
+            for name in {*one, *two}
+            if not _near(one, two, name, self._bound)
+        ]
+        return Finding(
+            check=check,
+            measures=[
+                self._apart(expected, learnt, "one rank and two"),
+                none_of("figures that differ between one rank and two", sorted(differing)),
+            ],
+        )
+
+    @property
+    def _bound(self) -> float:
+        return BOUND if self._loaded.spec.train.precision == "fp64" else BOUND_32
+
+    def _apart(self, expected: Mapping[str, Any], learnt: Mapping[str, Any], between: str) -> Measure:
+        differences = training.differences(_arrays(expected), _arrays(learnt))
+        worst = max(differences, key=lambda name: differences[name])
+        what = f"weights, averages, moments: largest relative difference between {between}"
+        return Measure(what=what, value=differences[worst], bound=self._bound, detail=worst)
 
     def _resumes(self, check: Check) -> Finding:
         first = self._job("first")
@@ -276,11 +342,7 @@ class _Tested:
             learnt = self._learnt(self._job(others[0], more))
         except _JobFailed as error:
             return Finding(check=check, error=str(error))
-        differences = training.differences(_arrays(expected), _arrays(learnt))
-        worst = max(differences, key=lambda name: differences[name])
-        bound = BOUND if self._loaded.spec.train.precision == "fp64" else BOUND_32
-        what = f"weights, averages, moments: largest relative difference between {first} and {others[0]}"
-        return Finding(check=check, measures=[Measure(what=what, value=differences[worst], bound=bound, detail=worst)])
+        return Finding(check=check, measures=[self._apart(expected, learnt, f"{first} and {others[0]}")])
 
     # ---------------------------------------------------------------------------------------------- ranks of launchers
     def _through_backend(self, check: Check, only: Sequence[str]) -> Finding:
@@ -319,6 +381,11 @@ def _arrays(learnt: Mapping[str, Any]) -> dict[str, Any]:
 
 def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return training.changed(_arrays(one), _arrays(other))
+
+
+def _near(one: Mapping[str, float], two: Mapping[str, float], name: str, bound: float) -> bool:
+    """Return whether a figure is the same in both, but for the order of additions."""
+    return name in one and name in two and math.isclose(one[name], two[name], rel_tol=bound, abs_tol=bound)
 
 
 def _is_finite(array: Any) -> bool:

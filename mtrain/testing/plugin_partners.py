@@ -29,6 +29,9 @@ PARTNERS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Task -> a data set and a model of mtrain with which a plugin of that task is tested, unless others are named."""
+PER_RANK = ("detection",)
+"""Tasks with losses that are a mean over the boxes of each rank, as YOLOv5's is published: they depend on the number of
+ranks."""
 BACKENDS = {"torch": "ddp", "none": "solo", "paddle": "fleet", "horovod": "horovod"}
 """Rendezvous -> the backend whose ranks a launcher of that rendezvous starts."""
 CHOSEN_BY = {"models": "model.name", "datasets": "data.format", "launchers": "launcher.name"}

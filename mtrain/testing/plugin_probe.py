@@ -58,7 +58,7 @@ class _Probe:
         common = {checks.LIGHT: self._light, checks.OPTIONS: self._refuses}
         own: dict[str, dict[Check, Callable[[], list[Measure]]]] = {
             "datasets": {checks.READS: self._reads, checks.REPEATS: self._repeats},
-            "tasks": {checks.SECTIONS: self._sections},
+            "tasks": {checks.SECTIONS: self._sections, checks.SHOWS: self._shows, checks.REPEATS: self._repeats},
             "launchers": {checks.PLAN: self._plans, checks.DEATHS: self._deaths},
         }
         return {**common, **own.get(self._kind, {})}
@@ -105,7 +105,12 @@ class _Probe:
         empty = [name for name, split in splits.items() if not len(split)]
         names = [tuple(split.class_names) for split in splits.values()]
         differing = [] if names[0] == names[1] else [f"{names[0]} and {names[1]}"]
-        return [none_of("empty splits", empty), none_of("class names that differ between the splits", differing)]
+        beyond = [f"{label} in {name}" for name, split in splits.items() for label in _labels_beyond(split)]
+        return [
+            none_of("empty splits", empty),
+            none_of("class names that differ between the splits", differing),
+            none_of("labels for which there is no class name", beyond),
+        ]
 
     def _repeats(self) -> list[Measure]:
         """Read samples forwards, then backwards from a data set that is opened again; compare them."""
@@ -139,6 +144,23 @@ class _Probe:
         added = [(path, found) for path, found in walk(schema) if field_at(Spec, path) is None]
         silent = [dotted(path) for path, found in added if not found.description]
         return [none_of("keys without a description", silent)]
+
+    def _shows(self) -> list[Measure]:
+        from mtrain.rank.assembly import open_task
+
+        data = open_task(self._spec)
+        texts = [data.verify(), *data.report()]
+        wrong = [repr(text) for text in texts if not isinstance(text, str) or not text]
+        json.dumps(data.labels())
+        list(data.describe())
+        views = [(name, picture) for name, _, picture in data.views(limit=2)]
+        odd = [
+            name for name, picture in views if picture.dtype != "uint8" or picture.ndim != 3 or picture.shape[2] != 3
+        ]
+        return [
+            none_of("sentences that are no text", wrong),
+            none_of("views that are no picture uint8 (H, W, 3)", odd),
+        ]
 
     # ---------------------------------------------------------------------------------------------------------- models
     def _initial(self) -> list[Measure]:
@@ -222,6 +244,14 @@ def _launch_facts() -> dict[str, Any]:
         "devices": None,
         "interface": None,
     }
+
+
+def _labels_beyond(split: Any) -> list[int]:
+    """Return the labels of a split, where it has an array of them, that are no index of ``class_names``."""
+    labels: Any = getattr(split, "labels", None)
+    if labels is None or getattr(getattr(labels, "dtype", None), "kind", "") not in ("i", "u"):
+        return []
+    return sorted({int(label) for label in labels if not 0 <= label < len(split.class_names)})
 
 
 def _is_death(entry: Any) -> bool:

@@ -107,7 +107,7 @@ def _answer(question: Question) -> dict[str, tuple[tuple[int, ...], str]] | None
 
     policy = plugins.read_policy(question.policy)
     options = plugins.options("models", question.model, question.options, path="model.options", policy=policy)
-    plugin = plugins.load("models", question.model, policy=policy)(options)
+    plugin = plugins.made("models", question.model, options, policy=policy)
     if plugin.native:  # a user's own code, which runs in ranks alone
         return None
     names = [str(i) for i in range(question.classes)]

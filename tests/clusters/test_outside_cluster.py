@@ -1,36 +1,16 @@
 """A cluster in a folder of its own brings jobs to several hosts: no file of mtrain knows it."""
 
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import mtrain
 from mtrain.spec import config, plugins
+from tests.clusters.conftest import run, says
 from tests.ports import held_port
 
-OUTSIDE = Path(__file__).parent / "outside"
 HOSTS = ("--cluster", "shell", "--ips", "127.0.0.1,127.0.0.2", "--nproc-per-node", "1")
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    shutil.copytree(OUTSIDE, tmp_path / "work", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.chdir(tmp_path / "work")
-    return tmp_path / "work"
-
-
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "mtrain", *words], capture_output=True, text=True, timeout=300)
-
-
-def _mtrain(*words: str) -> str:
-    process = _run(*words)
-    assert process.returncode == 0, process.stdout + process.stderr
-    return process.stdout
 
 
 def _arrays(run: str) -> dict[str, bytes]:
@@ -40,19 +20,19 @@ def _arrays(run: str) -> dict[str, bytes]:
 
 
 def test_two_hosts_of_an_outside_cluster_train_to_the_bits_of_two_ranks_on_one_host(here):
-    _mtrain("-c", "spec.yml", "-b", "ddp", *HOSTS, "--master-port", str(held_port()), "--name", "hosts")
+    says("-c", "spec.yml", "-b", "ddp", *HOSTS, "--master-port", str(held_port()), "--name", "hosts")
     assert (here / "reached.txt").read_text().split() == ["127.0.0.1", "127.0.0.2"]
-    _mtrain("-c", "spec.yml", "-b", "ddp", "--nproc-per-node", "2", "--name", "ranks")
+    says("-c", "spec.yml", "-b", "ddp", "--nproc-per-node", "2", "--name", "ranks")
     assert set(_arrays("hosts")) == {"weights.safetensors", "ema.safetensors", "optimizer.safetensors"}
     assert _arrays("hosts") == _arrays("ranks")
 
 
 def test_it_is_listed_shown_and_planned(here):
-    entries = {entry["name"]: entry["state"] for entry in json.loads(_mtrain("plugins", "list", "clusters", "--json"))}
+    entries = {entry["name"]: entry["state"] for entry in json.loads(says("plugins", "list", "clusters", "--json"))}
     assert [entries[name] for name in ("manual", "shell", "ssh")] == ["ready"] * 3
-    assert "journal (text, default reached.txt)" in _mtrain("plugins", "show", "shell")
+    assert "journal (text, default reached.txt)" in says("plugins", "show", "shell")
     options = ("-o", "cluster.options.journal=other.txt")
-    plan = json.loads(_mtrain("plan", "-c", "spec.yml", "-b", "ddp", *HOSTS, *options, "--json"))
+    plan = json.loads(says("plan", "-c", "spec.yml", "-b", "ddp", *HOSTS, *options, "--json"))
     assert plan["cluster"] == "shell"
     assert [(argv[0], argv[3]) for argv in plan["brought"]] == [("sh", "127.0.0.1"), ("sh", "127.0.0.2")]
     assert all("other.txt" in argv[2] for argv in plan["brought"])
@@ -61,7 +41,7 @@ def test_it_is_listed_shown_and_planned(here):
 
 def test_a_host_that_its_command_does_not_reach_is_reported_under_its_name(here):
     (here / "outside_shell.py").write_text((here / "outside_shell.py").read_text().replace('exec "$@"', "exit 3"))
-    process = _run("-c", "spec.yml", "-b", "ddp", *HOSTS)
+    process = run("-c", "spec.yml", "-b", "ddp", *HOSTS)
     assert process.returncode == 2
     assert "shell" in process.stdout + process.stderr
     assert "its agent did not start: exit code 3" in process.stdout + process.stderr
@@ -69,7 +49,7 @@ def test_a_host_that_its_command_does_not_reach_is_reported_under_its_name(here)
 
 
 def test_an_option_that_it_does_not_have_is_refused_with_the_nearest_one(here):
-    process = _run("plan", "-c", "spec.yml", "-o", "cluster.name=shell", "-o", "cluster.options.jurnal=x")
+    process = run("plan", "-c", "spec.yml", "-o", "cluster.name=shell", "-o", "cluster.options.jurnal=x")
     assert process.returncode == 2
     assert "cluster.options.jurnal=x: unknown key; did you mean 'journal'?" in process.stderr
 
@@ -107,11 +87,11 @@ class Rsh:
 def test_a_cluster_in_the_group_of_launchers_is_refused_with_what_to_change(here, imported):
     (here / "former_carrier.py").write_text(FORMER_CARRIER.format(imported=imported))
     (here / "plugins.toml").write_text('[launchers.rsh]\nmodule = "former_carrier:Rsh"\n')
-    process = _run("plan", "-c", "spec.yml", "-b", "ddp", "--launcher", "rsh", "--ips", "127.0.0.1,127.0.0.2")
+    process = run("plan", "-c", "spec.yml", "-b", "ddp", "--launcher", "rsh", "--ips", "127.0.0.1,127.0.0.2")
     assert process.returncode == 2
     assert process.stderr.count("plugin of the group mtrain.clusters now") == 1
     # A job that does not choose it is not disturbed.
-    assert json.loads(_mtrain("plan", "-c", "spec.yml", "-b", "ddp", "--json"))["launcher"] == "torchrun"
+    assert json.loads(says("plan", "-c", "spec.yml", "-b", "ddp", "--json"))["launcher"] == "torchrun"
 
 
 UNDERIVED_LAUNCHER = """
@@ -140,20 +120,20 @@ def test_a_launcher_that_is_not_derived_has_the_defaults_and_options_of_its_own(
     (here / "underived_launcher.py").write_text(UNDERIVED_LAUNCHER)
     (here / "plugins.toml").write_text('[launchers.aaa]\nmodule = "underived_launcher:Plain"\n')
     flags = ("plan", "-c", "spec.yml", "-b", "ddp")
-    assert json.loads(_mtrain(*flags, "--json"))["launcher"] == "torchrun", "not the first by name"
+    assert json.loads(says(*flags, "--json"))["launcher"] == "torchrun", "not the first by name"
     (here / "plugins.toml").write_text(
         '[launchers]\ndisabled = ["torchrun"]\n[launchers.aaa]\nmodule = "underived_launcher:Plain"\n'
         "options = { nice = 3 }\n"
     )
-    plan = json.loads(_mtrain(*flags, "--json"))
+    plan = json.loads(says(*flags, "--json"))
     assert (plan["launcher"], plan["commands"][0]["argv"][:2]) == ("aaa", ["nice", "3"])
-    plan = json.loads(_mtrain(*flags, "--launcher", "aaa", "-o", "launcher.options.nice=7", "--json"))
+    plan = json.loads(says(*flags, "--launcher", "aaa", "-o", "launcher.options.nice=7", "--json"))
     assert plan["commands"][0]["argv"][:2] == ["nice", "7"]
     for key, message in [
         ("nicer", "launcher.options.nicer: unknown key; did you mean 'nice'?"),
         ("threads", "launcher.options.threads: mtrain sets it"),
     ]:
-        process = _run(*flags, "-o", "launcher.name=aaa", "-o", f"launcher.options.{key}=1")
+        process = run(*flags, "-o", "launcher.name=aaa", "-o", f"launcher.options.{key}=1")
         assert process.returncode == 2
         assert message in process.stderr
 

@@ -1,17 +1,13 @@
 """``mtrain submit``, ``status``, ``logs`` and ``cancel``, with the queue of an outside cluster."""
 
 import json
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import mtrain
 from mtrain.errors import UsageError
+from tests.clusters.conftest import run, says
 
-OUTSIDE = Path(__file__).parent / "outside"
 SUBMIT = ("submit", "-c", "spec.yml", "-b", "solo", "--cluster", "background")
 SCRIPT = """
 import sys
@@ -23,58 +19,41 @@ with mtrain.session() as session:
 """
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    shutil.copytree(OUTSIDE, tmp_path / "work", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.chdir(tmp_path / "work")
-    return tmp_path / "work"
-
-
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "mtrain", *words], capture_output=True, text=True, timeout=300)
-
-
-def _mtrain(*words: str) -> str:
-    process = _run(*words)
-    assert process.returncode == 0, process.stdout + process.stderr
-    return process.stdout
-
-
 def test_a_job_is_submitted_watched_and_found_by_its_id(here):
-    request = _mtrain(*SUBMIT, "--partition", "long", "--dry-run")
+    request = says(*SUBMIT, "--partition", "long", "--dry-run")
     assert request.startswith("# long\n")
     assert not (here / "runs").exists()
-    submitted = _mtrain(*SUBMIT, "--partition", "long")
+    submitted = says(*SUBMIT, "--partition", "long")
     number = submitted.split()[2]
     assert f"submitted job {number} to background: run spec\n" in submitted
     (here / "spec.yml").write_text("a later version, which the waiting job must not see")
-    assert "update 3/3" in _mtrain("logs", "-f", number)
-    state = json.loads(_mtrain("status", "--json"))
+    assert "update 3/3" in says("logs", "-f", number)
+    state = json.loads(says("status", "--json"))
     assert (state["id"], state["phase"], state["code"]) == (number, "done", 0)
     assert (state["update"], state["total_updates"], state["run_dir"]) == (3, 3, "runs/spec")
-    assert number in _mtrain("status", "--all")
-    assert "has ended already" in _mtrain("cancel", number)
+    assert number in says("status", "--all")
+    assert "has ended already" in says("cancel", number)
 
 
 def test_what_the_queue_refuses_leaves_no_record(here):
-    process = _run(*SUBMIT, "--partition", "closed")
+    process = run(*SUBMIT, "--partition", "closed")
     assert (process.returncode, process.stderr) == (2, "error: the partition closed takes no jobs\n")
     assert list((here / "runs" / ".submitted").iterdir()) == []
 
 
 def test_two_submissions_of_one_spec_have_runs_of_their_own_and_each_can_be_cancelled(here):
     words = (*SUBMIT, "-o", "train.updates=1000000")
-    names = [_mtrain(*words).splitlines()[0].rpartition(" ")[2] for _ in range(2)]
+    names = [says(*words).splitlines()[0].rpartition(" ")[2] for _ in range(2)]
     assert names == ["spec", "spec-2"]
-    refused = _run(*SUBMIT, "--name", "spec")
+    refused = run(*SUBMIT, "--name", "spec")
     assert refused.returncode == 2
     assert "has this name and is running" in refused.stderr
     for name in names:
-        assert "asked to end" in _mtrain("cancel", name)
+        assert "asked to end" in says("cancel", name)
     for name in names:
         assert mtrain.open_job(name).wait(timeout_s=60, every_s=0.2).phase == "failed"
     first = mtrain.open_job("spec").id
-    assert "run spec\n" in _mtrain(*SUBMIT, "--name", "spec")
+    assert "run spec\n" in says(*SUBMIT, "--name", "spec")
     assert mtrain.open_job("spec").id != first, "the newest job of that name"
     assert mtrain.open_job("spec").wait(timeout_s=60, every_s=0.2).phase == "done"
     assert len(mtrain.open_run("runs/spec").metrics.updates) == 3
@@ -95,7 +74,7 @@ def test_two_submissions_of_one_spec_have_runs_of_their_own_and_each_can_be_canc
     ],
 )
 def test_a_submission_that_cannot_work_is_refused_before_it_waits(here, words, message):
-    process = _run(*SUBMIT, "-b", "ddp", *words)
+    process = run(*SUBMIT, "-b", "ddp", *words)
     assert process.returncode == 2
     assert message in process.stderr
     assert "Traceback" not in process.stderr
@@ -103,29 +82,29 @@ def test_a_submission_that_cannot_work_is_refused_before_it_waits(here, words, m
 
 
 def test_options_may_be_given_under_the_name_of_the_cluster(here):
-    assert _mtrain(*SUBMIT, "-o", "background.partition=short", "--dry-run").startswith("# short\n")
+    assert says(*SUBMIT, "-o", "background.partition=short", "--dry-run").startswith("# short\n")
 
 
 def test_a_plan_for_a_queue_is_its_request(here):
-    request = _mtrain(*SUBMIT, "--dry-run")
-    assert _mtrain("plan", *SUBMIT[1:]) == request
+    request = says(*SUBMIT, "--dry-run")
+    assert says("plan", *SUBMIT[1:]) == request
     (here / "queued.yml").write_text("_BASE_: spec.yml\ncluster: {name: background}\n")
-    assert _mtrain("plan", "-c", "queued.yml", "-b", "solo", "--name", "spec").startswith("# main\n")
+    assert says("plan", "-c", "queued.yml", "-b", "solo", "--name", "spec").startswith("# main\n")
 
 
 def test_a_script_is_submitted_with_its_arguments_and_the_values_that_were_set(here):
     (here / "mine.py").write_text(SCRIPT)
     words = ("--cluster", "background", "-b", "solo", "--batch-size", "8", "mine.py", "--depth", "3")
-    request = _mtrain("submit", "--dry-run", *words)
+    request = says("submit", "--dry-run", *words)
     assert "-o train.batch_size=8" in request
-    _mtrain("submit", *words)
-    _mtrain("logs", "-f")
+    says("submit", *words)
+    says("logs", "-f")
     assert "started with ['--depth', '3'] 1" in (here / "runs" / "mine" / "logs" / "rank-0.log").read_text()
 
 
 def test_without_a_submitted_job_the_message_says_so(here):
     for command in ("status", "logs", "cancel"):
-        process = _run(command)
+        process = run(command)
         assert process.returncode == 2
         assert "no job was submitted from here" in process.stderr
 
