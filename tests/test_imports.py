@@ -29,7 +29,7 @@ LAYERS = (
     {"cluster"},
     {"clusters"},
     {"comparing", "exporting", "pruning", "pages"},
-    {"testing", "sweeping", "serving"},
+    {"testing", "sweeping", "serving", "quantising"},
     {"results", "typed"},
     {"api"},
     {"submitted", "swept", "watching"},

@@ -34,6 +34,7 @@ COMMANDS = {
         "mtrain.cli.export:export",
         "Write trained weights for other programs: ONNX, torch, Paddle, safetensors.",
     ),
+    "quantise": ("mtrain.cli.quantise:quantise", "Make an ONNX file whose layers compute with 8-bit integers."),
     "prune": ("mtrain.cli.prune:prune", "Make a smaller network of a trained one."),
     "serve": ("mtrain.cli.serve:serve", "Answer HTTP requests with the predictions of an exported model."),
     "compare": ("mtrain.cli.compare:compare", "Train one spec on several backends: do they agree, how fast are they."),

@@ -32,6 +32,12 @@ def is_range(name: str) -> bool:
     return name.rpartition(".")[2] == RANGE
 
 
+def trained_ranges(weights: Mapping[str, Array]) -> dict[str, tuple[float, float]]:
+    """Return the ranges that are set among the entries of a model's state, by the name of the layer."""
+    ranges = {name.removesuffix(f".{RANGE}"): array for name, array in weights.items() if is_range(name)}
+    return {name: (float(array[0]), float(array[1])) for name, array in ranges.items() if array[1] > array[0]}
+
+
 class Quantised:
     """Base of layers that round weight and input. A framework's class derives from it and from the layer's own.
 

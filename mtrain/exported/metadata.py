@@ -72,6 +72,8 @@ class Metadata(_Part):
     """Of an input of any size, both sides are multiples of this."""
     precision: str
     """``fp32``, ``fp16`` or ``int8``."""
+    ranges: Mapping[str, tuple[float, float]] = Field(default_factory=dict)
+    """Smallest and largest input of each layer that learnt to round to 8 bits (``train.quantise``), by its name."""
     opset: int = 0
     weights: str = ""
     """The checkpoint or file of weights that was exported, in words."""

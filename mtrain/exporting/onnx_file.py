@@ -91,6 +91,7 @@ def _metadata(
         dynamic=tuple(dynamic),
         size_step=facts["size_step"] or 1,
         precision=request.precision,
+        ranges=facts["ranges"],
         opset=next(entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")),
         weights=str(weights),
         weights_sha256=facts["weights_sha256"],

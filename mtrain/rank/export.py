@@ -13,6 +13,7 @@ from mtrain.core.checkpoint import store
 from mtrain.core.digest import digest
 from mtrain.core.interfaces import Array, Backend
 from mtrain.core.program import Program
+from mtrain.core.quantising import trained_ranges
 from mtrain.errors import CheckpointError, SpecError
 from mtrain.rank.assembly import backend_plugin, model_plugin, task_kind
 from mtrain.report.reporter import write_json
@@ -74,6 +75,7 @@ def export(spec: Spec, folder: Path, weights: Path, *, leave: Callable[[BaseExce
         "outputs": list(outputs),
         "size_step": program.size_step,
         "weights_sha256": digest(arrays),
+        "ranges": trained_ranges(read(weights).arrays),
     }
     write_json(folder / FACTS, facts)
 

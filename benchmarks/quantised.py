@@ -1,0 +1,97 @@
+"""Compare float32, float16 and 8-bit forms of trained models: average precision, size, and time of one picture.
+
+    python benchmarks/quantised.py --pair runs/float0 runs/trained0 --pair runs/float1 runs/trained1
+
+A pair is a run without and one with ``train.quantise``; the second may be left out. Rows: ``fp32``, ``fp16`` and ``int8
+static`` are of the first run, ``fp32 trained`` and ``int8 trained`` of the second. Times are of ONNX Runtime with one thread
+and one picture, the forms taking turns: processor time, medians, as shares of that of fp32 of the same pair.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mtrain.exported.data import evaluation_data, micro_batches
+from mtrain.exported.model import ExportedModel
+from mtrain.quantising.job import spec_values
+from mtrain.spec import config
+
+
+def mtrain(*arguments: str) -> None:
+    """Run one command of mtrain.
+
+    Raises:
+        SystemExit: It failed.
+    """
+    done = subprocess.run([sys.executable, "-m", "mtrain", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr or done.stdout)
+
+
+def files_of(float_run: str, trained_run: str | None, folder: Path, *, samples: int) -> dict[str, Path]:
+    """Export the runs in all forms; return the file of each."""
+    files = {form: folder / f"{form.replace(' ', '-')}.onnx" for form in ("fp32", "fp16", "int8 static")}
+    mtrain("export", "--run", float_run, "--out", str(files["fp32"]))
+    mtrain("export", "--run", float_run, "--out", str(files["fp16"]), "--precision", "fp16")
+    sources = [("fp32", "int8 static")]
+    if trained_run is not None:
+        files |= {form: folder / f"{form.replace(' ', '-')}.onnx" for form in ("fp32 trained", "int8 trained")}
+        mtrain("export", "--run", trained_run, "--out", str(files["fp32 trained"]))
+        sources.append(("fp32 trained", "int8 trained"))
+    for source, target in sources:
+        mtrain("quantise", "--weights", str(files[source]), "--out", str(files[target]), "--samples", str(samples))
+    return files
+
+
+def score(path: Path) -> float:
+    """Return the score of a file on the evaluation split of its spec."""
+    model = ExportedModel.open(path, threads=1)
+    data = evaluation_data(config.load(spec_values(model.metadata)).spec, model.metadata)
+    evaluator = data.evaluator()
+    for batch in micro_batches(data, size=8):
+        evaluator.add(batch, model.predictions(batch))
+    return float(evaluator.result([evaluator.partial()])["score"])
+
+
+def times_s(files: dict[str, Path], *, repeats: int) -> dict[str, float]:
+    """Return the median processor time of one picture, in seconds; the files take turns."""
+    models = {form: ExportedModel.open(path, threads=1) for form, path in files.items()}
+    given = next(iter(models.values())).metadata.inputs[0]
+    shape = [side if isinstance(side, int) else 1 for side in given.shape]
+    batch = {given.key: np.random.default_rng(0).integers(0, 255, shape).astype(given.dtype)}
+    measured: dict[str, list[float]] = {form: [] for form in files}
+    for turn in range(repeats + 5):
+        for form, model in models.items():
+            before = time.process_time()
+            model.outputs(batch)
+            if turn >= 5:  # the first calls allocate memory
+                measured[form].append(time.process_time() - before)
+    return {form: statistics.median(values) for form, values in measured.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", nargs="+", action="append", required=True, metavar="RUN", help="FLOAT [TRAINED]")
+    parser.add_argument("--samples", type=int, default=64, help="pictures that calibrate")
+    parser.add_argument("--repeats", type=int, default=100, help="turns that are timed")
+    arguments = parser.parse_args(argv)
+    print("| pair | form | score | size, MiB | time |\n|---|---|---|---|---|")
+    for pair in arguments.pair:
+        with tempfile.TemporaryDirectory() as folder:
+            files = files_of(pair[0], pair[1] if len(pair) > 1 else None, Path(folder), samples=arguments.samples)
+            times = times_s(files, repeats=arguments.repeats)
+            for form, path in files.items():
+                size, share = path.stat().st_size / 2**20, times[form] / times["fp32"]
+                print(f"| {Path(pair[0]).name} | {form} | {score(path):.4f} | {size:.1f} | {share:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""``mtrain quantise``: write an exported model whose layers compute with 8-bit integers."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mtrain.cli.completing import complete_config
+from mtrain.cli.options import ASSIGNMENT, JobCommand, load_job
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded, Source
+
+MIB = 2**20
+
+
+@click.command("quantise", cls=JobCommand)
+@click.option("--weights", metavar="FILE", help="An ONNX file that `mtrain export` wrote.")
+@click.option("--run", metavar="FOLDER", help="A run folder, whose best checkpoint is exported. Default: runs/latest.")
+@click.option(
+    "-c",
+    "--config",
+    metavar="SPEC",
+    shell_complete=complete_config,
+    help="The spec whose training split calibrates. Default: that of the model.",
+)
+@click.option(
+    "--opt", "--override", "-o", "overrides", multiple=True, metavar="PATH=VALUE ...", help="Set values of it."
+)
+@click.option("--out", "--output", "out", metavar="FILE", help="File to write; `-o FILE` too. Default: NAME-int8.onnx.")
+@click.option("--force", is_flag=True, help="Replace FILE.")
+@click.option(
+    "--samples", type=click.IntRange(1, 100_000), default=64, show_default=True, help="Pictures that calibrate."
+)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of their draw.")
+@click.option(
+    "--method",
+    type=click.Choice(["minmax", "percentile"]),
+    default="minmax",
+    show_default=True,
+    help="Ranges: the extremes of all values, or without the largest 0.001 % of them.",
+)
+@click.pass_context
+def quantise(context: click.Context, /, **params: Any) -> None:
+    """Quantise weights and activations to 8 bits, with ranges that training found or that pictures calibrate."""
+    from mtrain.quantising import job
+
+    given = tuple(params["overrides"] or ())
+    overrides = tuple(text for text in given if ASSIGNMENT.match(text))
+    names = [name for name in (params["out"], *(text for text in given if text not in overrides)) if name is not None]
+    if len(names) > 1:
+        raise click.UsageError(f"two files to write: {names[0]} and {names[1]}; give one")
+
+    def load(config: "Source", needed: Mapping[str, Any]) -> "Loaded":
+        further = [f"{path}={json.dumps(value)}" for path, value in needed.items()]  # JSON is read as YAML
+        return load_job({"config": config, "overrides": (*overrides, *further)})
+
+    chosen = {key: params[key] for key in ("weights", "run", "config", "samples", "seed", "method", "force")}
+    result = job.quantise(job.Request(**chosen, out=Path(names[0]) if names else None), load)
+    if result.path is not None:
+        click.echo(f"written: {result.path} ({result.path.stat().st_size / MIB:.1f} MiB)")
+        click.echo(f"layers: {result.layers} with 8 bits, {result.float_layers} last ones in float")
+        click.echo(f"ranges: {result.trained} trained, the others measured on {result.measured} pictures")
+    context.exit(result.code)

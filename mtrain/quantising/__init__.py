@@ -1,0 +1,1 @@
+"""``mtrain quantise``: an exported model whose layers compute with 8-bit integers."""

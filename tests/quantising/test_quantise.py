@@ -1,0 +1,153 @@
+"""``mtrain quantise``: files with 8-bit layers that score like the ones they were made of, and refusals."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="the extra export is not installed")
+pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
+
+import onnx
+from onnx import numpy_helper
+
+from mtrain.cli import main
+from mtrain.exported.model import ExportedModel, read_metadata
+from mtrain.quantising import graph
+
+ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def mtrain(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "mtrain", *arguments]
+    return subprocess.run(line, cwd=folder, env=ENVIRON, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that rounds from its ninth update on, and its export ``net.onnx``."""
+    place = tmp_path_factory.mktemp("quantise")
+    settings = ["train.updates=40", "train.epochs=null", "train.quantise.start=8", "cluster.threads=1"]
+    for command in (
+        ["train", "-c", "vit_digits", "-b", "solo", "--nproc-per-node", "1", "--name", "net", "-o", *settings],
+        ["export", "--run", "runs/net", "--out", "net.onnx"],
+        ["quantise", "--weights", "net.onnx", "--samples", "32", "--out", "net8.onnx"],
+    ):
+        done = mtrain(place, *command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+def outputs(path: Path) -> np.ndarray:
+    pictures = np.random.default_rng(0).integers(0, 17, (64, 8, 8, 3), dtype=np.uint8) * 15
+    model = ExportedModel.open(path, threads=1)
+    return next(iter(model.outputs({model.metadata.inputs[0].key: pictures}).values()))
+
+
+def test_the_result_is_small_close_and_says_what_it_is(folder: Path) -> None:
+    metadata, quantised = read_metadata(folder / "net.onnx"), read_metadata(folder / "net8.onnx")
+    assert quantised == metadata.model_copy(update={"precision": "int8"})
+    assert (folder / "net8.onnx").stat().st_size < 0.4 * (folder / "net.onnx").stat().st_size
+    exact, rounded = outputs(folder / "net.onnx"), outputs(folder / "net8.onnx")
+    assert 0 < np.abs(rounded - exact).max() < 0.2
+
+
+def test_layers_read_their_inputs_with_the_ranges_of_training(folder: Path) -> None:
+    ranges = read_metadata(folder / "net.onnx").ranges
+    made = onnx.load(str(folder / "net8.onnx")).graph
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.initializer}
+    scales = {node.input[0]: constants[node.input[1]] for node in made.node if node.op_type == "QuantizeLinear"}
+    read = graph.trained_tensors(onnx.load(str(folder / "net.onnx")).graph, ranges)
+    checked = [name for name in read if name in scales]
+    assert len(checked) >= 10
+    for name in checked:
+        smallest, largest = read[name]
+        assert scales[name] == np.float32(np.float32(largest) - np.float32(smallest)) / np.float32(255)
+
+
+def test_the_last_layer_stays_in_float(folder: Path) -> None:
+    content = onnx.load(str(folder / "net.onnx")).graph
+    floats = graph.left_in_float(content)
+    assert [layer.name for layer in graph.layers(content) if layer.node in floats] == ["head"]
+    made = onnx.load(str(folder / "net8.onnx")).graph
+    assert any(tensor.name == "network.head.weight" and tensor.data_type == 1 for tensor in made.initializer)
+
+
+def test_a_merged_layer_has_the_range_that_its_parts_share() -> None:
+    ranges = {"a.conv1.conv": (0.0, 2.0), "a.conv2.conv": (0.0, 2.0), "b.x": (0.0, 1.0), "b.y": (0.0, 3.0)}
+    found = [graph._range_of(name, ranges) for name in ("a.conv", "a.conv1.conv", "b.conv", "c")]
+    assert found == [(0.0, 2.0), (0.0, 2.0), None, None]
+
+
+def test_a_run_is_exported_first(folder: Path) -> None:
+    done = mtrain(folder, "quantise", "--run", "runs/net", "--samples", "8", "-o", "run8.onnx")
+    assert done.returncode == 0, done.stderr
+    assert "layers: 17 with 8 bits, 1 last ones in float" in done.stdout
+    assert read_metadata(folder / "run8.onnx").precision == "int8"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--weights", "absent.onnx"], "absent.onnx: No such file or directory"),
+        (["--weights", "text.onnx"], "text.onnx: cannot be loaded as an ONNX file"),
+        (["--weights", "net8.onnx", "-o", "x.onnx"], "net8.onnx: is quantised already"),
+        (["--weights", "net.onnx", "-o", "net8.onnx"], "net8.onnx: exists already"),
+        (["--weights", "net.onnx", "-o", "x.int8"], "-o x.int8: quantise writes .onnx"),
+        (["--weights", "net.onnx", "-o", "absent/x.onnx"], "the folder absent does not exist"),
+        (["--weights", "net.onnx", "--run", "runs/net"], "are both given; keep one"),
+        (["--weights", "net.onnx", "-c", "digits", "-o", "x.onnx"], "is a data set for detection"),
+        (["--run", "runs/absent"], "no such run folder: runs/absent"),
+        (["--weights", "net.onnx", "--samples", "0"], "--samples"),
+        (["--weights", "net.onnx", "--method", "entropy"], "--method"),
+    ],
+)
+def test_errors_of_users_are_one_sentence(
+    folder: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (folder / "text.onnx").write_text("no graph\n")
+    before = sorted(folder.iterdir())
+    monkeypatch.chdir(folder)
+    code = main(["quantise", *arguments])
+    error = capsys.readouterr().err
+    assert (code, message in error) == (2, True), error
+    assert "Traceback" not in error
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_detection_loses_less_than_a_point_of_average_precision(tmp_path: Path) -> None:
+    settings = ["train.epochs=12", "evaluate.every_epochs=12", "cluster.threads=1"]
+    for command in (
+        ["train", "-c", "digits", "-b", "solo", "--nproc-per-node", "1", "--name", "net", "-o", *settings],
+        ["export", "--run", "runs/net", "--out", "net.onnx"],
+        ["quantise", "--weights", "net.onnx", "-o", "net8.onnx"],
+    ):
+        line = [sys.executable, "-m", "mtrain", *command]
+        subprocess.run(line, cwd=tmp_path, env=ENVIRON, check=True, capture_output=True, timeout=3000)
+    precisions = [precision_of(tmp_path / name) for name in ("net.onnx", "net8.onnx")]
+    assert precisions[0] > 0.3
+    assert precisions[1] > precisions[0] - 0.01
+    shutil.rmtree(tmp_path / "runs")
+
+
+def precision_of(path: Path) -> float:
+    from mtrain.exported.data import evaluation_data, micro_batches
+    from mtrain.quantising.job import spec_values
+    from mtrain.spec import config
+
+    model = ExportedModel.open(path, threads=1)
+    data = evaluation_data(config.load(spec_values(model.metadata)).spec, model.metadata)
+    evaluator = data.evaluator()
+    for batch in micro_batches(data, size=8):
+        evaluator.add(batch, model.predictions(batch))
+    return float(evaluator.result([evaluator.partial()])["AP"])
