@@ -185,19 +185,20 @@ def evaluate(
         overrides: further values of the spec.
         run: a run folder, whose best checkpoint is taken.
         checkpoint: a checkpoint.
-        weights: a file of weights in place of a checkpoint.
+        weights: a file of weights, or an exported ``.onnx``, in place of a checkpoint.
         quiet: show no progress.
 
     Raises:
         UsageError: there is nothing to evaluate, or the job cannot be started.
         JobFailed: it was started and failed.
     """
-    from mtrain.cluster import allocated_hosts, job, start
+    from mtrain.cluster import allocated_hosts, exported_model, job, start
 
     _need_main_thread("evaluate")
     source = _text(checkpoint) or _text(run)
     values = {**dict(_flat(overrides or {})), **({} if weights is None else {"model.weights": _text(weights)})}
-    config = start.resumed_config(None, source) if spec is None else spec
+    own = _source(start.resumed_config(None, source) if spec is None else spec)
+    config: Any = exported_model.config_of(own, _text(weights))
     loaded = allocated_hosts.completed(load_spec(config, backend=backend, ranks=ranks, overrides=values))
     if run is not None and checkpoint is None:
         if not Path(run).is_dir():
@@ -230,7 +231,7 @@ def predict(
         pictures: a picture file, a folder of pictures, or several of either.
         run: a run folder: its spec and its best checkpoint; None: ``runs/latest``.
         checkpoint: a checkpoint in place of the run's best.
-        weights: a file of weights in place of a checkpoint; needs ``spec`` or ``run``.
+        weights: an exported ``.onnx``, or a file of weights, which needs ``spec`` or ``run``, in place of a checkpoint.
         spec: see the module; None: the run's own.
         overrides: further values of the spec.
         out: folder for the results.

@@ -12,15 +12,16 @@ from mtrain.cli.options import JobCommand, evaluation_options, load_job
 @evaluation_options
 @click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint.")
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint; with --run in its place.")
-@click.option("--weights", metavar="FILE", help="A file of weights instead of a checkpoint.")
+@click.option("--weights", metavar="FILE", help="A file of weights, or an exported .onnx, instead of a checkpoint.")
 @click.option("-r", "--resume", metavar="PATH", hidden=True, help="As --run or --checkpoint.")
 @click.pass_context
 def evaluate(context: click.Context, /, **params: Any) -> None:
     """Score the averaged weights of a checkpoint; without --run or -c, those of the newest run of the spec here."""
-    from mtrain.cluster import allocated_hosts, job, many_hosts, start
+    from mtrain.cluster import allocated_hosts, exported_model, job, many_hosts, start
 
     requested = params["checkpoint"] or params["run"] or params["resume"]
     params["config"] = start.resumed_config(params["config"], requested)
+    params["config"] = exported_model.config_of(params["config"], params["weights"])
     loaded = allocated_hosts.completed(load_job(params))
     missing = params["run"] and not params["checkpoint"] and not Path(params["run"]).is_dir()
     if missing and not many_hosts.joins(loaded):

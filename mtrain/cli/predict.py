@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 @click.argument("sources", nargs=-1, required=True, metavar="PICTURE|FOLDER ...")
 @click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint. Default: runs/latest.")
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint instead of the run's best.")
-@click.option("--weights", metavar="FILE", help="A file of weights; needs -c or --run, and data.names.")
+@click.option(
+    "--weights",
+    metavar="FILE",
+    help="An exported .onnx; or a file of weights, which needs -c or --run, and data.names.",
+)
 @click.option(
     "--out",
     "--output",

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrain.cluster import many_hosts, start
+from mtrain.cluster import exported_model, many_hosts, start
 from mtrain.cluster.supervisor import Result
 from mtrain.core.checkpoint import store
-from mtrain.errors import CheckpointError
+from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs import closing, preflight
 from mtrain.system.runfolder import Resume
 
@@ -76,6 +76,12 @@ def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False
     Raises:
         UsageError: there is nothing to evaluate, or the job cannot be started.
     """
+    if exported_model.is_exported(loaded.spec.model.weights):
+        if resume is not None:
+            raise UsageError(f"{resume} and --weights {loaded.spec.model.weights} are both given; keep one")
+        folder, summary = exported_model.evaluate(loaded, quiet=quiet)
+        lines = closing.figure_lines(summary, summary.get("figures", {}))
+        return Outcome(code=0, run_dir=folder, summary=summary, lines=lines)
     if many_hosts.joins(loaded):  # the first host has the checkpoint, and says so where it has none
         return _evaluate_on_hosts(loaded, start.run_name(loaded), None, quiet=quiet)
     requested = resume or (None if loaded.spec.model.weights else start.AUTO)

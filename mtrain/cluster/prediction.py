@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrain.cluster import start
+from mtrain.cluster import exported_model, start
 from mtrain.errors import CheckpointError, DataError, MtrainError, UsageError
 from mtrain.rank.predict import SKIPPED
 from mtrain.report.reporter import write_json
@@ -70,8 +70,12 @@ def predict(request: Request, load: Load) -> Prediction:
     run = Path(request.run or "runs/latest")
     weights = Path(request.weights or request.checkpoint or start.best_of(run) or run)
     if not weights.exists() or weights == run:
-        absent = "no intact checkpoint in" if run.is_dir() else "no such run folder:"
-        raise CheckpointError(f"predict: {absent} {run}; give --run FOLDER, --checkpoint PATH or --weights FILE")
+        absent = f"no intact checkpoint in {run}" if run.is_dir() else f"no such run folder: {run}"
+        if weights != run:
+            absent = f"{weights} does not exist"
+        raise CheckpointError(f"predict: {absent}; give --run FOLDER, --checkpoint PATH or --weights FILE")
+    if exported_model.is_exported(weights):
+        return _with_exported(request, load, files, weights)
     config = request.config
     if config is None:
         config = start.resumed_config(None, request.run if request.weights else str(weights))
@@ -107,6 +111,21 @@ def predict(request: Request, load: Load) -> Prediction:
         pictures=len(files) - len(skipped),
         skipped=skipped,
     )
+
+
+def _with_exported(request: Request, load: Load, files: Mapping[Path, str], weights: Path) -> Prediction:
+    """Predict with an exported model in this process."""
+    loaded = load(exported_model.config_of(request.config, str(weights)), {"model.weights": None})
+    out = Path(request.out)
+    folder = _empty_folder(out / WORK_FOLDER)
+    (out / SKIPPED).unlink(missing_ok=True)  # an earlier prediction's
+    try:
+        exported_model.predict(loaded, weights, files=files, out=out, request=request)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    skipped = _read(out / SKIPPED)
+    found, count = _read(out / PREDICTIONS), len(files) - len(skipped)
+    return Prediction(code=0, out=out, predictions=found, pictures=count, skipped=skipped)
 
 
 def pictures(sources: Sequence[str]) -> dict[Path, str]:

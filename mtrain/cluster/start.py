@@ -177,6 +177,19 @@ def write_folder(loaded: "Loaded", plan: Plan) -> dict[str, str]:
     return {spec_file.name: spec_file.read_text(encoding="utf-8")}
 
 
+def write_spec(loaded: "Loaded", folder: Path) -> None:
+    """Write the spec and the environment into the folder of a run without ranks.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+    try:
+        for path, text in _spec_texts(loaded, RunFolder(folder)).items():
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be written to: {error.strerror or error}") from error
+
+
 def resumes(plan: Plan) -> bool:
     """Return whether the job continues in the folder of the run that wrote its checkpoint."""
     run = RunFolder(plan.run_dir)
@@ -190,6 +203,17 @@ def _directly(path: Path) -> Path:
 def _request_texts(loaded: "Loaded", plan: Plan, run: RunFolder) -> dict[Path, str]:
     """Return the text of each of ``runfolder.REQUEST_FILES``: path -> text."""
     from mtrain.report.reporter import json_text
+
+    return {
+        **_spec_texts(loaded, run),
+        run.path / "plan.txt": plan.text(),
+        run.path / "plan.json": json_text(plan.as_json()),
+    }
+
+
+def _spec_texts(loaded: "Loaded", run: RunFolder) -> dict[Path, str]:
+    """Return the text of the files that hold the spec and the environment of the command: path -> text."""
+    from mtrain.report.reporter import json_text
     from mtrain.spec import config
 
     environ = environment.redacted(environment.cleaned(environment.caller()))
@@ -197,8 +221,6 @@ def _request_texts(loaded: "Loaded", plan: Plan, run: RunFolder) -> dict[Path, s
     return {
         run.spec_json: config.resolved_json(loaded.spec),
         run.spec_yml: dumped(loaded.values),
-        run.path / "plan.txt": plan.text(),
-        run.path / "plan.json": json_text(plan.as_json()),
         run.path / "environment.json": json_text(runfolder.describe_environment(environ, argv=argv)),
     }
 

@@ -72,6 +72,11 @@ def pooled_batches(pool: "WorkerPool", *, count: int, size: int, prefetch: int) 
         yield from loader.micro_batches(0)
 
 
+def threads_of(spec: "Spec") -> int | None:
+    """Return the number of threads that the spec gives to a computation; None: one for each usable core."""
+    return None if spec.cluster.threads == "auto" else spec.cluster.threads
+
+
 def _check_size(spec: "Spec", metadata: Metadata) -> None:
     if spec.evaluate.augment:
         raise SpecError("evaluate.augment: true, which exported models cannot follow; -o evaluate.augment=false")

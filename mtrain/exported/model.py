@@ -62,12 +62,20 @@ class ExportedModel:
         return plugin_of(self.metadata)
 
     def spec(self) -> "Spec":
-        """Return the spec of the job that trained the weights.
+        """Return the spec in the file: see ``spec_values``.
 
         Raises:
+            CheckpointError: see ``spec_values``.
             SpecError: This mtrain cannot read it.
         """
-        return config.from_json(json.dumps(dict(self.metadata.spec)), name=f"{self.path}: spec")
+        values = spec_values(self.metadata, name=str(self.path))
+        return config.from_json(json.dumps(values), name=f"{self.path}: spec")
+
+    def with_options(self, options: Mapping[str, Any]) -> "ExportedModel":
+        """Return the model with other options of its plugin, of which those that the plugin lacks are left out."""
+        known = {name: value for name, value in options.items() if name in self.metadata.options}
+        metadata = self.metadata.model_copy(update={"options": {**self.metadata.options, **known}})
+        return ExportedModel(self.path, self.session, metadata)
 
     def outputs(self, batch: HostBatch) -> dict[str, Array]:
         """Compute the outputs of one batch.
@@ -95,10 +103,7 @@ class ExportedModel:
         Raises:
             UsageError: As for ``outputs``; or the file has raw outputs.
         """
-        if self.metadata.form == "raw":
-            raise UsageError(
-                f"{self.path}: has raw outputs, from which no predictions can be read; export it with --form decoded"
-            )
+        check_predicts(self.metadata, name=str(self.path))
         output = self.outputs(batch)
         if self.metadata.form != "nms":
             return self.plugin.predictions(output, batch)
@@ -120,6 +125,39 @@ class ExportedModel:
         rows_K7 = output[DETECTIONS][output[DETECTIONS][:, 0] < kept]
         rows_K7[:, 0] += start
         return {DETECTIONS: rows_K7}
+
+
+def check_predicts(metadata: Metadata, *, name: str) -> None:
+    """Check that predictions can be read from the outputs.
+
+    Raises:
+        UsageError: They are raw.
+    """
+    if metadata.form == "raw":
+        raise UsageError(
+            f"{name}: has raw outputs, from which no predictions can be read; export it with --form decoded"
+        )
+
+
+def spec_values(metadata: Metadata, *, name: str) -> dict[str, Any]:
+    """Return the spec in a file as plain values: model, data and what influences a score, which run no code.
+
+    Where and how its job ran is left out, and so are reporters. A file may come from anybody, so code that its spec names
+    is not run.
+
+    Raises:
+        CheckpointError: The spec names code of a user's own.
+    """
+    left_out = {"plugins", "backend", "cluster", "launcher", "report", "checkpoint"}
+    values = {key: value for key, value in metadata.spec.items() if key not in left_out}
+    named = [(values.get("data") or {}).get("format"), (values.get("model") or {}).get("name")]
+    own = next((text for text in named if references.is_reference(text)), None)
+    if own is not None:
+        raise CheckpointError(
+            f"{name}: its spec names code of a user's own, {own}, which is not run from a file; give -c SPEC"
+        )
+    values["model"] = {**(values.get("model") or {}), "weights": None}
+    return values
 
 
 def read_metadata(path: str | os.PathLike[str]) -> Metadata:

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 from mtrain.cluster import start
 from mtrain.core.program import FRAMEWORK_OF
 from mtrain.errors import CheckpointError, UsageError
+from mtrain.exported.model import is_exported
 from mtrain.exporting.request import Request
+from mtrain.exporting.suppression import settings_of
 from mtrain.files import parse_json
-from mtrain.rank.export import FACTS, REQUEST, whole_weights
+from mtrain.rank.assembly import model_plugin
+from mtrain.rank.export import FACTS, REQUEST, program_of, whole_weights
 from mtrain.report.reporter import write_json
 from mtrain.spec import plugins
 
@@ -48,12 +51,15 @@ def export(request: Request, load: Load) -> Exported:
     _check(request)
     weights, config = _weights_of(request)
     loaded = _on_one_rank(config, load, request)
+    if is_exported(weights):
+        raise UsageError(f"{weights}: is an exported model already; give a run, a checkpoint or a file of weights")
     if not weights.is_dir() and not loaded.spec.data.names:
         raise UsageError("--weights FILE does not say its classes; give them in label order: -o data.names=cat,dog")
     out = request.out or Path(_name_of(weights) + SUFFIXES[request.format])
     _check_target(out, request)
     if request.format == "safetensors":
         return _arrays_written(loaded, weights, out)
+    _check_model(loaded, weights, request)
     with _work_folder(out) as folder:
         made = folder / f"program{SUFFIXES[request.format]}"
         write_json(folder / REQUEST, _rank_request(request, loaded, made))
@@ -82,6 +88,8 @@ def _check(request: Request) -> None:
         raise UsageError(f"--form nms: is for --format onnx; {request.format} programs have --form decoded or raw")
     if request.precision == "fp16" and request.format in ("safetensors", "paddle"):
         raise UsageError(f"--precision fp16: is for --format onnx and torch, not for {request.format}")
+    if request.dynamic_size and request.format in ("safetensors", "paddle"):
+        raise UsageError(f"--dynamic-size: is for --format onnx and torch, not for {request.format}")
     if request.opset is not None and request.format != "onnx":
         raise UsageError(f"--opset: is for --format onnx, not for {request.format}")
     if request.format == "onnx":
@@ -138,10 +146,26 @@ def _on_one_rank(config: "Source", load: Load, request: Request) -> "Loaded":
         "train.batch_size": 1,
         "train.accumulate": 1,
         "train.precision": "fp32",
+        "train.distil": None,
+        "train.quantise": None,
     }
     if not typed and framework != used:
         values["backend.python"] = None
     return load(config, values)
+
+
+def _check_model(loaded: "Loaded", weights: Path, request: Request) -> None:
+    """Refuse, before a rank is started, what the model cannot do, and weights that are not its own.
+
+    Raises:
+        UsageError: The request cannot be fulfilled.
+    """
+    plugin: Any = model_plugin(loaded.spec)
+    program_of(loaded.spec, plugin, _rank_request(request, loaded, Path("program")))
+    if request.form == "nms":
+        settings_of({"options": plugin.options.model_dump()}, request.suppression)
+    if not weights.is_dir():
+        whole_weights(loaded.spec, weights, classes=len(loaded.spec.data.names or []))
 
 
 def _rank_request(request: Request, loaded: "Loaded", made: Path) -> dict[str, Any]:
@@ -185,14 +209,13 @@ def _check_target(out: Path, request: Request) -> None:
 
 @contextmanager
 def _work_folder(out: Path) -> Iterator[Path]:
-    """Make a folder beside the target, in which the rank works; it is removed unless the rank fails."""
+    """Make a folder beside the target, in which the rank works; it stays if the rank fails, for its logs."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=f".{out.stem}-", dir=out.absolute().parent))
     except OSError as error:
         raise UsageError(f"-o {out}: cannot be written: {error.strerror or error}") from error
-    try:
-        yield folder
-    finally:
+    yield folder
+    if not (folder / "failures").is_dir() or not any((folder / "failures").iterdir()):
         shutil.rmtree(folder, ignore_errors=True)
 
 

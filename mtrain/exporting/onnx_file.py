@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import mtrain
 from mtrain.exported.metadata import KEY, Input, Metadata
 from mtrain.exporting.request import Request
+from mtrain.exporting.suppression import add_suppression, settings_of
 from mtrain.rank.assembly import task_kind
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ def finish(path: Path, *, request: Request, facts: Mapping[str, Any], loaded: "L
     graph = onnx.load(str(path))
     suppression: dict[str, Any] = {}
     if request.form == "nms":
-        from mtrain.exporting.suppression import add_suppression, settings_of
-
         suppression = settings_of(facts, request.suppression)
         add_suppression(graph, suppression)
     metadata = _metadata(graph, request=request, facts=facts, loaded=loaded, weights=weights, suppression=suppression)

@@ -58,7 +58,7 @@ def export(spec: Spec, folder: Path, weights: Path, *, leave: Callable[[BaseExce
         try:
             state = whole_weights(spec, weights, classes=len(task.class_names))
             plugin, arrays = _for_inference(plugin, state)
-            program = _program(spec, plugin, request)
+            program = program_of(spec, plugin, request)
             outputs = session.export(lambda: plugin.build(task, session.collective), arrays, program)
             if not outputs:
                 raise SpecError(f"backend.name: {spec.backend.name} writes no program of format {program.format}")
@@ -108,7 +108,12 @@ def _for_inference(plugin: Any, arrays: dict[str, Array]) -> tuple[Any, Mapping[
     return type(plugin)(plugin.options.model_copy(update={"deploy": True})), fused
 
 
-def _program(spec: Spec, plugin: Any, request: Mapping[str, Any]) -> Program:
+def program_of(spec: Spec, plugin: Any, request: Mapping[str, Any]) -> Program:
+    """Return the program that a request asks for.
+
+    Raises:
+        SpecError: The model cannot be written in this form.
+    """
     inputs = task_kind(spec, plugin.kind).inputs(spec)
     if not inputs:
         raise SpecError(

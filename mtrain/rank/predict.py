@@ -43,7 +43,7 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
     task = task_kind(spec, model_plugin(spec).kind)
     names = {Path(file): str(name) for file, name in request["pictures"].items()}
     if not request["strict"]:
-        names = _readable(names, task.unreadable(spec, list(names)), Path(request["out"]))
+        names = readable(names, task.unreadable(spec, list(names)), Path(request["out"]))
     labels = extra if extra.get("class_names") else {"class_names": request["class_names"]}
     pictures = task.pictures(spec, list(names), labels)
     with assembled(spec, pictures, leave=leave, details=extra.get("details") or {}) as job:
@@ -65,7 +65,7 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
         )
 
 
-def _readable(names: Mapping[Path, str], reasons: Mapping[Path, str], out: Path) -> dict[Path, str]:
+def readable(names: Mapping[Path, str], reasons: Mapping[Path, str], out: Path) -> dict[Path, str]:
     """Return ``names`` without the files that have a reason why they cannot be read; ``skipped.json`` lists those.
 
     Raises:

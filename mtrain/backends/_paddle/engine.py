@@ -1,6 +1,6 @@
 """The engine that every backend on Paddle shares: one rank's device, its model, its batches, and its state as numpy."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Array, Batch, HostBatch, RankSession, Recipe, State
+from mtrain.core.program import Program
 from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
 from mtrain.core.state_checks import aliases
@@ -161,6 +162,12 @@ class PaddleEngine(RankSession):
         """See ``RankSession.time_waits``. Does nothing on a GPU, where the device waits and not the process."""
         if self.target == "cpu":
             self.waits = self.collective.time_waits()
+
+    @override
+    def export(self, build: Callable[[], Layer], weights: Mapping[str, Array], program: Program) -> Sequence[str]:
+        from mtrain.backends._paddle import exporting
+
+        return exporting.write(build(), weights, program)
 
 
 def check_layer(model: Any) -> None:

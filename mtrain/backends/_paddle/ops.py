@@ -33,7 +33,6 @@ _WIDE_SUMS = (paddle.bool, paddle.uint8, paddle.int32)
 """Types that are added up as int64."""
 
 zeros_like, ones_like = paddle.zeros_like, paddle.ones_like
-detach = Tensor.detach
 concat, stack, reshape, permute_dims = paddle.concat, paddle.stack, paddle.reshape, paddle.transpose
 expand_dims, squeeze, broadcast_to = paddle.unsqueeze, paddle.squeeze, paddle.broadcast_to
 take_along_axis = paddle.take_along_axis
@@ -46,6 +45,11 @@ isfinite, log, maximum, minimum, sqrt, square = (
 sigmoid, relu, silu, softplus, tanh = F.sigmoid, F.relu, F.silu, F.softplus, paddle.tanh
 softmax = F.softmax
 matmul, conv2d, einsum = paddle.matmul, F.conv2d, paddle.einsum
+
+
+def detach(x: Tensor) -> Tensor:
+    # A method of the argument: in a program that is traced, it is no `paddle.Tensor`.
+    return x.detach()
 
 
 def _typed(value: float, like: Tensor) -> Tensor:

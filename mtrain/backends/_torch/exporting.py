@@ -42,6 +42,7 @@ def write(network: nn.Module, weights: Mapping[str, Array], program: Program) ->
         UsageError: ONNX's packages are not installed.
     """
     state.fill(network.state_dict(), weights, what="weights")
+    network.requires_grad_(requires_grad=False)  # what runs the program need not switch gradients off
     if program.half:
         network.half()
     traced = _Traced(network, program).eval()
@@ -79,8 +80,8 @@ def _axes(program: Program) -> tuple[dict[int, Any], ...]:
     sides = {}
     if step:
         # Named in steps, so that the graph knows that feature maps of several scales fit together.
-        sides = {1: torch.export.Dim("height"), 2: torch.export.Dim("width")}
-        sides = {axis: step * size if step > 1 else size for axis, size in sides.items()}
+        names = ((1, "height"), (2, "width"))
+        sides = {axis: step * torch.export.Dim(name) if step > 1 else torch.export.Dim.DYNAMIC for axis, name in names}
     return tuple({**axes, **(sides if given.layout == "HWC" else {})} for given in program.inputs)
 
 

@@ -68,6 +68,12 @@ class Network(Imitator):
         x_B3SS = normalised(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
         return Signals(logits=ops.resize_bilinear(wide(self.logits(x_B3SS)), ops.shape(x_B3SS)[2:]))
 
+    def raw(self, batch: Batch) -> dict[str, Tensor]:
+        """Return ``logits`` (B, C, S, S) of the classes of each pixel."""
+        options = self.options
+        x_B3SS = normalised(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
+        return {"logits": ops.resize_bilinear(wide(self.logits(x_B3SS)), ops.shape(x_B3SS)[2:])}
+
     def logits(self, x_B3SS: Tensor) -> Tensor:
         """Compute the class logits (B, C, S / 8, S / 8) from normalised pixels (B, 3, S, S)."""
         return self.classifier(self.features(x_B3SS)[0])

@@ -72,13 +72,14 @@ def points_of(sizes: Sequence[tuple[int, ...]], strides: Sequence[int], *, like:
     """Make the points of levels with ``sizes`` (height, width) in cells, ordered by (level, y, x)."""
     xy, stride = [], []
     for (height, width), step in zip(sizes, strides, strict=True):
-        y_HW, x_HW = np.mgrid[:height, :width]
-        xy.append((np.stack((x_HW, y_HW), axis=2).reshape(-1, 2) + 0.5) * step)
-        stride.append(np.full((height * width, 1), float(step)))
+        x_W, y_H = ops.arange(0, width, like=like), ops.arange(0, height, like=like)
+        grid_HW2 = ops.stack(ops.meshgrid(x_W, y_H, indexing="xy"), axis=2)
+        xy.append((ops.reshape(grid_HW2, (height * width, 2)) + 0.5) * step)
+        stride.append(ops.full((height * width, 1), float(step), like=like))
     return Points(
         sizes=[height * width for height, width in sizes],
-        xy_L2=ops.asarray(np.concatenate(xy), like=like),
-        stride_L1=ops.asarray(np.concatenate(stride), like=like),
+        xy_L2=ops.concat(xy),
+        stride_L1=ops.concat(stride),
     )
 
 

@@ -184,6 +184,11 @@ class Network(Imitator):
         maps = self.maps(self.prepared(batch["images"]))
         return _signals(maps, *self.read(maps))
 
+    def raw(self, batch: Batch) -> dict[str, Tensor]:
+        """Return ``logits`` (B, L, C) of the classes and ``distances`` (B, L, S, K), logits of the bins."""
+        outputs, _ = self.outputs(self.prepared(batch["images"]))
+        return {"logits": outputs.logits_BLC, "distances": outputs.distances_BLSK}
+
     def prepared(self, images_BHW3: Tensor) -> Tensor:
         """Convert pictures, uint8 (B, H, W, 3), to normalised (B, 3, H, W) in the dtype of the weights."""
         x_BHW3 = ops.astype(images_BHW3, "float32")

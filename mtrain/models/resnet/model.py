@@ -46,6 +46,7 @@ class ResNet(Model):
     Options: ClassVar[type[BaseModel]] = ResNetOptions
     kind: ClassVar[str] = "classification"
     imitates: ClassVar[Sequence[str]] = ("outputs", "features")
+    size_step: int = 1
     published: ClassVar[Published] = Published(per_class=(r"^fc\.(weight|bias)$",))
     blocks: ClassVar[tuple[int, int, int, int]]
     """Number of blocks of each stage."""

@@ -129,6 +129,10 @@ class Network(Imitator):
         maps = self.features(self.pixels(batch["images"]))
         return Signals(logits=self.classified(maps[-1]), maps=maps)
 
+    def raw(self, batch: Batch) -> dict[str, Tensor]:
+        """Return ``logits`` (B, C) of the classes."""
+        return {"logits": self.logits(self.pixels(batch["images"]))}
+
     def pixels(self, images_BSS3: Tensor) -> Tensor:
         """Normalise pictures, uint8 (B, S, S, 3), to (B, 3, S, S) in the dtype of the weights."""
         dtype = ops.dtype(self.conv1.weight)

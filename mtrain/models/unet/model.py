@@ -19,6 +19,11 @@ class UNet(Segmenter):
         """Return the factor between the largest and the smallest feature map."""
         return int(2**self.options.depth)
 
+    @property
+    def size_step(self) -> int:  # type: ignore[override]
+        """Return ``stride``: nothing in the network depends on the size of pictures."""
+        return self.stride
+
     def build(self, task: Task, collective: Collective) -> Module:
         """Build the network (``models.unet.network.Network``) on the bound framework."""
         from mtrain.models.unet.network import Network

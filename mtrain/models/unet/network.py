@@ -76,6 +76,10 @@ class Network(Imitator):
         x_B3SS = normalised(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
         return Signals(logits=wide(self.logits(x_B3SS, batch.get("random_key"))))
 
+    def raw(self, batch: Batch) -> dict[str, Tensor]:
+        """Return ``logits`` (B, C, S, S) of the classes of each pixel."""
+        return {"logits": self.signals(batch).logits}
+
     def logits(self, x_BCHW: Tensor, random_key: Tensor | None) -> Tensor:
         """Compute the class logits (B, C, S, S) from normalised pixels (B, 3, S, S)."""
         levels = []

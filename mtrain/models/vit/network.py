@@ -156,6 +156,10 @@ class Network(Imitator):
         """Show the class logits."""
         return Signals(logits=self.logits(self.patches(batch["images"]), batch.get("random_key")))
 
+    def raw(self, batch: Batch) -> dict[str, Tensor]:
+        """Return ``logits`` (B, C) of the classes."""
+        return {"logits": self.logits(self.patches(batch["images"]))}
+
     def patches(self, images_BSS3: Tensor) -> Tensor:
         """Cut pictures, uint8 (B, S, S, 3), into patches (B, N, 3 * P * P) in -1..1, in the dtype of the weights.
 

@@ -122,6 +122,11 @@ class Network(Imitator):
         outputs = self.features(ops.permute_dims(images_BHW3, (0, 3, 1, 2)))
         return [outputs[i] for i in _HEADS]
 
+    def raw(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the raw predictions of each level, ``stride_8`` and so on, (B, A * C, H / stride, W / stride)."""
+        heads = self.model[-1](self.maps(batch))
+        return {f"stride_{stride}": head_BCHW for stride, head_BCHW in zip(STRIDES, heads, strict=True)}
+
     def features(self, images_B3HW: Tensor) -> list[Tensor]:
         """Return the output of each of the 24 layers before the heads."""
         outputs: list[Tensor] = []

@@ -78,6 +78,11 @@ class ClassificationTask(TaskBase):
         return [({**batch, "images": images}, variation) for images, variation in copies]
 
     @classmethod
+    def preprocessing(cls, spec: "Spec") -> dict[str, Any]:
+        """Return how a picture is fitted into the square input, as the keys of section ``data`` are called."""
+        return {"resize": data_of(spec).resize, "crop_share": data_of(spec).crop_share}
+
+    @classmethod
     def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "ClassPictures":
         """See ``TaskKind.pictures``."""
         from mtrain.tasks.classification.prediction import ClassPictures, unlabelled

@@ -79,6 +79,11 @@ class DetectionTask(TaskBase):
         return [({**batch, "images": images}, variation) for images, variation in copies]
 
     @classmethod
+    def preprocessing(cls, spec: "Spec") -> dict[str, Any]:
+        """Return how a picture is fitted into the square input, as the keys of section ``data`` are called."""
+        return {"resize": data_of(spec).resize, "fill": 114, "interpolation": "linear"}
+
+    @classmethod
     def model_options(cls, spec: "Spec", defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Let a model that limits its predictions per picture predict as many as are scored."""
         limit = evaluation_of(spec).max_detections

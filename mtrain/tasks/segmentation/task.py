@@ -68,6 +68,11 @@ class SegmentationTask(TaskBase):
         return [ProgramInput(key="pixels", name="images", shape=(side, side, 3))]
 
     @classmethod
+    def preprocessing(cls, spec: "Spec") -> dict[str, Any]:
+        """Return how a picture is fitted into the square input, as the keys of section ``data`` are called."""
+        return {"resize": data_of(spec).resize}
+
+    @classmethod
     def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "SegmentationPictures":
         """See ``TaskKind.pictures``."""
         from mtrain.tasks.segmentation.prediction import SegmentationPictures, unlabelled

@@ -1,0 +1,75 @@
+"""Write a model as a Paddle inference program, in evaluation mode."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import paddle
+from paddle import Tensor
+from paddle.nn import Layer
+from typing_extensions import override
+
+from mtrain.backends._paddle import state
+from mtrain.core.interfaces import Array
+from mtrain.core.program import Program
+from mtrain.errors import SpecError
+
+
+class _Traced(Layer):
+    """A network whose input is one tensor and whose outputs are tensors in order, as a program has them."""
+
+    def __init__(self, network: Layer, program: Program) -> None:
+        super().__init__()
+        self.network = network
+        self.key = program.inputs[0].key
+        self.raw = program.raw
+        self.names: list[str] = []
+
+    @override
+    def forward(self, array: Tensor) -> tuple[Tensor, ...]:
+        batch = {self.key: array}
+        outputs: dict[str, Tensor] = self.network.raw(batch) if self.raw else self.network(batch)
+        self.names = list(outputs)
+        return tuple(outputs.values())
+
+
+def write(network: Layer, weights: Mapping[str, Array], program: Program) -> list[str]:
+    """See ``RankSession.export``.
+
+    Raises:
+        SpecError: The network cannot be traced, or reads several arrays.
+    """
+    if len(program.inputs) != 1:
+        keys = ", ".join(given.key for given in program.inputs)
+        raise SpecError(
+            f"--format paddle: takes models that read one array of a batch, this one reads {keys}; use onnx"
+        )
+    state.fill(network.state_dict(), weights, what="weights")
+    traced = _Traced(network, program)
+    traced.eval()
+    # Paddle rewrites the Python code that it traces, and does not know all of it. Nothing of mtrain's needs that: which
+    # branch runs depends on no value of a tensor.
+    paddle.jit.ignore_module(
+        [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "mtrain"]
+    )
+    try:
+        saved = paddle.jit.to_static(traced, input_spec=_inputs(program), full_graph=True)
+        paddle.jit.save(saved, str(program.path))
+    except Exception as error:  # a network may do anything that cannot be traced
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        advice = "" if program.batch else "; --batch-size N, a fixed one, may help"
+        raise SpecError(
+            f"the model cannot be exported: Paddle could not trace it ({lines[-1].strip()[:300]}){advice}"
+        ) from error
+    return traced.names
+
+
+def _inputs(program: Program) -> list[Any]:
+    """Return the description of each input; -1 is an axis of any size."""
+    specs = []
+    for given in program.inputs:
+        free = program.size_step and given.layout == "HWC"
+        sample = (-1, -1, *given.shape[2:]) if free else given.shape
+        dtype: Any = given.dtype
+        specs.append(paddle.static.InputSpec([program.batch or -1, *sample], dtype, given.name or given.key))
+    return specs

@@ -1,0 +1,326 @@
+"""``mtrain export``, and ``evaluate`` and ``predict`` with the ONNX file, through the real command line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtrain.cli import main
+from mtrain.errors import CheckpointError, DataError, SpecError, UsageError
+
+pytest.importorskip("onnx", reason="needs mtrain[export]")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs mtrain[onnx]")
+pytest.importorskip("torch", reason="torch writes the graph")
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+WITHOUT_FRAMEWORK = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "paddle", "onnx", "onnxscript"):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Blocked())
+from mtrain.cli import main
+code = main(sys.argv[1:])
+assert not {"torch", "paddle"} & set(sys.modules)
+sys.exit(code)
+"""
+
+
+def mtrain(
+    *arguments: object, cwd: Path, program: tuple[str, ...] = ("-m", "mtrain")
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *program, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+
+
+def done(*arguments: object, cwd: Path, program: tuple[str, ...] = ("-m", "mtrain")) -> str:
+    process = mtrain(*arguments, cwd=cwd, program=program)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``runs/small``, ten epochs on 16 digits at 64 px, and the file ``small.onnx`` of it."""
+    folder = tmp_path_factory.mktemp("exported")
+    done("data", "make", "digits", "digits", "--train", "16", "--val", "8", "--size", "64", cwd=folder)
+    values = ["data.format=coco", "data.root=digits", "data.image_size=64", "train.batch_size=4", "data.workers=1"]
+    values += ["evaluate.every_epochs=null", "report.plots=false", "data.augment.mosaic=0"]
+    done("-c", "digits", "--backend", "solo", "--name", "small", "--epochs", "10", "-o", *values, cwd=folder)
+    printed = done("export", "--run", "runs/small", cwd=folder)
+    assert printed.startswith("written: small.onnx (")
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [], "the work folder is gone"
+    return folder
+
+
+def figures(folder: Path) -> dict[str, float]:
+    read: dict[str, float] = json.loads((folder / "summary.json").read_text())["figures"]
+    return read
+
+
+def test_the_file_says_what_it_takes_and_what_it_returns(exported):
+    from mtrain.exported.model import read_metadata
+
+    metadata = read_metadata(exported / "small.onnx")
+    assert (metadata.kind, metadata.model, metadata.form, metadata.precision) == (
+        "detection",
+        "yolov5n",
+        "decoded",
+        "fp32",
+    )
+    assert metadata.class_names == tuple("0123456789")
+    assert metadata.inputs[0].shape == ("batch", 64, 64, 3)
+    assert metadata.outputs == {"decoded": ("batch", 252, 15)}
+    assert metadata.preprocessing["resize"] == "letterbox"
+    assert np.shape(metadata.details["anchors"]) == (3, 3, 2)
+    assert metadata.spec["plugins"] is None
+
+
+def test_evaluate_without_a_framework_gives_the_figures_of_the_checkpoint(exported):
+    done("evaluate", "--run", "runs/small", cwd=exported)
+    printed = done("evaluate", "--weights", "small.onnx", cwd=exported, program=("-c", WITHOUT_FRAMEWORK))
+    here, there = figures(exported / "runs/small-evaluate"), figures(exported / "runs/small-evaluate-2")
+    assert "run folder: runs/small-evaluate-2" in printed
+    assert {name: round(value, 4) for name, value in there.items()} == {
+        name: round(value, 4) for name, value in here.items()
+    }
+    assert here["AR100"] > 0, "figures of 0 would be equal whatever the file computes"
+
+
+def test_predict_without_a_framework_finds_what_the_checkpoint_finds(exported):
+    done("predict", "--run", "runs/small", "--confidence", "0.0", "--out", "a", "digits/images", cwd=exported)
+    arguments = ("--weights", "small.onnx", "--confidence", "0.0", "--out", "b", "digits/images")
+    printed = done("predict", *arguments, cwd=exported, program=("-c", WITHOUT_FRAMEWORK))
+    assert "found:     b/predictions.json" in printed
+    rows, others = (json.loads((exported / f"{name}/predictions.json").read_text()) for name in "ab")
+    assert rows
+    assert len(rows) == len(others)
+    for row, other in zip(rows, others, strict=True):
+        assert {**row, "bbox": 0, "score": 0} == {**other, "bbox": 0, "score": 0}
+        np.testing.assert_allclose([*other["bbox"], other["score"]], [*row["bbox"], row["score"]], atol=2e-3)
+    assert len(list((exported / "b").glob("*.jpg"))) == 24
+
+
+def test_a_batch_of_any_size_and_a_wrong_one(exported):
+    from mtrain.exported.model import ExportedModel
+
+    model = ExportedModel.open(exported / "small.onnx", threads=1)
+    images = np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3)).astype(np.uint8)
+    whole = model.outputs({"images": images})["decoded"]
+    single = [model.outputs({"images": images[i : i + 1]})["decoded"][0] for i in range(3)]
+    np.testing.assert_allclose(whole, single, rtol=1e-5, atol=1e-4)
+    with pytest.raises(UsageError, match=r"an array of shape \(3, 32, 64, 3\); the exported model takes"):
+        model.outputs({"images": images[:, :32]})
+    with pytest.raises(UsageError, match="no array 'images'"):
+        model.outputs({"pixels": images})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing.onnx", "missing.onnx"),
+        ("folder.onnx", "is not a file"),
+        ("pipe.onnx", "is not a file"),
+        ("empty.onnx", "cannot be loaded as an ONNX file"),
+        ("text.onnx", "cannot be loaded as an ONNX file"),
+        ("cut.onnx", "cannot be loaded as an ONNX file"),
+        ("foreign.onnx", "without mtrain's metadata"),
+        ("newer.onnx", "use a newer mtrain"),
+        ("damaged.onnx", "its metadata is damaged"),
+    ],
+)
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_a_wrong_file_is_one_sentence(exported, tmp_path, monkeypatch, capsys, name, message, command):
+    monkeypatch.chdir(tmp_path)
+    make_wrong_file(exported / "small.onnx", tmp_path / name)
+    pictures = [str(exported / "digits/images")] if command == "predict" else []
+    assert main([command, "--weights", name, *pictures]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert message in errors[0]
+
+
+def make_wrong_file(good: Path, path: Path) -> None:
+    import onnx
+
+    match path.stem:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "empty":
+            path.touch()
+        case "text":
+            path.write_text("no graph")
+        case "cut":
+            path.write_bytes(good.read_bytes()[:-100_000])
+        case "foreign" | "newer" | "damaged":
+            model = onnx.load(str(good))
+            text = next(entry for entry in model.metadata_props if entry.key == "mtrain")
+            if path.stem == "foreign":
+                model.metadata_props.remove(text)
+            else:
+                text.value = (
+                    json.dumps({**json.loads(text.value), "format": 99}) if path.stem == "newer" else "[" * 100_000
+                )
+            onnx.save(model, str(path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["evaluate", "-c", "vit_digits", "--weights", "small.onnx"],
+            "is of yolov5n, but the spec has model.name: vit",
+        ),
+        (["evaluate", "--weights", "small.onnx", "-o", "data.image_size=96"], "takes pictures of 64 px"),
+        (["evaluate", "--weights", "small.onnx", "-o", "data.format=digits_masks"], "is for segmentation, but"),
+        (["evaluate", "--weights", "small.onnx", "--run", "runs/small"], "are both given"),
+        (["export", "--run", "nowhere"], "no such run folder: nowhere"),
+        (["export", "--run", "runs/small"], "small.onnx exists already; give --force"),
+        (["export", "--run", "runs/small", "-o", "x.txt"], "writes .onnx"),
+        (["export", "--run", "runs/small", "-o", "none/x.onnx"], "the folder none does not exist"),
+        (["export", "--weights", "small.onnx", "-o", "y.onnx"], "is an exported model already"),
+        (["export", "--run", "runs/small", "--form", "nms", "--format", "torch"], "--form nms: is for --format onnx"),
+        (["export", "--run", "runs/small", "--confidence", "0.5"], "--confidence: is for --form nms"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence(exported, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(exported)
+    before = sorted(path.name for path in (exported / "runs").iterdir())
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert sorted(path.name for path in (exported / "runs").iterdir()) == before, "nothing was started"
+
+
+def test_other_classes_in_another_order_are_refused(exported):
+    from mtrain.exported.data import evaluation_data
+    from mtrain.exported.model import ExportedModel
+
+    model = ExportedModel.open(exported / "small.onnx", threads=1)
+    other = model.metadata.model_copy(update={"class_names": tuple("9876543210")})
+    spec = model.spec().model_copy(deep=True)
+    spec.data.__dict__["root"] = str(exported / "digits")
+    with pytest.raises(DataError, match="those of the exported model are 9, 8"):
+        evaluation_data(spec, other).task()
+
+
+def test_code_that_only_the_file_names_is_not_run(exported):
+    from mtrain.exported.model import plugin_of, read_metadata, spec_values
+
+    metadata = read_metadata(exported / "small.onnx")
+    data = {**metadata.spec["data"], "format": "./evil.py:Data"}
+    with pytest.raises(CheckpointError, match="not run from a file"):
+        spec_values(metadata.model_copy(update={"spec": {**metadata.spec, "data": data}}), name="x.onnx")
+    with pytest.raises(UsageError, match="not run from a file"):
+        plugin_of(metadata.model_copy(update={"model": "./evil.py:Net"}))
+    kept = spec_values(metadata, name="x.onnx")
+    assert not {"plugins", "report", "backend", "cluster", "launcher"} & set(kept)
+
+
+def test_a_model_that_finds_no_boxes_has_none_to_suppress():
+    from mtrain.exporting.suppression import settings_of
+
+    with pytest.raises(SpecError, match="--form nms: the model has no option confidence"):
+        settings_of({"options": {"patch": 4}}, {})
+
+
+@pytest.mark.slow
+def test_every_format_and_form_of_a_run(exported):
+    """The torch and the Paddle program run without mtrain, and return what the ONNX graph returns."""
+    expected = _outputs(exported, "small.onnx")
+    done("export", "--run", "runs/small", "--format", "torch", cwd=exported)
+    program = _alone(
+        exported, "torch", "m = torch.export.load('small.pt2').module(); out = m(torch.from_numpy(x))[0].numpy()"
+    )
+    np.testing.assert_allclose(program, expected, rtol=1e-5, atol=1e-4)
+    pytest.importorskip("paddle")
+    done("export", "--run", "runs/small", "--format", "paddle", cwd=exported)
+    program = _alone(
+        exported,
+        "paddle",
+        "m = paddle.jit.load('small'); m.eval(); out = m(paddle.to_tensor(x)); out = [*out][0].numpy()",
+    )
+    np.testing.assert_allclose(program, expected, rtol=1e-5, atol=1e-4)
+    done("export", "--run", "runs/small", "--format", "safetensors", cwd=exported)
+    names = f"data.names={','.join('0123456789')}"
+    arguments = ("-c", "runs/small/spec.yml", "--weights", "small.safetensors", "-o", names)
+    done("export", *arguments, "-o", "again.onnx", cwd=exported)
+    np.testing.assert_array_equal(_outputs(exported, "again.onnx"), expected)
+    done("export", "--run", "runs/small", "--form", "nms", "-o", "nms.onnx", cwd=exported)
+    done("evaluate", "--weights", "nms.onnx", cwd=exported)
+    assert figures(exported / "runs/nms-evaluate")["AP"] == pytest.approx(
+        figures(exported / "runs/small-evaluate")["AP"], abs=1e-4
+    )
+
+
+def _pictures() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3)).astype(np.uint8)
+
+
+def _outputs(folder: Path, name: str) -> np.ndarray:
+    from mtrain.exported.model import ExportedModel
+
+    return ExportedModel.open(folder / name, threads=1).outputs({"images": _pictures()})["decoded"]
+
+
+def _alone(folder: Path, framework: str, code: str) -> np.ndarray:
+    """Run a program in a process that cannot import mtrain."""
+    np.save(folder / "x.npy", _pictures())
+    text = WITHOUT_FRAMEWORK.partition("from mtrain")[0].replace(
+        '"torch", "paddle", "onnx", "onnxscript"', '"mtrain", "mtrain"'
+    )
+    done(
+        cwd=folder,
+        program=("-c", f"{text}\nimport numpy, {framework}\nx = numpy.load('x.npy')\n{code}\nnumpy.save('y.npy', out)"),
+    )
+    return np.load(folder / "y.npy")
+
+
+@pytest.mark.slow
+def test_an_environment_without_frameworks_evaluates_and_predicts(exported, tmp_path):
+    """The environment is a real one, whose packages are those of this one but torch, Paddle and what builds on them."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    python = tmp_path / "env/bin/python"
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")}))
+    left_out = (
+        "torch",
+        "paddle",
+        "horovod",
+        "deepspeed",
+        "onnx-",
+        "onnxscript",
+        "functorch",
+        "accelerate",
+        "lightning",
+    )
+    for folder in [Path(entry) for entry in sys.path if entry.endswith("site-packages")]:
+        for entry in folder.iterdir():
+            if (
+                entry.name == "onnx"
+                or entry.name.startswith((*left_out, "_", "zz_", "distutils"))
+                or (site / entry.name).exists()
+            ):
+                continue
+            (site / entry.name).symlink_to(entry)
+    import mtrain as package
+
+    (site / "here.pth").write_text(str(Path(package.__file__).parent.parent) + "\n")
+    shutil.copytree(exported / "digits", tmp_path / "digits")
+    shutil.copy(exported / "small.onnx", tmp_path)
+    for framework in ("torch", "paddle"):
+        assert subprocess.run([python, "-c", f"import {framework}"], capture_output=True).returncode == 1
+    for arguments in (["evaluate"], ["predict", "digits/images", "--confidence", "0.0"]):
+        command = [python, "-m", "mtrain", arguments[0], "--weights", "small.onnx", *arguments[1:]]
+        process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+        assert process.returncode == 0, process.stdout + process.stderr
+    assert json.loads((tmp_path / "predictions/predictions.json").read_text())

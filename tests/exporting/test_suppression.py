@@ -1,0 +1,90 @@
+"""Suppression inside an ONNX graph selects what ``models.common.nms`` selects in numpy."""
+
+import numpy as np
+import pytest
+
+from mtrain.exported.metadata import DETECTIONS
+from mtrain.models.common.nms import Selection, detections, detections_by_class
+
+onnx = pytest.importorskip("onnx", reason="needs mtrain[export]")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs mtrain[onnx]")
+
+
+def run(outputs: dict[str, np.ndarray], settings: dict[str, object]) -> np.ndarray:
+    """Return the rows of a graph whose outputs before suppression are its inputs."""
+    from onnx import TensorProto, helper
+
+    from mtrain.exporting.suppression import add_suppression
+
+    def described(name: str, values: np.ndarray) -> object:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *values.shape[1:]])
+
+    nodes = [helper.make_node("Identity", [f"in_{name}"], [name]) for name in outputs]
+    graph = helper.make_graph(
+        nodes, "g", [described(f"in_{n}", v) for n, v in outputs.items()], [described(n, v) for n, v in outputs.items()]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    add_suppression(model, settings)
+    onnx.checker.check_model(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (rows,) = session.run([DETECTIONS], {f"in_{name}": values for name, values in outputs.items()})
+    return np.asarray(rows)
+
+
+def decoded(rng: np.random.Generator, *, classes: int, pictures: int = 3, boxes: int = 120) -> np.ndarray:
+    """Rows ``[xc, yc, w, h, objectness, scores...]`` in clusters, so that many boxes overlap."""
+    centres = rng.uniform(20, 80, (pictures, 6, 2))[:, rng.integers(0, 6, boxes)] + rng.normal(
+        0, 3, (pictures, boxes, 2)
+    )
+    sides = rng.uniform(10, 30, (pictures, boxes, 2))
+    return np.concatenate((centres, sides, rng.uniform(0, 1, (pictures, boxes, 1 + classes))), axis=2).astype(
+        np.float32
+    )
+
+
+@pytest.mark.parametrize("multi_label", [True, False])
+@pytest.mark.parametrize("class_agnostic", [True, False])
+@pytest.mark.parametrize("classes", [1, 4])
+@pytest.mark.parametrize("limit", [300, 7])
+def test_decoded_rows(multi_label, class_agnostic, classes, limit):
+    settings = {"confidence": 0.2, "iou_threshold": 0.5, "max_detections": limit}
+    settings |= {"multi_label": multi_label, "class_agnostic": class_agnostic}
+    values = decoded(np.random.default_rng(classes), classes=classes)
+    rows = run({"decoded": values}, settings)
+    selection = Selection(**settings)
+    for picture, own in enumerate(values):
+        expected = detections(own, selection)
+        assert len(expected) == limit or limit == 300
+        np.testing.assert_allclose(rows[rows[:, 0] == picture, 1:], expected, rtol=1e-6, atol=1e-5)
+
+
+def test_boxes_with_scores():
+    settings = {
+        "confidence": 0.3,
+        "iou_threshold": 0.6,
+        "max_detections": 20,
+        "multi_label": True,
+        "class_agnostic": False,
+    }
+    values = decoded(np.random.default_rng(3), classes=5)
+    half = values[..., 2:4] / 2
+    boxes, scores = np.concatenate((values[..., :2] - half, values[..., :2] + half), axis=2), values[..., 5:]
+    rows = run({"boxes": boxes, "scores": scores}, settings)
+    for picture in range(len(values)):
+        expected = detections_by_class(
+            boxes[picture], scores[picture], confidence=0.3, iou_threshold=0.6, max_candidates=1000, max_detections=20
+        )
+        np.testing.assert_allclose(rows[rows[:, 0] == picture, 1:], expected, rtol=1e-6, atol=1e-5)
+
+
+def test_pictures_without_a_candidate_have_no_rows():
+    settings = {
+        "confidence": 0.99999,
+        "iou_threshold": 0.5,
+        "max_detections": 10,
+        "multi_label": True,
+        "class_agnostic": False,
+    }
+    values = decoded(np.random.default_rng(0), classes=2)
+    values[..., 4] = 0.5
+    assert run({"decoded": values}, settings).shape == (0, 7)
