@@ -272,6 +272,7 @@ FAULTS: dict[str, tuple[type[Faulty], str]] = {
         "learns.sync_batchnorm_accumulation",
     ),
     "a default limit": (recipe(clip_norm=1.0), "learns.unclipped"),
+    "nothing is rounded": (recipe(quantise=None), "learns.quantised"),
     "adam for adamw": (recipe(rule="adam"), "learns.adamw"),
     "adamw for adam": (recipe(rule="adamw"), "learns.adam"),
     "no average": (recipe(ema_decay=0.0), "learns.sgd"),
