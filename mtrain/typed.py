@@ -291,6 +291,29 @@ class TrainQuantise(TypedDict, total=False):
     """regexes of names of layers that are not rounded"""
 
 
+class TrainPrune(TypedDict, total=False):
+    """Pruning while training: weights that are set to 0 and stay so, and an L1 penalty on the scales of BatchNorms."""
+
+    sparsity: float
+    """share of each pruned array that is 0 at the end; 0: no masks"""
+
+    match: str
+    """regex searched in the names of trained arrays with two or more axes; '' takes all of them"""
+
+    start: float
+    """where in the job the share of zeros begins to rise, 0 to 1"""
+
+    end: float
+    """where in the job it reaches `sparsity`"""
+
+    every_updates: int
+    """updates from one choice of zeros to the next"""
+
+    norm_l1: float
+    """weight of the L1 penalty on the scales of BatchNorms, for `mtrain prune --by bn` afterwards; applied after
+    each update as soft thresholding, times the rate"""
+
+
 class Train(TypedDict, total=False):
     """Length, batch size, precision and further settings of training."""
 
@@ -345,6 +368,9 @@ class Train(TypedDict, total=False):
 
     freeze: Sequence[str]
     """regexes of parameter names that are not trained"""
+
+    prune: TrainPrune | None
+    """zeros and an L1 penalty while training, see docs/pruning.md; null: none"""
 
     patience: int | None
     """stop after this many evaluations without a better score"""
@@ -709,6 +735,7 @@ for _section in (
     TrainEma,
     TrainDistil,
     TrainQuantise,
+    TrainPrune,
     Train,
     OptimizerGroups,
     Optimizer,

@@ -69,6 +69,11 @@ class DeepSpeed(TorchBackend):
                 "optimizer of torch.optim needs whole ones; use -o backend.options.stage=0, or a rule such as "
                 "mtrain.AdamW(rate=1e-3)"
             )
+        if recipe.prune is not None and self.options.stage > 0:
+            raise SpecError(
+                f"train.prune: given with backend.options.stage {self.options.stage}, which splits weights over the ranks, but "
+                "masks need whole ones; use stage 0, or another backend"
+            )
         if recipe.compile and self.options.stage == 3:
             raise SpecError(
                 "train.compile: true given with backend.options.stage 3; use stage 0, 1 or 2, or compile false"

@@ -54,6 +54,18 @@ class Quantise:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Pruning:
+    """Zeros and an L1 penalty while training; see ``core.masking``. ``Rates.sparsity`` has the schedule."""
+
+    sparsity: float = 0.0
+    """Share of each pruned array that is 0 at the end; 0: there are no masks."""
+    match: str = ""
+    """Regex searched in the names of the parameters with two or more axes; '' prunes all of them."""
+    norm_l1: float = 0.0
+    """Weight of the L1 penalty on the scales of BatchNorms."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """Every setting that affects gradients or weights. It is fixed before the model is built."""
 
@@ -85,6 +97,8 @@ class Recipe:
     sync_batchnorm: bool = False
     quantise: Quantise | None = None
     """None: no layer is rounded."""
+    prune: Pruning | None = None
+    """None: no weight is set to 0 and no penalty is applied."""
     channels_last: bool = False
     compile: bool = False
     own_model: bool = False
@@ -141,6 +155,8 @@ class Rates:
     """Learning rate of each group of the recipe, in its order."""
     momentum: float | None = None
     """Momentum (sgd) or beta1 (adam) that replaces the one of every group; None: each group keeps its own."""
+    sparsity: float | None = None
+    """Share of each pruned array that is to be 0 after this update; None: the masks stay as they are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mtrain.core.interfaces import Quantise, Recipe
+from mtrain.core.interfaces import Pruning, Quantise, Recipe
 from mtrain.errors import SpecError
 from mtrain.spec.model import Spec
-from mtrain.spec.training import GroupSpec, QuantiseSpec
+from mtrain.spec.training import GroupSpec, PruneSpec, QuantiseSpec
 
 Rule = tuple[str, dict[str, float]]
 
@@ -158,6 +158,11 @@ def ema_shares(recipe: Recipe, update: int) -> tuple[float, float]:
     return decay * read_out / correction, (1 - decay) / correction
 
 
+def pruning(section: PruneSpec) -> Pruning:
+    """Return the setting ``train.prune`` of a recipe."""
+    return Pruning(sparsity=section.sparsity, match=section.match, norm_l1=section.norm_l1)
+
+
 def quantise(section: QuantiseSpec) -> Quantise:
     """Return the setting ``train.quantise`` of a recipe."""
     return Quantise(start=section.start, freeze=section.freeze, exclude=tuple(section.exclude))
@@ -184,6 +189,7 @@ def make_recipe(spec: Spec, *, size: int) -> Recipe:
         ema_rule=train.ema.rule if train.ema else "ramp",
         sync_batchnorm=train.sync_batchnorm,
         quantise=None if train.quantise is None else quantise(train.quantise),
+        prune=None if train.prune is None else pruning(train.prune),
         # "auto" means channels-last: measured to be the faster layout on CPU (one thread per rank), and the one that
         # CUDA's tensor cores need.
         channels_last=train.channels_last is not False,

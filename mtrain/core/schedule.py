@@ -8,7 +8,7 @@ from mtrain.core.interfaces import Rates
 from mtrain.core.recipe import scaling
 from mtrain.errors import SpecError
 from mtrain.spec.model import Spec
-from mtrain.spec.training import ScheduleSpec
+from mtrain.spec.training import PruneSpec, ScheduleSpec
 
 ONE_CYCLE_START = 1 / 25
 """Factor at the start of a one-cycle schedule (Smith and Topin, arXiv 1708.07120), with the usual divisor 25."""
@@ -57,6 +57,28 @@ def _half_cosine(start: float, end: float, share: float) -> float:
     return start + (end - start) * (1 - math.cos(math.pi * share)) / 2
 
 
+class SparsityCurve:
+    """The share of zeros in pruned arrays, for each update: ``curve(update) -> share``, or None if masks stay.
+
+    Zhu and Gupta 2017 (arXiv 1710.01878), equation 1. Masks are chosen again after the curve's end as well, so that a
+    choice which was due in an update that was skipped is made up for.
+    """
+
+    def __init__(self, prune: PruneSpec, *, total_updates: int) -> None:
+        self._final = prune.sparsity
+        self._first = min(math.ceil(prune.start * total_updates), max(total_updates - 1, 0))
+        self._last = min(max(math.ceil(prune.end * total_updates), self._first + 1), max(total_updates - 1, 0))
+        self._every = prune.every_updates
+
+    def __call__(self, update: int) -> float | None:
+        """Return the share of zeros after ``update`` (0-based), if masks are chosen then."""
+        since = update - self._first
+        if since < 0 or (since % self._every and update != self._last):
+            return None
+        t = min(since / max(self._last - self._first, 1), 1.0)
+        return self._final * (1 - (1 - t) ** 3) if update < self._last else self._final
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Warmup:
     updates: int
@@ -83,6 +105,9 @@ class Schedule:
         self._warmup = _warmup(spec, updates_per_epoch)
         before = spec.schedule.warmup is not None and spec.schedule.warmup.before_curve
         self._begin = self._warmup.updates if before else 0
+        self._sparsity: SparsityCurve | None = None
+        if spec.train.prune is not None and spec.train.prune.sparsity > 0:
+            self._sparsity = SparsityCurve(spec.train.prune, total_updates=total_updates)
 
     @property
     def warmup_updates(self) -> int:
@@ -98,14 +123,15 @@ class Schedule:
         scale = factor(self._curve, epoch, horizon_epochs=horizon)
         targets = [rate * scale for rate in self._rates]
         warmup = self._warmup
+        sparsity = None if self._sparsity is None else self._sparsity(update)
         if update >= warmup.updates:
-            return Rates(rates=tuple(targets))
+            return Rates(rates=tuple(targets), sparsity=sparsity)
         share = update / warmup.updates
         rates = [start + (end - start) * share for start, end in zip(warmup.rates_from, targets, strict=True)]
         momentum = None
         if warmup.momentum_from is not None:
             momentum = warmup.momentum_from + (self._momentum - warmup.momentum_from) * share
-        return Rates(rates=tuple(rates), momentum=momentum)
+        return Rates(rates=tuple(rates), momentum=momentum, sparsity=sparsity)
 
 
 def _warmup(spec: Spec, updates_per_epoch: int) -> _Warmup:

@@ -15,6 +15,7 @@ import numpy as np
 
 from mtrain.core.interfaces import Rates, Recipe
 from mtrain.core.loss_scale import LossScaler
+from mtrain.core.masking import Masking
 from mtrain.core.quantising import Ranges
 
 Gradients = TypeVar("Gradients")
@@ -66,6 +67,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         self._rank = rank
         self._scaler = LossScaler(recipe.precision)
         self._ranges: Ranges | None = None
+        self._masking: Masking[Any] | None = None
         self.updates = 0
         self.skipped = 0
         self.skipped_in_a_row = 0
@@ -95,11 +97,15 @@ class UpdateOrder(ABC, Generic[Gradients]):
             if math.isfinite(norm):
                 self._clip(gradients, norm)
                 self._apply_rules(gradients, rates)
+                if self._masking is not None:
+                    self._masking.follow(rates)
                 self.updates += 1
                 self.skipped_in_a_row = 0
                 self._scaler.good()
                 if self._average is not None:
                     self._average.follow(self.updates)
+                    if self._masking is not None:
+                        self._masking.follow_average(self.ema())
                 if self._ranges is not None:
                     self._ranges.follow(self.updates)
             else:
@@ -189,6 +195,10 @@ class UpdateOrder(ABC, Generic[Gradients]):
         self._seed_next()
 
     # ------------------------------------------------------------------------------- primitives of the framework
+    @abstractmethod
+    def ema(self) -> dict[str, Any]:
+        """Return the live averages by name of weight or buffer; empty without an average."""
+
     @abstractmethod
     def _forward_context(self) -> AbstractContextManager[object]:
         """Return a context for the forward pass: mixed precision."""

@@ -186,6 +186,8 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     size = sum(host.slots for host in hosts)
     own_code = own_code_of(loaded, framework=backend.framework)
     recipe = make_recipe(spec if loaded.script is None else _sized_for(spec, size), size=size)
+    if loaded.script is not None and spec.train.prune is not None:
+        raise SpecError("train.prune: given for a script, whose own loop decides the updates; leave it out")
     if mode == "train" and loaded.script is None:
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
     backend.check(recipe, size=size, on_cpu=devices.on_cpu)

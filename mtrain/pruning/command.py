@@ -132,6 +132,7 @@ def _one_rank(loaded: "Loaded", request: Request) -> dict[str, Any]:
         "report.reporters": {},
         "train.precision": "fp32",
         "train.ema": None,
+        "train.prune": None,
         "train.compile": False,
         "train.freeze": [],
     }

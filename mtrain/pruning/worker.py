@@ -79,6 +79,7 @@ class Pruning:
         scores = scores_of(network, weights, by, lambda: iter(bench.gradients(weights, self._former)))
         removed = network.select(scores, target)
         small, sizes = shrink(network, weights, removed), {**(self._former or {}), **network.sizes(removed)}
+        sizes |= _fused_sizes(bench.job.plugin.fused(small) or {}, small)
         difference, largest = bench.difference(mask(network, weights, removed), small, sizes)
         bench.fill(self._whole, weights)
         before, headline = bench.figures(self._whole)
@@ -125,6 +126,12 @@ class Pruning:
                 row.append(losses[len(removed)])
             rows.append({"group": group.name, "channels": len(group.sets), "losses": row})
         return rows
+
+
+def _fused_sizes(fused: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[str, list[int]]:
+    """Return the sizes of the convolutions that only the model's form for inference has."""
+    kernels = {name: array for name, array in fused.items() if name not in weights and array.ndim > 1}
+    return {name.removesuffix(".weight"): [array.shape[1], array.shape[0]] for name, array in kernels.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

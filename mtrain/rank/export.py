@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core import binding
+from mtrain.core import binding, pruned
 from mtrain.core.checkpoint import store
 from mtrain.core.digest import digest
 from mtrain.core.interfaces import Array, Backend
@@ -59,7 +59,9 @@ def export(spec: Spec, folder: Path, weights: Path, *, leave: Callable[[BaseExce
             state = whole_weights(spec, weights, classes=len(task.class_names))
             plugin, arrays = _for_inference(plugin, state)
             program = program_of(spec, plugin, request)
-            outputs = session.export(lambda: plugin.build(task, session.collective), arrays, program)
+            outputs = session.export(
+                lambda: pruned.build(plugin, task, session.collective, spec.model.pruned), arrays, program
+            )
             if not outputs:
                 raise SpecError(f"backend.name: {spec.backend.name} writes no program of format {program.format}")
         except BaseException as error:

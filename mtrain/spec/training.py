@@ -81,6 +81,37 @@ class DistilSpec(Section):
         return self
 
 
+class PruneSpec(Section):
+    """Pruning while training: weights that are set to 0 and stay so, and an L1 penalty on the scales of BatchNorms.
+
+    The share of zeros rises from 0 at `start` to `sparsity` at `end` as `sparsity * (1 - (1 - t) ** 3)`, t from 0 to 1
+    (Zhu and Gupta 2017, arXiv 1710.01878, equation 1). In each array the smallest weights are set to 0.
+    """
+
+    sparsity: float = Field(
+        default=0.0, ge=0, lt=1, description="share of each pruned array that is 0 at the end; 0: no masks"
+    )
+    match: Pattern = Field(
+        default="",
+        description="regex searched in the names of trained arrays with two or more axes; '' takes all of them",
+    )
+    start: Fraction = Field(default=0.0, description="where in the job the share of zeros begins to rise, 0 to 1")
+    end: Fraction = Field(default=0.75, description="where in the job it reaches `sparsity`")
+    every_updates: Positive = Field(default=10, description="updates from one choice of zeros to the next")
+    norm_l1: float = Field(
+        default=0.0,
+        ge=0,
+        description="weight of the L1 penalty on the scales of BatchNorms, for `mtrain prune --by bn` afterwards; applied after "
+        "each update as soft thresholding, times the rate",
+    )
+
+    @model_validator(mode="after")
+    def _rises(self) -> Self:
+        if self.end <= self.start:
+            raise ValueError(f"start ({self.start}) and end ({self.end}) are given; expected start below end")
+        return self
+
+
 class TrainSpec(Section):
     """Length, batch size, precision and further settings of training."""
 
@@ -122,6 +153,9 @@ class TrainSpec(Section):
     )
     compile: bool = Field(default=False, description="compile the model where the framework can")
     freeze: list[Pattern] = Field(default_factory=list, description="regexes of parameter names that are not trained")
+    prune: PruneSpec | None = Field(
+        default=None, description="zeros and an L1 penalty while training, see docs/pruning.md; null: none"
+    )
     patience: Positive | None = Field(
         default=None, description="stop after this many evaluations without a better score"
     )

@@ -129,7 +129,13 @@ def _check_moments(spec: Spec, saved: Mapping[str, Any], folder: Path, weights: 
     if not moments:
         return
     remedy = f"or start a new job from its weights with model.weights: {folder}"
-    saved_moments = sorted({name.partition("/")[0] for name in moments})
+    masked = {name for name in moments if name.startswith("mask/")}
+    if bool(masked) != bool(spec.train.prune is not None and spec.train.prune.sparsity > 0):
+        raise CheckpointError(
+            f"train.prune: {'no masks' if masked else 'masks'} asked for, but {folder} has {'some' if masked else 'none'}; go "
+            f"on with the setting it was trained with, {remedy}"
+        )
+    saved_moments = sorted({name.partition("/")[0] for name in moments if name not in masked})
     if saved_moments != sorted(_MOMENTS[spec.optimizer.rule]):
         raise CheckpointError(
             f"optimizer.rule: {spec.optimizer.rule} given, but {folder} holds the moments of another rule "

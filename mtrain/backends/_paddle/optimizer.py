@@ -15,6 +15,7 @@ from mtrain.backends._paddle import internals, precision, rules
 from mtrain.backends._paddle.average import Average
 from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.flat import Flat
+from mtrain.backends._paddle.masking import PaddleMasking
 from mtrain.backends._paddle.native import NativeRule
 from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.quantising import is_range
@@ -67,6 +68,9 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
         ]
         self._buffers = list(model.buffers())
         self._average = self._make_average(model) if recipe.ema_decay > 0 else None
+        if recipe.prune is not None:
+            groups = [{name: trained[name] for name in names} for names in self.groups]
+            self._masking = PaddleMasking(recipe.prune, groups, model.state_dict().keys())
         self._places_checked = False
         self._seed_next()
 
@@ -169,9 +173,10 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
     # ------------------------------------------------------------------------------------------- state, by name
     def moments(self) -> dict[str, Tensor]:
         """Return the live moments under names ``<moment>/<parameter name>``."""
+        masks: dict[str, Tensor] = {} if self._masking is None else self._masking.moments()
         if self._native is not None:
-            return self._native.named_moments()
-        return {
+            return masks | self._native.named_moments()
+        return masks | {
             f"{moment}/{name}": tensor
             for group in self._groups
             if group.rule is not None

@@ -12,6 +12,7 @@ from typing_extensions import override
 from mtrain.backends._torch import internals, precision, rules
 from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
+from mtrain.backends._torch.masking import TorchMasking
 from mtrain.backends._torch.native import NativeRule
 from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.quantising import is_range
@@ -57,6 +58,9 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         live = {name: x for name, x in entries.items() if x.is_floating_point() and not is_range(name)}
         self._aliases = aliases(live)
         self._average = self._make_average({name: x for name, x in live.items() if name not in self._aliases})
+        if recipe.prune is not None:
+            groups = [dict(zip(*pair, strict=True)) for pair in zip(self.groups, self._parameters, strict=True)]
+            self._masking = TorchMasking(recipe.prune, groups, model.state_dict().keys())
         self._layouts_checked = False
         self._seed_next()
 
@@ -171,7 +175,8 @@ class TorchOptimizer(UpdateOrder[Gradients]):
     # ------------------------------------------------------------------------------------------- state, by name
     def moments(self) -> dict[str, Tensor]:
         """Return the live moments under names ``<moment>/<parameter name>``."""
-        return {
+        masks: dict[str, Tensor] = {} if self._masking is None else self._masking.moments()
+        return masks | {
             f"{moment}/{name}": tensor
             for names, rule in zip(self.groups, self._rules, strict=True)
             for moment, tensors in rule.moments.items()

@@ -15,6 +15,7 @@ from mtrain.backends._torch.shard_rules import ShardRule
 from mtrain.backends._torch.shards import Part, Parts, spans_of, tied
 from mtrain.core.interfaces import Recipe
 from mtrain.core.recipe import ema_shares
+from mtrain.errors import SpecError
 
 BUCKET = 4 * 1024 * 1024
 """Number of gradient elements that are gathered at a time to compute the norms of whole arrays."""
@@ -69,6 +70,8 @@ class ShardedOptimizer(PartsOptimizer):
             collective: As for ``TorchOptimizer``.
             device: As for ``TorchOptimizer``.
         """
+        if recipe.prune is not None:
+            raise SpecError("train.prune: this backend splits weights over the ranks, but masks need whole ones")
         held_model = cast(nn.Module, Held(model, parts))
         super().__init__(held_model, recipe, exchange=exchange, collective=collective, device=device)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
