@@ -7,7 +7,7 @@ to very many values. Scalars follow the core schema of YAML 1.2 (https://yaml.or
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
@@ -322,3 +322,8 @@ _Dumper.add_representer(str, _represent_text)
 def dumped(values: Mapping[str, Any]) -> str:
     """Return values as YAML that ``parse`` reads as the same values, in their order."""
     return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def dumped_all(documents: Iterable[Any]) -> str:
+    """Return several documents as YAML whose text no reader of YAML 1.2 takes for numbers."""
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -16,6 +16,7 @@ from mtrain.spec import config
 
 pytest.importorskip("kubernetes_validate", reason="the extra kube is not installed")
 pytest.importorskip("kubeflow_trainer_api", reason="the extra kube is not installed")
+from mtrain.spec import yaml_reader
 from tests.clusters import manifests as made
 from tests.clusters.manifests import BACKENDS, KINDS, OPTIONS, Invalid
 
@@ -225,6 +226,13 @@ def test_a_name_may_be_as_long_as_its_pods_names_allow(kind, room):
         else:
             with pytest.raises(UsageError, match=f"have room for {room} "):
                 made.documents(one, made.options(kind=kind))
+
+
+def test_text_that_looks_like_a_number_is_in_quotes():
+    """Kubernetes reads YAML 1.2, in which 1e3 is a number, and refuses a number as the value of a variable."""
+    text = yaml_reader.dumped_all([{"env": [{"name": "RUN", "value": "1e3"}, {"name": "JOB", "value": "0008"}]}])
+    assert "value: '1e3'" in text
+    assert "value: '0008'" in text
 
 
 def test_a_spec_that_no_config_map_holds_is_refused():

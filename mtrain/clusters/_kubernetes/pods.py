@@ -9,6 +9,7 @@ import yaml
 from mtrain.clusters._kubernetes.options import KubernetesOptions
 from mtrain.core.queue import Submission
 from mtrain.errors import UsageError
+from mtrain.spec.yaml_reader import dumped
 from mtrain.system.job_secret import CLUSTER_VARIABLE
 
 Manifest = dict[str, Any]
@@ -89,7 +90,7 @@ class PodPlan:
         if self.options.kind == "trainjob":
             # Kubeflow shows the progress of a TrainJob, unless the spec says that it shall not.
             report["reporters"] = {"kubeflow": True, **report.get("reporters", {})}
-        text = yaml.safe_dump({**values, "cluster": cluster, "report": report}, sort_keys=False, allow_unicode=True)
+        text = dumped({**values, "cluster": cluster, "report": report})
         if len(text.encode()) > MAX_SPEC_BYTES:
             raise UsageError(
                 f"the spec has {len(text.encode())} bytes, but a ConfigMap holds {MAX_SPEC_BYTES}; put long lists into "

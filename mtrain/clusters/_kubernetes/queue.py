@@ -14,6 +14,7 @@ from mtrain.clusters._kubernetes.options import KubernetesOptions
 from mtrain.clusters._kubernetes.pods import Manifest
 from mtrain.core.queue import Phase, Queue, QueuedJob, QueueState, Submission
 from mtrain.errors import UsageError
+from mtrain.spec.yaml_reader import dumped_all
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 POLL_S = 2.0
@@ -34,7 +35,7 @@ class KubernetesQueue(Queue):
         head = ""
         if self.options.runs_claim is None:
             head = "# No runs_claim is given: checkpoints vanish with their pod, and a pod in its place begins anew.\n"
-        return head + yaml.safe_dump_all(make(submission, self.options), sort_keys=False, allow_unicode=True)
+        return head + dumped_all(make(submission, self.options))
 
     @property
     def suffix(self) -> str:

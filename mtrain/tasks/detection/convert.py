@@ -17,6 +17,7 @@ from lxml import etree
 
 from mtrain.data.reading import listed
 from mtrain.errors import DataError
+from mtrain.spec.yaml_reader import dumped
 from mtrain.tasks.detection.annotations import Annotations, Picture
 
 Format: TypeAlias = Literal["coco", "voc", "yolo"]
@@ -151,7 +152,7 @@ def _write_yolo(folder: Path, split: str, annotations: Annotations, placed: Sequ
     file = folder / "data.yaml"
     content: dict[str, Any] = yaml.safe_load(file.read_text("utf-8")) if file.is_file() else {}
     content = {**content, split: f"images/{split}", "names": dict(enumerate(annotations.class_names))}
-    file.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    file.write_text(dumped(content), encoding="utf-8")
 
 
 _Writer: TypeAlias = Callable[[Path, str, Annotations, Sequence[_Placed]], None]
