@@ -5,7 +5,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 # Tests that are written for every framework; they run under torch with all the others, and again under Paddle.
-NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends
+NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends tests/pruning
 # Of these, under the older Paddle: layers, engine, ranks, and one model of each kind; `make test-all` runs nearly all.
 OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models/test_yolov5_golden.py tests/models/test_vit.py
 OLDER_ALL = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py

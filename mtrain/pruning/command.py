@@ -174,12 +174,11 @@ def _run(loaded: "Loaded", work: Path, weights: Path) -> int:
 
 def _write(out: Path, loaded: "Loaded", report: Mapping[str, Any]) -> None:
     """Write the spec of the smaller network beside its weights, and the report."""
-    import yaml
+    from mtrain.spec.yaml_reader import dumped
 
     weights = out / WEIGHTS
     (out / WORK_FOLDER / WEIGHTS).replace(weights)
     values = json.loads(json.dumps(dict(loaded.values)))
     values["model"] = {**values.get("model", {}), "weights": str(weights.absolute()), "pruned": report["sizes"]}
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
-    (out / SPEC).write_text(text, encoding="utf-8")
+    (out / SPEC).write_text(dumped(values, inline=True), encoding="utf-8")
     write_json(out / REPORT, dict(report))

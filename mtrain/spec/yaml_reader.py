@@ -319,9 +319,14 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-def dumped(values: Mapping[str, Any]) -> str:
-    """Return values as YAML that ``parse`` reads as the same values, in their order."""
-    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+def dumped(values: Mapping[str, Any], *, inline: bool = False) -> str:
+    """Return values as YAML that ``parse`` reads as the same values, in their order.
+
+    ``inline``: lists and mappings that contain neither are written in one line.
+    """
+    style = {"default_flow_style": None, "width": 110} if inline else {}
+    text: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, **style)
+    return text
 
 
 def dumped_all(documents: Iterable[Any]) -> str:

@@ -159,7 +159,12 @@ def silent_address():
 
 
 @pytest.mark.parametrize(
-    ("name", "is_silent"), [("mlflow", False), ("wandb", False), pytest.param("mlflow", True, marks=pytest.mark.slow)]
+    ("name", "is_silent"),
+    [
+        ("mlflow", False),
+        pytest.param("wandb", False, marks=pytest.mark.slow),
+        pytest.param("mlflow", True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_service_that_is_down_neither_blocks_nor_fails_a_job(name, is_silent, tmp_path, silent_address):
     needs(name)
