@@ -324,7 +324,7 @@ def dumped(values: Mapping[str, Any], *, inline: bool = False) -> str:
 
     ``inline``: lists and mappings that contain neither are written in one line.
     """
-    style = {"default_flow_style": None, "width": 110} if inline else {}
+    style: dict[str, Any] = {"default_flow_style": None, "width": 110} if inline else {}
     text: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, **style)
     return text
 
