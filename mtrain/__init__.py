@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         run,
         train,
     )
+    from mtrain.derived import export, prune, quantise
     from mtrain.results import EvaluateResult, Evaluation, Metrics, PredictResult, TrainResult
     from mtrain.script.rules import (
         SGD,
@@ -71,12 +72,15 @@ __all__ = [
     "compare_backends",
     "doctor",
     "evaluate",
+    "export",
     "load_spec",
     "open_job",
     "open_run",
     "open_sweep",
     "plan",
     "predict",
+    "prune",
+    "quantise",
     "run",
     "serve",
     "serve_runs",
@@ -98,6 +102,8 @@ _SUBMITTED = ("SubmittedJob", "open_job", "submit")
 """Names that ``mtrain.submitted`` defines."""
 _WATCHING = ("serve_runs", "write_report")
 """Names that ``mtrain.watching`` defines."""
+_DERIVED = ("export", "prune", "quantise")
+"""Names that ``mtrain.derived`` defines."""
 _SWEPT = ("SweepResult", "SweepTrial", "open_sweep", "sweep")
 """Names that ``mtrain.swept`` defines."""
 
@@ -109,7 +115,7 @@ def __getattr__(name: str) -> Any:
 
         modules = dict.fromkeys(_RESULTS, "results") | dict.fromkeys(_SUBMITTED, "submitted")
         modules |= dict.fromkeys(_WATCHING, "watching") | {"serve": "serving"}
-        modules |= dict.fromkeys(_SWEPT, "swept")
+        modules |= dict.fromkeys(_SWEPT, "swept") | dict.fromkeys(_DERIVED, "derived")
         module = f"script.{_IN_SCRIPTS[name]}" if name in _IN_SCRIPTS else modules.get(name, "api")
         return getattr(import_module(f"mtrain.{module}"), name)
     raise AttributeError(f"module 'mtrain' has no attribute {name!r}")

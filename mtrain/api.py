@@ -61,7 +61,7 @@ def load_spec(
     """
     from mtrain.spec import config
 
-    return config.load(_source(spec), flags=_flags(backend=backend, ranks=ranks, overrides=overrides))
+    return config.load(source_of(spec), flags=_flags(backend=backend, ranks=ranks, overrides=overrides))
 
 
 def plan(
@@ -82,7 +82,7 @@ def plan(
     from mtrain.cluster import allocated_hosts, start
 
     loaded = allocated_hosts.completed(load_spec(spec, backend=backend, ranks=ranks, overrides=overrides))
-    return start.planned(loaded, start.locate(loaded, resume=_text(resume)))
+    return start.planned(loaded, start.locate(loaded, resume=text_of(resume)))
 
 
 def train(
@@ -113,8 +113,8 @@ def train(
     """
     from mtrain.cluster import start
 
-    _need_main_thread("train")
-    source = start.resumed_config(None, _text(resume)) if spec is None else spec
+    need_main_thread("train")
+    source = start.resumed_config(None, text_of(resume)) if spec is None else spec
     loaded = load_spec(source, backend=backend, ranks=ranks, overrides=overrides)
     return _trained(loaded, resume, quiet=quiet)
 
@@ -150,7 +150,7 @@ def run(
     from mtrain.cluster import script_job
     from mtrain.script.settings import PLAIN
 
-    _need_main_thread("run")
+    need_main_thread("run")
     loaded = load_spec(PLAIN if spec is None else spec, backend=backend, ranks=ranks, overrides=overrides)
     words = [os.fspath(word) if isinstance(word, os.PathLike) else str(word) for word in arguments]
     return _trained(script_job.with_script(loaded, Path(script), words), resume, quiet=quiet)
@@ -194,16 +194,16 @@ def evaluate(
     """
     from mtrain.cluster import allocated_hosts, exported_model, job, start
 
-    _need_main_thread("evaluate")
-    source = _text(checkpoint) or _text(run)
-    values = {**dict(_flat(overrides or {})), **({} if weights is None else {"model.weights": _text(weights)})}
-    own = _source(start.resumed_config(None, source) if spec is None else spec)
-    config: Any = exported_model.config_of(own, _text(weights))
+    need_main_thread("evaluate")
+    source = text_of(checkpoint) or text_of(run)
+    values = {**dict(_flat(overrides or {})), **({} if weights is None else {"model.weights": text_of(weights)})}
+    own = source_of(start.resumed_config(None, source) if spec is None else spec)
+    config: Any = exported_model.config_of(own, text_of(weights))
     loaded = allocated_hosts.completed(load_spec(config, backend=backend, ranks=ranks, overrides=values))
     if run is not None and checkpoint is None:
         if not Path(run).is_dir():
-            raise UsageError(f"run={_text(run)!r}: no such run folder; give one such as runs/digits")
-        source = _text(start.best_of(Path(run))) or source
+            raise UsageError(f"run={text_of(run)!r}: no such run folder; give one such as runs/digits")
+        source = text_of(start.best_of(Path(run))) or source
     outcome = job.evaluate(loaded, resume=source, quiet=quiet)
     if outcome.code != 0:
         raise JobFailed("evaluation", exit_code=outcome.code, run_dir=outcome.run_dir)
@@ -245,9 +245,8 @@ def predict(
         JobFailed: prediction was started and failed.
     """
     from mtrain.cluster import prediction
-    from mtrain.spec import config
 
-    _need_main_thread("predict")
+    need_main_thread("predict")
     if not 0 <= confidence < 1:
         raise UsageError(f"confidence={confidence}: expected a number from 0 up to, but not including, 1")
     sources = [pictures] if isinstance(pictures, str | os.PathLike) else list(pictures)
@@ -255,10 +254,10 @@ def predict(
         raise UsageError("predict: no picture was given; give a file, a folder, or a list of them")
     request = prediction.Request(
         sources=[os.fspath(source) for source in sources],
-        config=_source(spec),
-        run=_text(run),
-        checkpoint=_text(checkpoint),
-        weights=_text(weights),
+        config=source_of(spec),
+        run=text_of(run),
+        checkpoint=text_of(checkpoint),
+        weights=text_of(weights),
         out=os.fspath(out),
         confidence=confidence,
         draw=draw,
@@ -266,14 +265,18 @@ def predict(
         device=device,
     )
 
-    def load(path: "Source", needed: Mapping[str, Any]) -> "Loaded":
-        flags = _flags(backend=None, ranks=None, overrides={**dict(_flat(overrides or {})), **needed})
-        return config.load(path, flags=flags)
-
-    result = prediction.predict(request, load)
+    result = prediction.predict(request, lambda path, needed: load_with(path, overrides, needed))
     if result.code != 0:
         raise JobFailed("prediction", exit_code=result.code, run_dir=result.out / prediction.WORK_FOLDER)
     return PredictResult(predictions=result.predictions, skipped=result.skipped, out=result.out)
+
+
+def load_with(path: "Source", overrides: Mapping[str, Any] | None, needed: Mapping[str, Any]) -> "Loaded":
+    """Load a spec with a caller's values, and with values by dotted path that win over them."""
+    from mtrain.spec import config
+
+    flags = _flags(backend=None, ranks=None, overrides={**dict(_flat(overrides or {})), **needed})
+    return config.load(path, flags=flags)
 
 
 def doctor(
@@ -301,9 +304,9 @@ def doctor(
     """
     from mtrain.cluster.doctor import Request, examine
 
-    _need_main_thread("doctor")
+    need_main_thread("doctor")
     flags = _flags(backend=backend, ranks=ranks, overrides=overrides)
-    return examine(Request(config=_source(spec), backend=backend, flags=flags, quick=quick))
+    return examine(Request(config=source_of(spec), backend=backend, flags=flags, quick=quick))
 
 
 def compare_backends(
@@ -346,7 +349,7 @@ def compare_backends(
     from mtrain.comparing.profiles import PROFILES
     from mtrain.system import runfolder
 
-    _need_main_thread("compare_backends")
+    need_main_thread("compare_backends")
     if profile not in PROFILES:
         raise UsageError(f"profile={profile!r}: expected one of {', '.join(PROFILES)}")
     if updates < 1 or ranks < 1 or rounds < 0:
@@ -354,7 +357,7 @@ def compare_backends(
     if arguments and script is None:
         raise UsageError(f"arguments={list(arguments)!r}: given without a script; name it with script=")
     order = Order(
-        config=_source(spec),
+        config=source_of(spec),
         overrides=[f"{path}={_yaml(value)}" for path, value in _flat(overrides or {})],
         variants=parse_variants(backends if isinstance(backends, str) else ",".join(backends)),
         updates=updates,
@@ -395,7 +398,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield path, value
 
 
-def _source(spec: SpecSource) -> "Source":
+def source_of(spec: SpecSource) -> "Source":
     """Return a spec as ``config.load`` takes it.
 
     Raises:
@@ -410,7 +413,8 @@ def _source(spec: SpecSource) -> "Source":
     return os.fspath(spec)
 
 
-def _text(path: File) -> str | None:
+def text_of(path: File) -> str | None:
+    """Return a path as text; None stays None."""
     return None if path is None else os.fspath(path)
 
 
@@ -421,7 +425,7 @@ def _yaml(value: Any) -> str:
     return json.dumps(value)
 
 
-def _need_main_thread(name: str) -> None:
+def need_main_thread(name: str) -> None:
     """Refuse other threads: only the main thread of a process can be told of Ctrl-C and SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         raise UsageError(
@@ -432,7 +436,7 @@ def _need_main_thread(name: str) -> None:
 def _trained(loaded: "Loaded", resume: File, *, quiet: bool) -> TrainResult:
     from mtrain.cluster import allocated_hosts, job
 
-    outcome = job.train(allocated_hosts.completed(loaded), resume=_text(resume), quiet=quiet)
+    outcome = job.train(allocated_hosts.completed(loaded), resume=text_of(resume), quiet=quiet)
     if loaded.spec.report.plots:  # the import takes a moment
         from mtrain.pages.report import write_after
 

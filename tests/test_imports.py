@@ -32,7 +32,7 @@ LAYERS = (
     {"testing", "sweeping", "serving", "quantising"},
     {"results", "typed"},
     {"api"},
-    {"submitted", "swept", "watching"},
+    {"derived", "submitted", "swept", "watching"},
     {"cli"},
 )
 """Folders (or files beside them) from the bottom up: one may import what stands lower, never what stands beside or

@@ -336,3 +336,17 @@ def test_an_environment_without_frameworks_evaluates_and_predicts(exported, tmp_
         process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
         assert process.returncode == 0, process.stdout + process.stderr
     assert json.loads((tmp_path / "predictions/predictions.json").read_text())
+
+
+def test_python_exports_and_quantises_as_the_commands_do(exported):
+    code = (
+        "import mtrain; "
+        "files = mtrain.export('runs/small', out='again.onnx', overrides={'train.seed': 3}); print(files[0].name); "
+        "print(mtrain.quantise(weights='again.onnx', samples=2).name)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=exported, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split()[-2:] == ["again.onnx", "again-int8.onnx"]
+    assert (exported / "again-int8.onnx").stat().st_size < (exported / "again.onnx").stat().st_size / 2
