@@ -256,8 +256,9 @@ class TrainEma(TypedDict, total=False):
 class TrainDistil(TypedDict, total=False):
     """Imitation of a trained model, the teacher, while training."""
 
-    teacher: str
-    """what to imitate: a run folder (its best checkpoint), a checkpoint, or a file of weights"""
+    teacher: str | None
+    """what to imitate: a run folder (its best checkpoint), a checkpoint, or a file of weights; it must be
+    given"""
 
     model: str | None
     """the teacher's model, where `teacher` is a file of weights; null: the teacher's run says it"""

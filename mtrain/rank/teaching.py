@@ -57,6 +57,10 @@ def read_teacher(spec: Spec, student: type[Model]) -> Teacher | None:
     distil = spec.train.distil
     if distil is None:
         return None
+    if not distil.teacher:
+        raise SpecError(
+            f"{KEY}.teacher: missing; name a run folder, a checkpoint or a file of weights, or set {KEY}: null"
+        )
     path = Path(distil.teacher)
     if not path.exists():
         raise SpecError(

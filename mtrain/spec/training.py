@@ -44,9 +44,9 @@ class QuantiseSpec(Section):
 class DistilSpec(Section):
     """Imitation of a trained model, the teacher, while training."""
 
-    teacher: str = Field(
-        min_length=1,
-        description="what to imitate: a run folder (its best checkpoint), a checkpoint, or a file of weights",
+    teacher: str | None = Field(
+        default=None,
+        description="what to imitate: a run folder (its best checkpoint), a checkpoint, or a file of weights; it must be given",
     )
     model: str | None = Field(
         default=None,

@@ -126,6 +126,7 @@ def test_weights_in_a_file_need_the_model_that_they_are_of(folder):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        (["train.distil.outputs=2"], "train.distil.teacher: missing; name a run folder"),
         (["train.distil.teacher=runs/none"], "train.distil.teacher: runs/none: no such file or folder"),
         (["train.distil.teacher=broken.safetensors"], "train.distil.teacher: broken.safetensors: not a file of weights"),
         (["train.distil={teacher: runs/teacher, features: 1}"], "train.distil.features: 1 given, but vit as student can share its outputs"),
