@@ -294,7 +294,8 @@ _NUMBERS = [
     if field.annotation is float
     and 0 not in path
     and model_of(field.annotation) is None
-    # Not with the letterbox of the spec that is used here.
+    # The former has to be below train.prune.end; the latter are not with the letterbox of the spec that is used here.
+    and dotted(path) != "train.prune.start"
     and not dotted(path).startswith(("data.augment.distort.", "data.augment.expand."))
 ]
 
