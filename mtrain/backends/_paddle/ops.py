@@ -275,7 +275,9 @@ class _FakeQuantise(PyLayer):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, low: float, high: float) -> Tensor:
-        levels = paddle.round(astype(x, dtype(scale)) / scale) + zero_point
+        levels = (
+            round(astype(x, dtype(scale)) / scale) + zero_point
+        )  # of Paddle 2.6 too, whose own takes halves away from 0
         ctx.save_for_backward((levels >= _typed(low, levels)) & (levels <= _typed(high, levels)))
         return astype((paddle.clip(levels, low, high) - zero_point) * scale, dtype(x))
 
