@@ -87,11 +87,13 @@ def _listener(host: str, port: int) -> socket.socket:
         UsageError: The address is unknown, not of this machine, in use, or not allowed.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"--host {host}: {reason}; give an address of this machine, such as 127.0.0.1") from None
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small parts at once only where the socket names TCP; otherwise each answer waits 40 ms for a confirmation.
+    listener = socket.socket(family, kind, protocol)
     try:
         # A port whose last server has just ended can be used at once; one that is in use is refused all the same.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
