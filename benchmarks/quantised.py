@@ -20,8 +20,6 @@ import numpy as np
 
 from mtrain.exported.data import evaluation_data, micro_batches
 from mtrain.exported.model import ExportedModel
-from mtrain.quantising.job import spec_values
-from mtrain.spec import config
 
 
 def mtrain(*arguments: str) -> None:
@@ -53,7 +51,7 @@ def files_of(float_run: str, trained_run: str | None, folder: Path, *, samples: 
 def score(path: Path) -> float:
     """Return the score of a file on the evaluation split of its spec."""
     model = ExportedModel.open(path, threads=1)
-    data = evaluation_data(config.load(spec_values(model.metadata)).spec, model.metadata)
+    data = evaluation_data(model.spec(), model.metadata)
     evaluator = data.evaluator()
     for batch in micro_batches(data, size=8):
         evaluator.add(batch, model.predictions(batch))

@@ -134,7 +134,7 @@ def prune(  # noqa: PLR0913  # what the command takes
     """Write a smaller network: a folder with its spec, its weights and a report; return the report.
 
     Args:
-        run: a run folder: its spec and its best checkpoint; None: the newest one.
+        run: a run folder: its spec and its best checkpoint; this, ``checkpoint`` or ``weights`` must be given.
         target: share of the FLOPs that is to be left at most, above 0 and up to 1.
         out: the folder to write.
         checkpoint: a checkpoint in place of the run's best.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.exported.metadata import Metadata
-from mtrain.exported.model import SUFFIX, read_metadata
+from mtrain.exported.model import SUFFIX, read_metadata, spec_values
 from mtrain.exporting import job as exporting
 from mtrain.exporting.request import Request as ExportRequest
 from mtrain.quantising import calibration, graph
@@ -84,7 +84,7 @@ def quantise(request: Request, load: Load) -> Quantised:
             source = exported.files[0]
         metadata = read_metadata(source)
         _check_model(request.weights or str(request.run), metadata)
-        spec = load(spec_values(metadata) if config is None else config, {}).spec
+        spec = load(spec_values(metadata, name=str(source)) if config is None else config, {}).spec
         batches = calibration.samples(spec, metadata, count=request.samples, seed=request.seed)
         feeds = list(calibration.feeds(batches, metadata))
         result = _written(source, metadata, feeds, method=request.method, out=out, folder=folder)
@@ -148,12 +148,6 @@ def _check_model(name: str, metadata: Metadata) -> None:
         raise CheckpointError(f"{name}: is quantised already; give the file that it was made of")
     if metadata.precision != "fp32":
         raise CheckpointError(f"{name}: has precision {metadata.precision}; export it again with --precision fp32")
-
-
-def spec_values(metadata: Metadata) -> dict[str, Any]:
-    """Return the spec of an exported model without what belongs to the job that trained it."""
-    left_out = {"plugins", "backend", "cluster", "launcher", "report", "checkpoint"}
-    return {key: value for key, value in metadata.spec.items() if key not in left_out}
 
 
 def _written(

@@ -18,6 +18,7 @@ from onnx import numpy_helper
 
 from mtrain.cli import main
 from mtrain.exported.model import ExportedModel, read_metadata
+from mtrain.exporting.onnx_file import write_metadata
 from mtrain.quantising import graph
 
 ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -68,6 +69,18 @@ def test_layers_read_their_inputs_with_the_ranges_of_training(folder: Path) -> N
     for name in checked:
         smallest, largest = read[name]
         assert scales[name] == np.float32(np.float32(largest) - np.float32(smallest)) / np.float32(255)
+
+
+def test_code_that_a_strangers_file_names_is_not_run(folder: Path) -> None:
+    (folder / "evil.py").write_text("open('was_run', 'w').close()\nclass Data: pass\n")
+    content = onnx.load(str(folder / "net.onnx"))
+    metadata = read_metadata(folder / "net.onnx")
+    data = {**metadata.spec["data"], "format": "./evil.py:Data"}
+    write_metadata(content, metadata.model_copy(update={"spec": {**metadata.spec, "data": data}}))
+    onnx.save(content, str(folder / "evil.onnx"))
+    done = mtrain(folder, "quantise", "--weights", "evil.onnx", "--samples", "2")
+    assert (done.returncode, (folder / "was_run").exists()) == (2, False)
+    assert "evil.onnx: its spec names code of a user's own, ./evil.py:Data, which is not run from a file" in done.stderr
 
 
 def test_the_last_layer_stays_in_float(folder: Path) -> None:
@@ -142,11 +155,9 @@ def test_detection_loses_less_than_a_point_of_average_precision(tmp_path: Path) 
 
 def precision_of(path: Path) -> float:
     from mtrain.exported.data import evaluation_data, micro_batches
-    from mtrain.quantising.job import spec_values
-    from mtrain.spec import config
 
     model = ExportedModel.open(path, threads=1)
-    data = evaluation_data(config.load(spec_values(model.metadata)).spec, model.metadata)
+    data = evaluation_data(model.spec(), model.metadata)
     evaluator = data.evaluator()
     for batch in micro_batches(data, size=8):
         evaluator.add(batch, model.predictions(batch))
