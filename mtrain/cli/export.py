@@ -1,16 +1,14 @@
 """``mtrain export``: write trained weights as a file that other programs can run."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.cli.options import ASSIGNMENT, JobCommand, load_job, spec_options
+from mtrain.cli.options import JobCommand, loader, spec_options, values_and_output
 
 if TYPE_CHECKING:
-    from mtrain.spec.config import Loaded, Source
+    pass
 
 MIB = 2**20
 
@@ -53,19 +51,14 @@ def export(context: click.Context, /, **params: Any) -> None:
     from mtrain.exporting import job
     from mtrain.exporting.request import Request
 
-    given = tuple(params["overrides"] or ())
-    overrides = tuple(text for text in given if ASSIGNMENT.match(text))
-    names = [params["out"], *(text for text in given if text not in overrides)]
-    names = [name for name in names if name is not None]
-    if len(names) > 1:
-        raise click.UsageError(f"two files to write: {names[0]} and {names[1]}; give one")
+    overrides, out = values_and_output(params["overrides"], params["out"])
     suppression = {key: params[key] for key in ("confidence", "iou_threshold", "max_detections")}
     suppression = {key: value for key, value in suppression.items() if value is not None}
     if suppression and params["form"] != "nms":
         raise click.UsageError(f"--{next(iter(suppression)).replace('_', '-')}: is for --form nms")
     request = Request(
         format=params["format_"],
-        out=Path(names[0]) if names else None,
+        out=None if out is None else Path(out),
         config=params["config"],
         run=params["run"],
         checkpoint=params["checkpoint"],
@@ -79,11 +72,7 @@ def export(context: click.Context, /, **params: Any) -> None:
         force=params["force"],
     )
 
-    def load(config: "Source", needed: Mapping[str, Any]) -> "Loaded":
-        further = [f"{path}={json.dumps(value)}" for path, value in needed.items()]  # JSON is read as YAML
-        return load_job({"config": config, "overrides": (*overrides, *further)})
-
-    result = job.export(request, load)
+    result = job.export(request, loader(overrides))
     for path in result.files:
         click.echo(f"written: {path} ({path.stat().st_size / MIB:.1f} MiB)")
     if result.facts.get("outputs"):

@@ -4,6 +4,7 @@
 nothing, so the spec's value stays.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from mtrain.cli.completing import (
 from mtrain.cli.foreign_flags import LISTS, Option, config_of, foreign_options, foreign_values
 
 if TYPE_CHECKING:
-    from mtrain.spec.config import Loaded
+    from mtrain.spec.config import Loaded, Source
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -392,3 +393,26 @@ def _run_flags() -> list[Option]:
         click.option("--eval", "eval_too", is_flag=True, help="Evaluate while training too; `mtrain evaluate` evaluates only."),
         click.option("--dry-run", is_flag=True, help="Print the plan and start nothing."),
     ]  # fmt: skip
+
+
+def loader(overrides: Sequence[str]) -> "Callable[[Source, Mapping[str, Any]], Loaded]":
+    """Return a function that loads a spec with the typed values, and with values that the work needs besides."""
+
+    def load(config: "Source", needed: Mapping[str, Any]) -> "Loaded":
+        further = [f"{path}={json.dumps(value)}" for path, value in needed.items()]  # JSON is read as YAML
+        return load_job({"config": config, "overrides": (*overrides, *further)})
+
+    return load
+
+
+def values_and_output(given: Sequence[str] | None, out: str | None) -> tuple[tuple[str, ...], str | None]:
+    """Divide what was given with ``-o`` of a command that writes: values of the spec, and what is to be written.
+
+    Raises:
+        click.UsageError: two outputs are named.
+    """
+    overrides = tuple(text for text in given or () if ASSIGNMENT.match(text))
+    names = [name for name in (out, *(text for text in given or () if text not in overrides)) if name is not None]
+    if len(names) > 1:
+        raise click.UsageError(f"two outputs to write: {names[0]} and {names[1]}; give one")
+    return overrides, names[0] if names else None

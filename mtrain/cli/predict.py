@@ -1,15 +1,13 @@
 """``mtrain predict``: apply trained weights to pictures; write the results as JSON and as drawings."""
 
-import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.cli.options import JobCommand, load_job, spec_options
+from mtrain.cli.options import JobCommand, loader, spec_options
 
 if TYPE_CHECKING:
-    from mtrain.spec.config import Loaded, Source
+    pass
 
 
 @click.command("predict", cls=JobCommand)
@@ -51,11 +49,7 @@ def predict(context: click.Context, /, **params: Any) -> None:
     overrides = tuple(params.pop("overrides") or ())
     request = prediction.Request(**params)
 
-    def load(config: "Source", needed: Mapping[str, Any]) -> "Loaded":
-        further = [f"{path}={json.dumps(value)}" for path, value in needed.items()]  # JSON is read as YAML
-        return load_job({"config": config, "overrides": (*overrides, *further)})
-
-    result = prediction.predict(request, load)
+    result = prediction.predict(request, loader(overrides))
     if result.skipped:
         problems = listed([f"{entry['file_name']}: {entry['reason']}" for entry in result.skipped])
         head = f"warning: skipped {len(result.skipped)} pictures that cannot be read (--strict stops there)"

@@ -1,29 +1,17 @@
 """``mtrain prune``: make a smaller network of a trained one."""
 
-import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.cli.completing import complete_config
-from mtrain.cli.options import JobCommand, load_job
+from mtrain.cli.options import JobCommand, loader, spec_options, values_and_output
 
 if TYPE_CHECKING:
-    from mtrain.spec.config import Loaded, Source
+    pass
 
 
 @click.command("prune", cls=JobCommand)
-@click.option(
-    "-c",
-    "--config",
-    metavar="SPEC",
-    shell_complete=complete_config,
-    help="The spec of the weights. Default: the run's.",
-)
-@click.option(
-    "--opt", "--override", "overrides", multiple=True, metavar="PATH=VALUE ...", help="Set values of the spec."
-)
+@spec_options
 @click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint.")
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint instead of the run's best.")
 @click.option("--weights", metavar="FILE", help="A file of weights; needs -c.")
@@ -45,7 +33,7 @@ if TYPE_CHECKING:
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
 @click.option(
-    "-o", "--out", "--output", "out", metavar="FOLDER", required=True, help="New folder for spec.yml and the weights."
+    "--out", "--output", "out", metavar="FOLDER", help="New folder for spec.yml and the weights; `-o FOLDER` too."
 )
 @click.pass_context
 def prune(context: click.Context, /, **params: Any) -> None:
@@ -53,14 +41,12 @@ def prune(context: click.Context, /, **params: Any) -> None:
     from mtrain.pruning import command, tables
     from mtrain.pruning.worker import WEIGHTS
 
-    overrides = tuple(params.pop("overrides") or ())
-    request = command.Request(**params)
+    overrides, out = values_and_output(params.pop("overrides"), params.pop("out"))
+    if out is None:
+        raise click.UsageError("no folder to write: give -o FOLDER")
+    request = command.Request(**params, out=out)
 
-    def load(config: "Source", needed: Mapping[str, Any]) -> "Loaded":
-        further = [f"{path}={json.dumps(value)}" for path, value in needed.items()]  # JSON is read as YAML
-        return load_job({"config": config, "overrides": (*overrides, *further)})
-
-    result = command.prune(request, load)
+    result = command.prune(request, loader(overrides))
     if result.code == 0:
         for line in tables.lines(result.report):
             click.echo(line)

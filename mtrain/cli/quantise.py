@@ -1,17 +1,15 @@
 """``mtrain quantise``: write an exported model whose layers compute with 8-bit integers."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mtrain.cli.completing import complete_config
-from mtrain.cli.options import ASSIGNMENT, JobCommand, load_job
+from mtrain.cli.options import JobCommand, loader, values_and_output
 
 if TYPE_CHECKING:
-    from mtrain.spec.config import Loaded, Source
+    pass
 
 MIB = 2**20
 
@@ -47,18 +45,10 @@ def quantise(context: click.Context, /, **params: Any) -> None:
     """Quantise weights and activations to 8 bits, with ranges that training found or that pictures calibrate."""
     from mtrain.quantising import job
 
-    given = tuple(params["overrides"] or ())
-    overrides = tuple(text for text in given if ASSIGNMENT.match(text))
-    names = [name for name in (params["out"], *(text for text in given if text not in overrides)) if name is not None]
-    if len(names) > 1:
-        raise click.UsageError(f"two files to write: {names[0]} and {names[1]}; give one")
-
-    def load(config: "Source", needed: Mapping[str, Any]) -> "Loaded":
-        further = [f"{path}={json.dumps(value)}" for path, value in needed.items()]  # JSON is read as YAML
-        return load_job({"config": config, "overrides": (*overrides, *further)})
+    overrides, out = values_and_output(params["overrides"], params["out"])
 
     chosen = {key: params[key] for key in ("weights", "run", "config", "samples", "seed", "method", "force")}
-    result = job.quantise(job.Request(**chosen, out=Path(names[0]) if names else None), load)
+    result = job.quantise(job.Request(**chosen, out=None if out is None else Path(out)), loader(overrides))
     if result.path is not None:
         click.echo(f"written: {result.path} ({result.path.stat().st_size / MIB:.1f} MiB)")
         click.echo(f"layers: {result.layers} with 8 bits, {result.float_layers} last ones in float")

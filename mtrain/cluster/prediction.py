@@ -161,24 +161,8 @@ def _on_one_rank(config: "Source", load: Load, request: Request) -> "Loaded":
     """
     from mtrain.spec import plugins
 
-    trained = load(config, {})
-    backend, policy = trained.spec.backend, trained.policy
-    options = plugins.options("backends", backend.name, backend.options, path="backend.options", policy=policy)
-    framework: str = plugins.made("backends", backend.name, options, policy=policy).framework
-    overrides: dict[str, Any] = {
-        "backend.name": "solo",
-        "backend.options": {"device": request.device, "framework": framework},
-        "cluster.ips": [],
-        "cluster.slots": None,
-        "cluster.devices": None,
-        "cluster.name": "auto",
-        "launcher.name": "auto",
-        "cluster.nproc_per_node": 1,
-        "cluster.log_dir": None,
-        "model.weights": None,
-        "train.batch_size": 1,
-        "train.accumulate": 1,
-    }
+    framework = start.framework_of(load(config, {}))
+    overrides = start.one_process(framework, device=request.device) | {"train.batch_size": 1, "train.accumulate": 1}
     loaded = load(config, overrides)
     model = plugins.load("models", loaded.spec.model.name, policy=loaded.policy)
     if "confidence" not in model.Options.model_fields:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from mtrain.errors import UsageError
 from mtrain.jobs.plan import Machine, Plan, make_plan
@@ -97,6 +97,34 @@ def resumed_config(config: str | None, resume: str | None) -> str | None:
     path = Path(str(resume))
     folders = (path, path.parent, path.parent.parent)
     return next((str(folder / "spec.yml") for folder in folders if (folder / "spec.yml").is_file()), None)
+
+
+def framework_of(loaded: "Loaded") -> str:
+    """Return the framework of the spec's backend, which is installed where its run was made."""
+    from mtrain.spec import plugins
+
+    backend, policy = loaded.spec.backend, loaded.policy
+    options = plugins.options("backends", backend.name, backend.options, path="backend.options", policy=policy)
+    framework: str = plugins.made("backends", backend.name, options, policy=policy).framework
+    return framework
+
+
+def one_process(framework: str, *, device: str) -> dict[str, Any]:
+    """Return the values of a spec, by dotted path, with which one process on this host uses trained weights."""
+    return {
+        "backend.name": "solo",
+        "backend.options": {"device": device, "framework": framework},
+        "cluster.ips": [],
+        "cluster.slots": None,
+        "cluster.devices": None,
+        "cluster.name": "auto",
+        "cluster.nproc_per_node": 1,
+        "cluster.log_dir": None,
+        "cluster.max_restarts": 0,
+        "launcher.name": "auto",
+        "model.weights": None,
+        "train.distil": None,
+    }
 
 
 def here(loaded: "Loaded") -> Machine:

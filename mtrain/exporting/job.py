@@ -18,7 +18,6 @@ from mtrain.files import parse_json
 from mtrain.rank.assembly import model_plugin
 from mtrain.rank.export import FACTS, REQUEST, program_of, whole_weights
 from mtrain.report.reporter import write_json
-from mtrain.spec import plugins
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded, Source
@@ -126,27 +125,13 @@ def _on_one_rank(config: "Source", load: Load, request: Request) -> "Loaded":
     An interpreter that the spec names is kept if the user names it now, or it is that of the same framework.
     """
     trained = load(config, {})
-    backend, policy = trained.spec.backend, trained.policy
-    options = plugins.options("backends", backend.name, backend.options, path="backend.options", policy=policy)
-    used: str = plugins.made("backends", backend.name, options, policy=policy).framework
+    used = start.framework_of(trained)
     framework = FRAMEWORK_OF.get(request.format, used)
     typed = trained.origin("backend.python").kind in ("flag", "override", "env")
-    values: dict[str, Any] = {
-        "backend.name": "solo",
-        "backend.options": {"device": "cpu", "framework": framework},
-        "cluster.ips": [],
-        "cluster.slots": None,
-        "cluster.devices": None,
-        "cluster.name": "auto",
-        "launcher.name": "auto",
-        "cluster.nproc_per_node": 1,
-        "cluster.log_dir": None,
-        "cluster.max_restarts": 0,
-        "model.weights": None,
+    values = start.one_process(framework, device="cpu") | {
         "train.batch_size": 1,
         "train.accumulate": 1,
         "train.precision": "fp32",
-        "train.distil": None,
         "train.quantise": None,
     }
     if not typed and framework != used:

@@ -113,22 +113,7 @@ def _weights(request: Request) -> tuple[Path, "Source"]:
 
 def _one_rank(loaded: "Loaded", request: Request) -> dict[str, Any]:
     """Return the values of a spec for one process on this host, on the framework of the run."""
-    from mtrain.spec import plugins
-
-    backend, policy = loaded.spec.backend, loaded.policy
-    options = plugins.options("backends", backend.name, backend.options, path="backend.options", policy=policy)
-    framework: str = plugins.made("backends", backend.name, options, policy=policy).framework
-    return {
-        "backend.name": "solo",
-        "backend.options": {"device": request.device, "framework": framework},
-        "cluster.ips": [],
-        "cluster.slots": None,
-        "cluster.devices": None,
-        "cluster.name": "auto",
-        "cluster.nproc_per_node": 1,
-        "cluster.log_dir": None,
-        "launcher.name": "auto",
-        "model.weights": None,
+    return start.one_process(start.framework_of(loaded), device=request.device) | {
         "report.reporters": {},
         "train.precision": "fp32",
         "train.ema": None,
