@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mtrain.core.interfaces import Array, Collective, Evaluator, HostBatch, Module, Optimizer, RankSession
-from mtrain.core.variations import Augmented, Variation
+from mtrain.core.interfaces import Array, Collective, Evaluator, HostBatch, Module, Optimizer, RankSession, Variation
+from mtrain.core.variations import Augmented
 from mtrain.errors import Interrupted
 
 Item = TypeVar("Item")

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from mtrain.core.interfaces import Array, HostBatch, Variation
 
-__all__ = ["Augmented", "Variation"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augmented:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mtrain.core.evaluate import outputs
-from mtrain.core.variations import Augmented, Variation
+from mtrain.core.interfaces import Variation
+from mtrain.core.variations import Augmented
 from mtrain.data.images.varied import PADDING, varied
 from mtrain.models.ppyoloe.model import PPYOLOEs
 from mtrain.models.resnet.model import ResNet18
