@@ -1,4 +1,4 @@
-"""What pages show of an evaluation beyond its figures, as a task describes it: charts, and matrices of counts.
+"""Charts and matrices of counts by which a task describes an evaluation beyond its figures, for pages.
 
 They are written as JSON when a job ends and read back by pages, which know no task. The models refuse a file that
 somebody has changed into something else.

@@ -14,7 +14,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found in one picture."""
+    """The findings in one picture."""
 
     rows: Sequence[Mapping[str, Any]]
     """One row of plain values for each object or class, the highest score first: ``class``, ``label`` (its number, from

@@ -1,4 +1,4 @@
-"""What is asked of a session that writes a model as a program for inference: see ``RankSession.export``."""
+"""The description of a program for inference that a session is asked to write: see ``RankSession.export``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

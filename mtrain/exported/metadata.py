@@ -1,4 +1,4 @@
-"""What an exported model says about itself: JSON text under one name in the metadata of the ONNX file."""
+"""The description of an exported model: JSON text under one name in the metadata of the ONNX file."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias

@@ -1,4 +1,4 @@
-"""What ``mtrain export`` is asked to write."""
+"""The request of an export."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ ExportFormat: TypeAlias = Literal["onnx", "torch", "paddle", "safetensors"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What to export, and as what."""
+    """A request: the weights to export, and the form of the file."""
 
     format: ExportFormat = "onnx"
     out: Path | None = None

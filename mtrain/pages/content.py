@@ -1,4 +1,4 @@
-"""What the pages of a run say, collected from its folder. A file that is missing or damaged leaves its part out."""
+"""The content of the pages of a run, collected from its folder. A file that is missing or damaged leaves its part out."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""Whether a run goes on, and how it ended, from its folder alone."""
+"""The state of a run, found from its folder alone: does it go on, and how did it end?"""
 
 import socket
 import time

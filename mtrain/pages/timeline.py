@@ -28,7 +28,7 @@ Series = tuple[Array, Array]
 
 @dataclass(kw_only=True)
 class Timeline:
-    """What one run has recorded so far."""
+    """The records of one run so far."""
 
     updates: list[Record] = field(default_factory=list)
     evaluations: list[Record] = field(default_factory=list)

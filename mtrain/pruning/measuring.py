@@ -1,4 +1,4 @@
-"""What a pruned network is measured by: its figures, its time for a batch, and its difference from the masked network."""
+"""Measurements of a pruned network: its figures, its time for a batch, and its difference from the masked network."""
 
 import statistics
 import time

@@ -49,7 +49,7 @@ class Layer:
 
 @dataclass(kw_only=True)
 class Trace:
-    """What the trace of a network has found."""
+    """The result of tracing a network."""
 
     channels: Channels = field(default_factory=Channels)
     layers: dict[str, Layer] = field(default_factory=dict)

@@ -27,7 +27,7 @@ QUANTISED_OPS = ("Conv", "Gemm", "MatMul", "Sigmoid", "Mul", "Add", "Concat", "M
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What to quantise, and how."""
+    """A request: the model to quantise, and the way."""
 
     weights: str | None = None
     """An exported model; None: the run is exported first."""

@@ -1,4 +1,4 @@
-"""What a finished job keeps for its pages, beside its records: pictures, and details of the last evaluation."""
+"""Files that a finished job keeps for its pages beside its records: pictures, and details of the last evaluation."""
 
 import logging
 from collections.abc import Callable, Mapping

@@ -62,7 +62,7 @@ class _Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Axes:
-    """What surrounds the curves of a drawing."""
+    """The frame around the curves of a drawing."""
 
     log: bool = False
     """Whether the vertical axis is logarithmic."""

@@ -39,7 +39,7 @@ class Background:
         self._thread.start()
 
     def add(self, call: Call) -> None:
-        """Put a call behind those that wait."""
+        """Add a call to the end of the queue."""
         with self._changed:
             if len(self._calls) >= MAX_WAITING:
                 self._dropped += 1

@@ -1,4 +1,4 @@
-"""What reporters for tracking services have in common: parameters, curves, pictures and checkpoints of one tracked run."""
+"""The common part of reporters for tracking services: parameters, curves, pictures and checkpoints of one tracked run."""
 
 import json
 import math

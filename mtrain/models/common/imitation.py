@@ -42,7 +42,7 @@ class Detections:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signals:
-    """What a network shows of one forward pass. Either ``logits`` or ``detections`` is there."""
+    """The values of one forward pass that can be imitated. Either ``logits`` or ``detections`` is there."""
 
     logits: Tensor | None = None
     """Class logits (B, C) or (B, C, H, W)."""

@@ -26,7 +26,7 @@ class HardPixels(BaseModel):
 
 
 class LossOptions(BaseModel):
-    """What a segmentation model minimises."""
+    """The options of a segmentation model's loss."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
