@@ -118,6 +118,8 @@ class TorchEngine(RankSession):
             channels_last(model)
         elif not recipe.own_model:
             layout.use(layout.ContiguousConv2d, model)
+        if self.target.type == "cpu" and not recipe.own_model:
+            layout.avoid_slow_kernels(model)
         return model
 
     @override
