@@ -364,6 +364,9 @@ class Train(TypedDict, total=False):
     channels_last: bool | Literal["auto"]
     """memory layout of torch's convolutions; false: contiguous; auto: the fastest known for the device"""
 
+    kernels: Literal["auto", "framework"]
+    """auto: mtrain's own kernels for the CPU where a C compiler is there; framework: the framework's alone"""
+
     compile: bool
     """compile the model where the framework can"""
 

@@ -100,6 +100,8 @@ class Recipe:
     prune: Pruning | None = None
     """None: no weight is set to 0 and no penalty is applied."""
     channels_last: bool = False
+    kernels: Literal["auto", "framework"] = "auto"
+    """``auto``: mtrain's own kernels where they can be used; ``framework``: the framework's alone."""
     compile: bool = False
     own_model: bool = False
     """The model is a user's native module and not one built from ``core.nn``. It is built whole, keeps its layers as

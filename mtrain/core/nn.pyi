@@ -84,14 +84,20 @@ class BatchNorm2d(Module):
 
     ``running = (1 - momentum) * running + momentum * batch``. With ``unbiased_variance`` the running variance is
     updated by the unbiased estimate, factor n / (n - 1), otherwise by the biased one; the normalisation always uses the
-    biased one. State: ``weight``, ``bias``, ``running_mean``, ``running_var``, all (C), and ``num_batches_tracked``
-    (int64 scalar).
+    biased one. With ``silu`` the layer's output is SiLU of that, which a backend may compute in the same pass. State:
+    ``weight``, ``bias``, ``running_mean``, ``running_var``, all (C), and ``num_batches_tracked`` (int64 scalar).
     """
 
     weight: Tensor
     bias: Tensor
     def __init__(
-        self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, *, unbiased_variance: bool = True
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        *,
+        unbiased_variance: bool = True,
+        silu: bool = False,
     ) -> None: ...
 
 class LayerNorm(Module):

@@ -193,6 +193,7 @@ def make_recipe(spec: Spec, *, size: int) -> Recipe:
         # "auto" means channels-last: measured to be the faster layout on CPU (one thread per rank), and the one that
         # CUDA's tensor cores need.
         channels_last=train.channels_last is not False,
+        kernels=train.kernels,
         compile=train.compile,
         seed=train.seed,
     )

@@ -151,6 +151,10 @@ class TrainSpec(Section):
         default="auto",
         description="memory layout of torch's convolutions; false: contiguous; auto: the fastest known for the device",
     )
+    kernels: Literal["auto", "framework"] = Field(
+        default="auto",
+        description="auto: mtrain's own kernels for the CPU where a C compiler is there; framework: the framework's alone",
+    )
     compile: bool = Field(default=False, description="compile the model where the framework can")
     freeze: list[Pattern] = Field(default_factory=list, description="regexes of parameter names that are not trained")
     prune: PruneSpec | None = Field(

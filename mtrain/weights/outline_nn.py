@@ -118,7 +118,13 @@ class BatchNorm2d(Module):
     """See ``core/nn.pyi``."""
 
     def __init__(
-        self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, *, unbiased_variance: bool = True
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        *,
+        unbiased_variance: bool = True,
+        silu: bool = False,
     ) -> None:
         super().__init__()
         for name in ("weight", "bias", "running_mean", "running_var"):

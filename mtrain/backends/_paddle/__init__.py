@@ -8,6 +8,10 @@ import warnings
 # so it is loaded first.
 import zlib  # noqa: F401
 
+from mtrain.backends._paddle import vectors
+
+vectors.allow()
+
 with warnings.catch_warnings():
     # The warnings at import concern people who compile extensions for Paddle.
     warnings.simplefilter("ignore")

@@ -152,13 +152,20 @@ class BatchNorm2d(Module):
     """
 
     def __init__(
-        self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, *, unbiased_variance: bool = True
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        *,
+        unbiased_variance: bool = True,
+        silu: bool = False,
     ) -> None:
         super().__init__()
         self.num_features = num_features
         self.eps = eps
         self.momentum = momentum
         self.unbiased_variance = unbiased_variance
+        self.silu = silu
         self.weight = self.create_parameter([num_features], default_initializer=Constant(1.0))
         self.bias = self.create_parameter([num_features], is_bias=True)
         self.register_buffer("running_mean", paddle.zeros([num_features]))
@@ -167,6 +174,11 @@ class BatchNorm2d(Module):
 
     @override
     def forward(self, x_BCHW: Tensor) -> Tensor:
+        y_BCHW = self.normalized(x_BCHW)
+        return F.silu(y_BCHW) if self.silu else y_BCHW
+
+    def normalized(self, x_BCHW: Tensor) -> Tensor:
+        """Normalise without SiLU."""
         if x_BCHW.dtype == paddle.float64:
             return self._exact(x_BCHW)
         if not self.training:

@@ -26,7 +26,7 @@ from torch.nn import (
 from torch.nn import functional as F
 from typing_extensions import override
 
-from mtrain.backends._torch import batchnorm, state
+from mtrain.backends._torch import batchnorm, kernels, state
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core import noise
 from mtrain.core.interfaces import Array
@@ -70,17 +70,34 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
     running_var: Tensor
     num_batches_tracked: Tensor
     momentum: float
+    silu: bool = False
+    kernels: bool = False
+    """Whether to use mtrain's own kernels where they fit; ``kernels.use`` sets it."""
 
     def __init__(
-        self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, *, unbiased_variance: bool = True
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        *,
+        unbiased_variance: bool = True,
+        silu: bool = False,
     ) -> None:
         super().__init__(num_features, eps, momentum)
         self.unbiased_variance = unbiased_variance
+        self.silu = silu
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        if self.training and batchnorm.needs_blocks(input):
+        if self.training and self.kernels and kernels.fit(input, self.weight):
             return self.normalized(input)
+        output = self._normalized_by_torch(input)
+        return F.silu(output) if self.silu else output
+
+    def _normalized_by_torch(self, input: Tensor) -> Tensor:
+        """Normalise without SiLU, by torch's kernels."""
+        if self.training and batchnorm.needs_blocks(input):
+            return self.tracked(*batchnorm.normalize(input, self.weight, self.bias, eps=self.eps))
         if self.unbiased_variance or not self.training:
             return super().forward(input)
         # The kernel gets scratch statistics: autograd saves the ones passed to it and forbids changing them afterwards.
@@ -91,10 +108,28 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
         return output
 
     def normalized(self, input: Tensor, collective: TorchCollective | None = None) -> Tensor:
-        """Normalise with the statistics of ``input``, over all ranks with ``collective``; update the running ones."""
-        output, mean, var, count = batchnorm.normalize(
-            input, self.weight, self.bias, eps=self.eps, collective=collective
-        )
+        """Normalise, and apply SiLU if it is part of the layer, with the statistics of ``input``.
+
+        They are those of all ranks with ``collective``. Updates the running statistics.
+        """
+        weight, bias, eps = self.weight, self.bias, self.eps
+        if self.kernels and kernels.fit(input, weight):
+            return self.tracked(
+                *kernels.normalize(
+                    input,
+                    weight,
+                    bias,
+                    eps=eps,
+                    silu=self.silu,
+                    collective=collective,
+                    merge=batchnorm.merged_over_ranks,
+                )
+            )
+        output = self.tracked(*batchnorm.normalize(input, weight, bias, eps=eps, collective=collective))
+        return F.silu(output) if self.silu else output
+
+    def tracked(self, output: Tensor, mean: Tensor, var: Tensor, count: Tensor) -> Tensor:
+        """Update the running statistics, and return ``output``."""
         self._follow(mean, var * (count / (count - 1)) if self.unbiased_variance else var)
         return output
 
@@ -107,7 +142,7 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
 
     @override
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, unbiased_variance={self.unbiased_variance}"
+        return f"{super().extra_repr()}, unbiased_variance={self.unbiased_variance}, silu={self.silu}"
 
 
 class Dropout(Module):

@@ -5,6 +5,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from typing_extensions import override
 
 from mtrain.backends._torch import batchnorm
@@ -73,7 +74,14 @@ class _Frozen(AnyBatchNorm):
         return self
 
 
-class FrozenBatchNorm2d(_Frozen, nn.BatchNorm2d): ...
+class FrozenBatchNorm2d(_Frozen, nn.BatchNorm2d):
+    silu: bool = False
+    """Whether SiLU is part of the layer, as in the neutral BatchNorm2d that it was."""
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        output = super().forward(input)
+        return F.silu(output) if self.silu else output
 
 
 class _FrozenBatchNorm1d(_Frozen, nn.BatchNorm1d): ...

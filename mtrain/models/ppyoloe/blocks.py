@@ -18,13 +18,11 @@ class ConvNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, bias=False)
-        self.bn = nn.BatchNorm2d(out_channels, eps=1e-5, momentum=0.1, unbiased_variance=False)
-        self.act = act
+        self.bn = nn.BatchNorm2d(out_channels, eps=1e-5, momentum=0.1, unbiased_variance=False, silu=act)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, out, H / stride, W / stride)."""
-        y_BCHW = self.bn(self.conv(x_BCHW))
-        return ops.silu(y_BCHW) if self.act else y_BCHW
+        return self.bn(self.conv(x_BCHW))
 
 
 class RepConv(nn.Module):

@@ -16,11 +16,11 @@ class ConvNormAct(nn.Module):
         super().__init__()
         pad = kernel // 2 if padding is None else padding
         self.conv = nn.Conv2d(in_channels, out_channels, kernel, stride, pad, bias=False)
-        self.bn = nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.03)
+        self.bn = nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.03, silu=True)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, out, H / stride, W / stride)."""
-        return ops.silu(self.bn(self.conv(x_BCHW)))
+        return self.bn(self.conv(x_BCHW))
 
 
 class Bottleneck(nn.Module):
