@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.backends._kernels import compiling, library
-from mtrain.backends._torch import kernels, syncbn
 from mtrain.backends._torch import nn as ours
+from mtrain.backends._torch import syncbn
 from mtrain.core.interfaces import Recipe
 from tests.backends.test_torch_batchnorm import CHANNELS, EXACT, LAYOUTS, _TwoHalves, channels_last, pictures, relative
 from tests.framework import Framework
@@ -181,7 +181,7 @@ def test_without_a_compiler_there_are_no_kernels_and_a_reason(monkeypatch: pytes
     assert loaded.reason == "there is no C compiler (no-such-compiler)"
     monkeypatch.setattr(library, "load", lambda: loaded)
     net = nn.Sequential(layer(own=False))
-    kernels.use(net)
+    syncbn.use_kernels(net)
     assert net[0].kernels is False
 
 

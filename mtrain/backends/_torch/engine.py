@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from mtrain.backends._torch import batches, device, kernels, layout, precision, quantising, state, syncbn
+from mtrain.backends._torch import batches, device, layout, precision, quantising, state, syncbn
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends.base import Check
@@ -121,7 +121,7 @@ class TorchEngine(RankSession):
         if self.target.type == "cpu" and not recipe.own_model:
             layout.avoid_slow_kernels(model)
             if recipe.kernels == "auto" and not recipe.compile:
-                kernels.use(model)
+                syncbn.use_kernels(model)
         return model
 
     @override

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mtrain.backends._kernels import library
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
@@ -93,7 +93,7 @@ class _Normalize(torch.autograd.Function):
 
 def _kernels() -> library.Kernels:
     kernels = library.load().kernels
-    assert kernels is not None, "use checks this"
+    assert kernels is not None, "syncbn.use_kernels checks this"
     return kernels
 
 
@@ -128,14 +128,3 @@ def _evenly_spaced(x_BCHW: Tensor) -> Tensor:
     if x_BCHW.dtype == torch.float32 and even and (spacing >= channels or batch * height * width == 1):
         return x_BCHW
     return x_BCHW.float().contiguous(memory_format=torch.channels_last)
-
-
-def use(model: nn.Module) -> None:
-    """Make every BatchNorm2d of ``model`` that can use the kernels do so, in place; nothing happens without kernels."""
-    from mtrain.backends._torch.nn import BatchNorm2d
-
-    if library.load().kernels is None:
-        return
-    for module in model.modules():
-        if isinstance(module, BatchNorm2d):
-            module.kernels = True

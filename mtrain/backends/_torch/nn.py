@@ -72,7 +72,7 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
     momentum: float
     silu: bool = False
     kernels: bool = False
-    """Whether to use mtrain's own kernels where they fit; ``kernels.use`` sets it."""
+    """Whether to use mtrain's own kernels where they fit; ``syncbn.use_kernels`` sets it."""
 
     def __init__(
         self,

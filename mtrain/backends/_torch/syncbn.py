@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from mtrain.backends._kernels import library
 from mtrain.backends._torch import batchnorm
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.internals import AnyBatchNorm
@@ -115,6 +116,15 @@ def make_exact(model: nn.Module) -> None:
             and module.momentum is not None
         ):
             _turn_into(BatchNorm2d, module)
+
+
+def use_kernels(model: nn.Module) -> None:
+    """Make every BatchNorm2d of ``model`` use mtrain's own kernels where they fit, in place, if they can be loaded."""
+    if library.load().kernels is None:
+        return
+    for module in model.modules():
+        if isinstance(module, BatchNorm2d):
+            module.kernels = True
 
 
 def synchronize(model: nn.Module, collective: TorchCollective) -> None:
