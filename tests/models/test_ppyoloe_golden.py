@@ -96,15 +96,19 @@ def test_the_fill_is_the_stored_one():
 
 # ------------------------------------------------------------------------------------------------------------- forward
 def record_taps(network, names):
-    """Outputs of the layers ``names``, of their last call, as they are made."""
+    """Outputs of the layers ``names``, of their last call, as they are made; those of a BatchNorm before its SiLU."""
+    from mtrain.core import ops
+
     taken = {}
 
     def watch(name, layer):
         forward = layer.forward
 
         def watched(*inputs):
+            silu, layer.silu = getattr(layer, "silu", False), False
             taken[name] = forward(*inputs)
-            return taken[name]
+            layer.silu = silu
+            return ops.silu(taken[name]) if silu else taken[name]
 
         layer.forward = watched
 
