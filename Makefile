@@ -45,6 +45,15 @@ $(VENV)-paddle2/.installed: pyproject.toml constraints.txt
 	@scripts/quietly $(VENV)-paddle2/bin/python -m pip install -e '.[dev]' 'paddlepaddle==2.6.2' 'protobuf<7'
 	@touch $@
 
+# A client and a server of S3. Their library wants an older python-dateutil than the client of Kubernetes, so they have an
+# environment of their own, in which all packages of the first one are visible behind its own.
+$(VENV)-s3/.installed: pyproject.toml $(VENV)/.installed-dev
+	@echo "installing s3fs and moto's server into $(VENV)-s3"
+	@test -x $(VENV)-s3/bin/python || scripts/quietly scripts/make-venv $(VENV)-s3
+	@scripts/quietly $(VENV)-s3/bin/python -m pip install s3fs 'moto[s3]' flask flask-cors
+	@echo "import site; site.addsitedir('$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" > $$($(VENV)-s3/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth
+	@touch $@
+
 demo: $(VENV)/.installed-ddp  ## train a small YOLOv5 on the embedded digits with two DDP processes
 	$(VENV)/bin/mtrain train -c digits --backend ddp --nproc-per-node 2
 
@@ -56,12 +65,12 @@ slurm-lab: debian  ## a real Slurm on three hosts in namespaces of this machine;
 
 horovod: $(VENV)/.installed-horovod  ## build Horovod for the installed torch: minutes, once; the wheel is kept
 
-test: debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## the tests, without the slow ones
+test: debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed $(VENV)-s3/.installed  ## the tests, without the slow ones
 	$(PYTEST) -m "not slow"
 	$(PYTEST) -m "not slow" --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2
 
-test-all: debian $(VENV)/.installed-docs $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## all tests
+test-all: debian $(VENV)/.installed-docs $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed $(VENV)-s3/.installed  ## all tests
 	$(PYTEST)
 	$(PYTEST) --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2 OLDER="$(OLDER_ALL)" SLOW=
@@ -126,4 +135,4 @@ ends:      ## the oldest and the newest versions of what mtrain needs, each in a
 	scripts/ends
 
 clean:     ## remove the environment and caches; run folders stay
-	rm -rf $(VENV) $(VENV)-torch $(VENV)-paddle2 $(VENV)-bench $(VENV)-oldest $(VENV)-newest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torch $(VENV)-paddle2 $(VENV)-s3 $(VENV)-bench $(VENV)-oldest $(VENV)-newest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from mtrain.backup.place import Place
 from mtrain.core.cadence import check_continues
 from mtrain.core.checkpoint.format import MANIFEST, size_of
 from mtrain.core.checkpoint.store import listed, progress_of
@@ -65,6 +66,8 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     make_recipe(spec, size=size)
     interpreter.check(spec)
     _check_port(spec)
+    if training:
+        _check_copies(spec)
     if task_of(spec).in_ranks:
         return _check_in_ranks(spec, training=training, resumed=resumed)
     task = open_task(spec, training=training)
@@ -124,6 +127,13 @@ def check_script(spec: Spec, *, resumed: Path | None = None) -> None:
         raise CheckpointError(f"{resumed}: no checkpoint on {os.uname().nodename}, where rank 0 is; copy it there")
     interpreter.check(spec)
     _check_port(spec)
+    _check_copies(spec)
+
+
+def _check_copies(spec: Spec) -> None:
+    """Refuse an address for copies whose package is missing. Ranks of another interpreter look for it themselves."""
+    if spec.checkpoint.copy_to is not None and spec.backend.python is None:
+        Place(spec.checkpoint.copy_to).check_package()
 
 
 def _check_room(spec: Spec, resumed: Path | None, outline: SpecOutline) -> None:
