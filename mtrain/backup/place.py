@@ -74,6 +74,8 @@ def reason_of(error: BaseException) -> str:
     for name, value in os.environ.items():
         if SECRET.search(name) and len(value) > 3:
             first = first.replace(value, "***")
+    if isinstance(error, PermissionError):  # S3 gives no reason where only the size of an object was asked for.
+        first += " (access is denied: check the credentials, and what they may do there)"
     first = re.sub(r"://[^/\s]*@", "://***@", first)
     first = "".join(character if character.isprintable() else "?" for character in first)
     return f"{type(error).__name__}: {first[:SHOWN_CHARACTERS]}" if first else type(error).__name__

@@ -160,22 +160,28 @@ class RunCopies:
         """
         content = read_bytes(checkpoint / MANIFEST, limit=form.MAX_MANIFEST_BYTES)
         manifest, name = Manifest.of(content), checkpoint.name
-        try:
-            if self.manifest(name).content == content:
-                return 0
-        except BadCopy:
-            pass
+        if self._has(name, content):
+            return 0
         with ExitStack() as opened:
             # Open files outlive the checkpoint's deletion (checkpoint.keep_last); their names below /proc are paths.
             held = {each: opened.enter_context((checkpoint / each).open("rb")) for each in manifest.entries}
             opened.push(lambda kind, error, trace: self._make_room(name, error))
-            self.place.remove(f"{name}/{MANIFEST}")
             for each, entry in manifest.entries.items():
                 self.place.upload(f"{name}/{each}", Path(f"/proc/self/fd/{held[each].fileno()}"))
                 self._verify(f"{name}/{each}", entry, check=rule.check)
             written = self._finish(name, content, dict(_companions(run_dir)), run=run, check=rule.check)
         self._retain(name, rule)
         return manifest.size + written
+
+    def _has(self, name: str, content: bytes) -> bool:
+        """Return whether the copy ``name`` has this manifest. Another one is deleted, so that the copy counts as torn."""
+        try:
+            there = self._small(f"{name}/{MANIFEST}")
+        except BadCopy:  # none, or one that is no manifest: nobody takes the copy
+            return False
+        if there != content:
+            self.place.remove(f"{name}/{MANIFEST}")
+        return there == content
 
     def _finish(self, name: str, content: bytes, companions: Mapping[str, bytes], *, run: str, check: Check) -> int:
         """Write what goes along, and last the manifest, ``content``; return how many bytes that is."""

@@ -350,7 +350,7 @@ def copier(run: Run, timeout_s: float = 60.0) -> Copier:
     return Copier(CheckpointSpec(copy_to=run.address, copy_timeout_s=timeout_s), run.folder)
 
 
-def settled(copies: Copier, *, within_s: float = 60.0) -> list:
+def settled(copies: Copier, *, within_s: float = 300.0) -> list:
     heard, deadline = [], time.monotonic() + within_s
     while True:
         heard += copies.news()
@@ -482,3 +482,19 @@ def test_lists_show_states(run):
     assert [copy.name for copy in copies] == ["step-00000010"]
     assert bad == {"step-00000020": "torn: it has no MANIFEST.json"}
     assert run_copies.newest_first(copies, best=True)[0].manifest.score == 0.5
+
+
+def test_a_copy_that_is_made_again_counts_as_torn_meanwhile(run, monkeypatch):
+    copied = run.copy(10)
+    again = run.save(10, numbers=200)
+    seen = []
+    upload = Place.upload
+
+    def noted(self, name, file):
+        seen.append((copied / "MANIFEST.json").exists())
+        upload(self, name, file)
+
+    monkeypatch.setattr(Place, "upload", noted)
+    run.copies.add(again, run.folder, run.id, RULE)
+    assert seen == [False] * 4
+    assert run.copies.problems(run.copies.listed()[0][0]) == []
