@@ -11,7 +11,7 @@ OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models
 OLDER_ALL = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py
 PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help demo slurm-lab dist docs horovod test test-all test-paddle test-paddle2 mutants check fmt contract parity fingerprints checkpoint-matrix bench ends clean debian
+.PHONY: help demo slurm-lab dist docs horovod test test-all test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench ends clean debian
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -69,11 +69,13 @@ test: debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2
 	$(PYTEST) -m "not slow"
 	$(PYTEST) -m "not slow" --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2
+	$(MAKE) --no-print-directory test-s3
 
 test-all: debian $(VENV)/.installed-docs $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed $(VENV)-s3/.installed  ## all tests
 	$(PYTEST)
 	$(PYTEST) --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2 OLDER="$(OLDER_ALL)" SLOW=
+	$(MAKE) --no-print-directory test-s3 SLOW=
 
 test-paddle: $(VENV)/.installed-dev  ## models, layers, engine under Paddle
 	$(PYTEST) --framework paddle $(NEUTRAL)
@@ -81,6 +83,10 @@ test-paddle: $(VENV)/.installed-dev  ## models, layers, engine under Paddle
 test-paddle2: SLOW = -m "not slow"
 test-paddle2: $(VENV)-paddle2/.installed  ## some of the same under Paddle 2.6, without the slow ones
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(VENV)-paddle2/bin/python -m pytest -q -n 2 --dist worksteal $(SLOW) --framework paddle $(OLDER) $(PYTEST_ARGS)
+
+test-s3: SLOW = -m "not slow"
+test-s3: $(VENV)-s3/.installed  ## copies on a server of S3, without the slow ones
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(VENV)-s3/bin/python -m pytest -q -n 2 --dist worksteal $(SLOW) tests/backup/test_s3.py $(PYTEST_ARGS)
 
 mutants: $(VENV)/.installed-horovod  ## plant small faults in a copy of the source; which of them no test notices
 	$(PY) -m tests.mutants $(MUTANTS_ARGS)

@@ -83,6 +83,35 @@ def best_of(run: Path) -> Path | None:
     return store.best(folder) or store.newest(folder)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedWeights:
+    """How trained weights are named: a run, a checkpoint, or a file of weights."""
+
+    run: str | None = None
+    checkpoint: str | None = None
+    weights: str | None = None
+
+    def fetched(self) -> "TrainedWeights":
+        """Return the same as paths on this host: of an address, the best copy is restored into ``runs``.
+
+        Raises:
+            CheckpointError: there is no intact copy at an address, or it cannot be reached.
+        """
+        from mtrain.backup import restoring
+
+        def local(address: str) -> Resume:
+            return restoring.restored(address, Path("runs"), best=True)
+
+        named = self
+        if named.weights is not None and is_address(named.weights):
+            named = TrainedWeights(run=named.run, checkpoint=named.weights)
+        if named.run is not None and is_address(named.run):
+            named = dataclasses.replace(named, run=str(local(named.run).run))
+        if named.checkpoint is not None and is_address(named.checkpoint):
+            named = dataclasses.replace(named, checkpoint=str(local(named.checkpoint).checkpoint))
+        return named
+
+
 def latest_run(config: str | None, resume: str | None) -> str | None:
     """Return ``resume``.
 

@@ -498,3 +498,40 @@ def test_a_copy_that_is_made_again_counts_as_torn_meanwhile(run, monkeypatch):
     run.copies.add(again, run.folder, run.id, RULE)
     assert seen == [False] * 4
     assert run.copies.problems(run.copies.listed()[0][0]) == []
+
+
+def test_copies_are_listed_verified_and_fetched_by_the_command(run, tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    from mtrain.cli.checkpoint import checkpoint as command
+
+    run.copy(10, score=0.5)
+    damaged = run.copy(20)
+    (damaged / "state.json").write_bytes(b"{}")
+    address = f"{run.address}/digits"
+    called = CliRunner().invoke(command, ["list", address])
+    assert [line.split()[::5] for line in called.output.splitlines()[1:]] == [
+        ["step-00000010", "whole"],
+        ["step-00000020", "whole"],
+    ]
+    called = CliRunner().invoke(command, ["verify", address])
+    assert called.exit_code == 1
+    assert f"{address}/step-00000010: intact\n" in called.output
+    assert f"{address}/step-00000020: state.json: 2 bytes, expected" in called.output
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    called = CliRunner().invoke(command, ["fetch", address])
+    assert called.output.strip().endswith("runs/digits/checkpoints/step-00000010")
+
+
+def test_weights_at_an_address_are_fetched_before_they_are_used(run, tmp_path, monkeypatch):
+    from mtrain.cluster.start import TrainedWeights
+
+    run.copy(10, score=0.9)
+    run.copy(20, score=0.1)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    named = TrainedWeights(weights=f"{run.address}/digits").fetched()
+    assert named == TrainedWeights(checkpoint="runs/digits/checkpoints/step-00000010")
+    assert TrainedWeights(run=f"{run.address}/digits").fetched() == TrainedWeights(run="runs/digits")
+    assert TrainedWeights(run="runs/x", weights="a.pt").fetched() == TrainedWeights(run="runs/x", weights="a.pt")
