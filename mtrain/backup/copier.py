@@ -39,6 +39,10 @@ class News:
 class Copies(Protocol):
     """What a rank knows of copies."""
 
+    def start(self) -> None:
+        """Start the copying process, which needs some seconds to load its libraries."""
+        ...
+
     def written(self, checkpoint: Path) -> None:
         """Learn that a checkpoint is complete. Another thread may call."""
         ...
@@ -62,6 +66,9 @@ class Copies(Protocol):
 
 class NoCopies:
     """``Copies`` of a rank that copies nothing."""
+
+    def start(self) -> None:
+        """Do nothing."""
 
     def written(self, checkpoint: Path) -> None:
         """Do nothing."""
@@ -110,6 +117,11 @@ class Copier:
         self._newest: str | None = None
         self._error: str | None = None
 
+    def start(self) -> None:
+        """See ``Copies.start``."""
+        with self._lock, contextlib.suppress(OSError):  # ``written`` tries again
+            self._start()
+
     def written(self, checkpoint: Path) -> None:
         """See ``Copies.written``."""
         with self._lock:
@@ -157,7 +169,6 @@ class Copier:
                 self._stop()
             if self._process is None:
                 self._start()
-                line = self._settings.line() + line
             assert self._process is not None
             assert self._process.stdin is not None
             self._process.stdin.write(line)
@@ -173,6 +184,8 @@ class Copier:
         )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
+        assert self._process.stdin is not None
+        self._process.stdin.write(self._settings.line())
 
     def _stop(self) -> None:
         if self._process is None:

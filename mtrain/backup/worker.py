@@ -7,6 +7,7 @@ dropped. On standard output, for each one that was not dropped: ``{"name", "upda
 ``error`` if it failed, or ``passed_over`` if it is no longer there. When standard input ends, the process ends at once.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -84,6 +85,8 @@ class Copying:
 
     def run(self) -> None:
         """Copy until the process ends."""
+        with contextlib.suppress(MtrainError):  # told with the first checkpoint
+            Place(self._settings.address).check_package()  # loads the library, which takes seconds
         while True:
             path = Path(self._waiting.take())
             started = time.perf_counter()

@@ -24,7 +24,8 @@ def made(spec: Any, run_folder: RunFolder, collective: Collective) -> Copies:
 
 
 def catch_up(copies: Copies, run_folder: RunFolder) -> None:
-    """Have the newest checkpoint copied that an earlier attempt has written; one that was copied then is left alone."""
+    """Begin to copy: the newest checkpoint that an earlier attempt has written, unless that was copied then."""
+    copies.start()
     whole = [path for path in store.listed(run_folder.checkpoints) if store.looks_whole(path)]
     if whole:
         copies.written(whole[-1])

@@ -130,7 +130,7 @@ def test_a_bucket_that_is_full(served, run):
 @pytest.mark.slow
 def test_a_server_that_hangs_is_given_up_after_copy_timeout_s(served, run):
     began = time.monotonic()
-    assert "longer than 20 s (checkpoint.copy_timeout_s)" in faulty(run, served[1], "silent", timeout_s=20.0)
+    assert "longer than 30 s (checkpoint.copy_timeout_s)" in faulty(run, served[1], "silent", timeout_s=30.0)
     assert time.monotonic() - began < 200
 
 
@@ -214,15 +214,16 @@ def test_a_job_goes_on_from_the_bucket_on_an_empty_host_to_the_same_bits(served,
     copied = [
         "checkpoint.every_updates=10",
         "checkpoint.every_epochs=null",
-        "checkpoint.copies_kept=9",
+        "checkpoint.copies_kept=99",
+        "train.epochs=4",
         f"checkpoint.copy_to=s3://{BUCKET}/{backend}",
     ]
     mtrain(tmp_path / "first", *job, *copied)
     undisturbed = summary(tmp_path / "first")
     assert undisturbed["copies"]["failed"] == 0
     _, copies, _ = restoring.states(f"s3://{BUCKET}/{backend}/digits")
-    early = copies[0].name  # of the others, only the newest is made for certain
-    assert early == "step-00000010"
+    early = copies[0].name
+    assert early < copies[-1].name  # which of the others are made depends on how fast they are
     text = mtrain(tmp_path / "second", "train", "--resume", f"s3://{BUCKET}/{backend}/digits/{early}")
     assert f"goes on from runs/digits/checkpoints/{early}" in text
     resumed = summary(tmp_path / "second")
