@@ -103,7 +103,10 @@ def test_a_sweep_that_is_ended_killed_and_resumed_has_the_table_of_an_undisturbe
     assert best.report.name is None
 
 
-STEPPED = {"optimizer.rate": {"choices": [0.001, 0.01]}, "optimizer.weight_decay": {"low": 0.0, "high": 0.1, "step": 0.1}}
+STEPPED = {
+    "optimizer.rate": {"choices": [0.001, 0.01]},
+    "optimizer.weight_decay": {"low": 0.0, "high": 0.1, "step": 0.1},
+}
 
 
 @pytest.mark.slow
