@@ -7,7 +7,6 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
-from typing_extensions import override
 
 from mtrain.files import parse_json
 from mtrain.jobs.metrics_place import AttemptFacts
@@ -65,8 +64,8 @@ class HostFigures(Collector):
         self._began = began
         self._clock = clock
 
-    @override
     def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as they are now."""
         facts = self._facts()
         ranks = {rank: _read(live_file(self._run_dir, rank)) for rank in facts.ranks}
         newest = max(ranks.values(), key=lambda figures: figures.get("updated_at", 0.0), default={})

@@ -8,7 +8,6 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
-from typing_extensions import override
 
 from mtrain.errors import UsageError
 from mtrain.system import placement
@@ -72,7 +71,6 @@ class MetricsServer:
 class _Handler(WSGIRequestHandler):
     timeout = REQUEST_S
 
-    @override
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing: a request each few seconds is no event of the job."""
 
@@ -91,20 +89,17 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = address[:2]
         self.setup_environ()
 
-    @override
     def process_request(self, request: object, client_address: object) -> None:
         if self._free.acquire(blocking=False):
             super().process_request(request, client_address)  # type: ignore[arg-type]
         else:
             self.shutdown_request(request)  # type: ignore[arg-type]
 
-    @override
     def process_request_thread(self, request: object, client_address: object) -> None:
         try:
             super().process_request_thread(request, client_address)  # type: ignore[arg-type]
         finally:
             self._free.release()
 
-    @override
     def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing: a caller that goes away, or sends no request, is no event of the job."""
