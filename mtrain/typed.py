@@ -235,6 +235,10 @@ class Data(TypedDict, total=False):
     cache_dir: str | None
     """folder of the disk cache; null: the user's cache folder"""
 
+    image_weights: bool
+    """each epoch draws its pictures with replacement, those more often whose classes are rare or had a low AP in
+    the last evaluation before the epoch; YOLOv5's --image-weights"""
+
     nondeterministic: Literal["refuse", "allow"]
     """allow: accept samples that differ when they are read again, so that a resumed job may train on others"""
 

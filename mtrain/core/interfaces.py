@@ -692,6 +692,18 @@ class TaskData(JobData, Protocol):
         """Return tables and sentences on both splits, for ``mtrain data check``."""
         ...
 
+    def sample_weights(self, figures: Mapping[str, float]) -> Array | None:
+        """Return how often each training sample is drawn relative to the others, float64 (samples,); None: once an epoch.
+
+        It is a pure function of the data and of ``figures``, those of the last evaluation before the epoch (empty: there
+        was none), and is None always or never. With weights, the source receives ``index + k * len(source)`` for
+        repetition ``k`` of a sample within an epoch, and varies each repetition differently.
+
+        Raises:
+            DataError: no sample could be drawn.
+        """
+        ...
+
     def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
         """Yield pictures of up to ``limit`` samples of each split, as they are and as the network receives them.
 

@@ -91,6 +91,7 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
         _check_freeze(spec, outline)
         order = Shuffled(task.length("train"), global_batch=spec.train.batch_size, seed=spec.train.seed)
         total_updates(spec, order.updates_per_epoch)
+        task.sample_weights({})
         progress = Progress() if resumed is None else progress_of(resumed)
         check_continues(progress, updates_per_epoch=order.updates_per_epoch, global_batch=spec.train.batch_size)
     unscored = "nothing is evaluated (evaluate.enabled is false): the last checkpoint counts as best"
