@@ -682,6 +682,13 @@ class Report(TypedDict, total=False):
     """what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the seconds
     waited for each other so far; state, the bytes, and digests of samples, weights, averages and moments"""
 
+    metrics_port: int | None
+    """port of every host at which Prometheus can read the progress of a training job; null: none is opened"""
+
+    metrics_address: str
+    """address at which that port is opened; `host`: the address of each host in the job; 0.0.0.0: all addresses
+    of the host"""
+
     display: Literal["auto", "rich", "plain", "quiet"]
     """progress on the console; auto: rich on a terminal, one live output in a notebook, plain lines elsewhere"""
 

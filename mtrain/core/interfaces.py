@@ -324,7 +324,7 @@ class RankSession(Protocol):
     def time_waits(self) -> None:
         """Measure from now on how long this rank waits for others; see ``measure``.
 
-        It is called before ``prepare``, and only if a comparison needs it. The default measures nothing.
+        It is called before ``prepare``, and only if a comparison or ``report.metrics_port`` needs it. The default measures nothing.
         """
         return
 

@@ -190,7 +190,7 @@ def assembled(
         binding.bind(backend.nn, backend.ops)
         with backend as session, _left_by(leave):
             check_session(session, backend=backend, name=spec.backend.name)
-            if spec.report.trace == "traffic":
+            if spec.report.times_waits:
                 session.time_waits()
             check_device(spec, backend, session)
             recipe = replace(make_recipe(spec, size=session.collective.size), own_model=plugin.native)
