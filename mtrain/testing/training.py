@@ -29,6 +29,9 @@ BOUNDS: Mapping[Precision, float] = {"fp64": TOLERANCE, "fp32": 2e-5}
 GROUPS = ((r"\.bias$", {"weight_decay": 0.0}), (r"bn\d\.weight$", {"weight_decay": 0.0}), ("", {"weight_decay": 5e-4}))
 SGD = {"momentum": 0.9, "nesterov": 1.0}
 ADAM = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
+OPTIONS = {"sgd": SGD, "adam": ADAM, "adamw": ADAM, "rmsprop": {"momentum": 0.9, "beta2": 0.99, "eps": 1e-3}}
+RECOMPUTED = (r"^conv1$", r"^bn\d$", r"^head$")
+"""Submodules of the small network that a case with ``recomputed`` recomputes; those between them keep their results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +41,10 @@ class Case:
     batchnorm: Literal["frozen", "synced"] = "frozen"
     accumulate: int = 1
     clip_norm: float = 4.0
-    rule: Literal["sgd", "adam", "adamw"] = "sgd"
+    rule: Literal["sgd", "adam", "adamw", "rmsprop"] = "sgd"
     precision: Precision = "fp64"
     quantised: bool = False
+    recomputed: bool = False
 
     @property
     def key(self) -> str:
@@ -55,7 +59,7 @@ class Case:
 
     def recipe(self, size: int) -> Recipe:
         """Return the recipe of this case for ``size`` ranks."""
-        options = SGD if self.rule == "sgd" else ADAM
+        options = OPTIONS[self.rule]
         return Recipe(
             rule=self.rule,
             groups=tuple((match, {**options, **more}) for match, more in GROUPS),
@@ -68,6 +72,7 @@ class Case:
             ema_ramp=5.0,
             sync_batchnorm=self.batchnorm == "synced",
             quantise=Quantise(start=1, freeze=4) if self.quantised else None,
+            recompute=RECOMPUTED if self.recomputed else (),
             seed=SEED,
         )
 
