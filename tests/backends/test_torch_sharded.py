@@ -86,6 +86,6 @@ def test_a_rule_that_needs_whole_arrays_is_refused() -> None:
             collective=LocalCollective(),
             device=torch.device("cpu"),
         )
-    with pytest.raises(SpecError, match="lamb given with backend.options.stage 2"):
+    with pytest.raises(SpecError, match=r"lamb given with backend\.options\.stage 2"):
         DeepSpeed(DeepSpeed.Options(stage=2)).check(recipe, size=2, on_cpu=True)
     DeepSpeed(DeepSpeed.Options(stage=0)).check(recipe, size=2, on_cpu=True)
