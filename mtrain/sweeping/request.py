@@ -64,13 +64,26 @@ class Request(Section):
         """Return whether one value of the metric is better than another; anything is better than None."""
         return than is None or (value > than if self.direction == "max" else value < than)
 
-    def trial_spec(self, params: Mapping[str, Any], *, report: Mapping[str, Any] | None = None) -> "Loaded":
-        """Return the spec of a trial. ``report``: values of its section ``report``; None: those of the spec itself.
+    def trial_spec(
+        self,
+        params: Mapping[str, Any],
+        *,
+        report: Mapping[str, Any] | None = None,
+        gpus: Sequence[str] | None = None,
+    ) -> "Loaded":
+        """Return the spec of a trial.
+
+        Args:
+            params: Values of the trial.
+            report: Values of its section ``report``; None: those of the spec itself.
+            gpus: What it has of the GPUs that ``cluster.devices`` lists, if the spec sets that key.
 
         Raises:
             SpecError: the values of the trial do not go together.
         """
         values = {**self.base, "report": {**self.base["report"], **(report or {})}}
+        if gpus is not None and self.base["cluster"].get("devices") is not None:
+            values["cluster"] = {**self.base["cluster"], "devices": [int(number) for number in gpus]}
         loaded = config.load(values, flags=given(self.parameters, params), environ={})
         return dataclasses.replace(loaded, source="the spec of the sweep")
 
