@@ -198,7 +198,9 @@ def difference(old: Request, new: Request) -> str:
     changed = sorted({name for name in (*spaces[0], *spaces[1]) if spaces[0].get(name) != spaces[1].get(name)})
     if changed:
         return f"the search space of {', '.join(changed)}"
-    before, now = (dict(_flat(json.loads(json.dumps(request.base)))) for request in (old, new))
+    # Read again, so that a key that is newer than the sweep has its default: it is no change of the user's.
+    bases = [config.load(old.base, environ={}).values, new.base]
+    before, now = (dict(_flat(json.loads(json.dumps(base)))) for base in bases)
     keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     return f"{keys[0]}: {before.get(keys[0])} before, {now.get(keys[0])} now" if keys else ""
 
