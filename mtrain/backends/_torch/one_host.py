@@ -5,6 +5,7 @@ nothing that its own arguments do not say. Rank 0 hosts the store at which the r
 """
 
 import argparse
+import itertools
 import os
 import signal
 import subprocess
@@ -29,7 +30,7 @@ def fits(argv: Sequence[str]) -> bool:
     if options is None or options.nnodes != "1" or options.max_restarts != 0:
         return False
     words = options.command
-    return SCRIPT_MODE not in zip(words, words[1:], strict=False)
+    return SCRIPT_MODE not in itertools.pairwise(words)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -116,7 +117,7 @@ class _Ranks:
     def wait(self) -> int:
         """Return 0 when all ranks have ended well; print a report and return 1 if one has not."""
         failed: dict[int, int] = {}
-        while any([process.poll() is None for process in self._processes]):
+        while self._running(self._processes):
             failed = failed or self._failed()
             now = time.monotonic()
             if self._kill_at == float("inf") and (failed or os.getppid() != self._parent):
@@ -141,7 +142,7 @@ class _Ranks:
 
     @staticmethod
     def _running(processes: Iterable["subprocess.Popen[bytes]"]) -> "list[subprocess.Popen[bytes]]":
-        return [process for process in processes if process.returncode is None]
+        return [process for process in processes if process.poll() is None]
 
     def _report(self, failed: Mapping[int, int]) -> str:
         """Return what torchrun prints of failed ranks, which ``Torchrun.deaths`` reads."""
