@@ -75,7 +75,7 @@ def train_repeatedly(
         _train_once(replace(job, spec=spec), data, run_folder, started, stop=stop, leave=leave)
 
 
-def _train_once(  # noqa: PLR0913  # the parts of a training
+def _train_once(
     job: Assembly,
     data: TaskData,
     run_folder: RunFolder,
