@@ -14,6 +14,7 @@ import numpy as np
 
 from mtrain.core.cadence import Cadence, advanced, scored
 from mtrain.core.interfaces import Batch, Loader, Module, Optimizer, Progress, RankSession, Rates, Why
+from mtrain.core.sampler import Shares
 from mtrain.core.update_record import FinishedUpdate, UpdateRecord, check_finite
 from mtrain.errors import Interrupted
 
@@ -32,6 +33,8 @@ class Job:
     """Micro batches per update."""
     global_batch: int
     """Samples per update over all ranks."""
+    shares: Shares | None = None
+    """Which shards this rank computes; None: one in each forward pass, as many as ranks."""
     seeds_shards: bool = False
     """Whether the model's randomness is seeded before each micro batch, because reading samples in this process may
     have drawn from the same generators."""
@@ -99,6 +102,11 @@ class _UpdateMeasures:
     losses: dict[str, Any] = field(default_factory=dict)
     """Sum of each loss over the micro batches so far."""
 
+    def add(self, losses: Mapping[str, Any], *, weight: float) -> None:
+        """Add the losses of a micro batch, times ``weight``."""
+        for name, loss in losses.items():
+            self.losses[name] = self.losses.get(name, 0.0) + (loss.detach() if weight == 1 else loss.detach() * weight)
+
 
 class Trainer:
     """Runs a job from any update to its end. The loop is the same for every backend.
@@ -112,6 +120,10 @@ class Trainer:
         self.job = job
         self.cadences = cadences
         self.hooks = hooks
+        collective = job.session.collective
+        self._shares = job.shares or Shares(
+            rank=collective.rank, size=collective.size, shards=collective.size, rounds=job.accumulate
+        )
         self._saved_at = hooks.clock()
         self._saved_update = -1
 
@@ -158,12 +170,14 @@ class Trainer:
         measures = _UpdateMeasures(start_s=clock())
         for i in range(job.accumulate):
             batch = self._next(batches, measures)
+            weight = self._shares.weight(i)
             if job.seeds_shards:
-                job.optimizer.seed_shard(i * job.session.collective.size + job.session.collective.rank)
-            with job.optimizer.micro_batch(last=i == job.accumulate - 1):
+                job.optimizer.seed_shard(self._shares.shard(i))
+            kept = {} if self._shares.moves_buffers(i) else {"moves_buffers": False}
+            with job.optimizer.micro_batch(last=i == job.accumulate - 1, **kept):
                 losses = job.model(batch)
-                job.optimizer.backward(losses["total"])
-            measures.losses = {name: measures.losses.get(name, 0.0) + x.detach() for name, x in losses.items()}
+                job.optimizer.backward(losses["total"] if weight == 1 else losses["total"] * weight)
+            measures.add(losses, weight=weight)
         rates = job.schedule(progress.update)
         norm = job.optimizer.step(rates)
         after = advanced(

@@ -18,7 +18,9 @@ import numpy as np
 
 from mtrain.core import binding, pruned
 from mtrain.core.completeness import check_session
+from mtrain.core.collective import OneShardOnly
 from mtrain.core.interfaces import (
+    Collective,
     Array,
     Backend,
     JobData,
@@ -35,8 +37,8 @@ from mtrain.core.interfaces import (
 )
 from mtrain.core.noise import KeyedLoader
 from mtrain.core.quantising import is_range
-from mtrain.core.recipe import check_frozen, make_recipe
-from mtrain.core.sampler import Padded, Shuffled, rank_share
+from mtrain.core.recipe import check_frozen, make_recipe, rounds
+from mtrain.core.sampler import Padded, Shares, Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.core.variations import Augmented
 from mtrain.data.loader.in_process import InProcess, reads_in_process
@@ -77,13 +79,23 @@ class Assembly:
         """Return the order that assigns samples to updates."""
         return Shuffled(self.data.length("train"), global_batch=self.spec.train.batch_size, seed=self.spec.train.seed)
 
+    @property
+    def shares(self) -> Shares:
+        """Return which shards of an update this rank computes."""
+        collective, recipe = self.session.collective, self.recipe
+        return Shares(
+            rank=collective.rank,
+            size=collective.size,
+            shards=recipe.shards or collective.size,
+            rounds=rounds(recipe, size=collective.size),
+        )
+
     def training_loader(self) -> Loader:
         """Make the loader of this rank's micro batches for training."""
-        order, collective, recipe = self.training_order(), self.session.collective, self.recipe
+        order, shares, recipe = self.training_order(), self.shares, self.recipe
 
         def indices(epoch: int, update: int) -> list[Any]:
-            batch = order.global_batch_indices(epoch, update)
-            return rank_share(batch, rank=collective.rank, size=collective.size, accumulate=recipe.accumulate)
+            return shares.divided(order.global_batch_indices(epoch, update))
 
         loader: Loader = self.pool.loader(
             "train",
@@ -96,8 +108,7 @@ class Assembly:
         )
         if self.plugin.native:
             return loader  # a user's own model gets its own batch and nothing else
-        all_places = np.arange(self.spec.train.batch_size)
-        places = rank_share(all_places, rank=collective.rank, size=collective.size, accumulate=recipe.accumulate)
+        places = shares.divided(np.arange(self.spec.train.batch_size))
         return KeyedLoader(loader, places, seed=self.spec.train.seed)
 
     def evaluation_loader(self) -> Loader:
@@ -185,9 +196,11 @@ def assembled(
             task = data.task()
             task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
             built: list[Module] = []
+            several = training and recipe.shards not in (None, session.collective.size)
+            given: Collective = OneShardOnly(session.collective) if several else session.collective
 
             def build() -> Module:
-                built.append(pruned.build(plugin, task, session.collective, spec.model.pruned))
+                built.append(pruned.build(plugin, task, given, spec.model.pruned))
                 return built[0]
 
             model, optimizer = session.prepare(build, recipe)

@@ -123,6 +123,7 @@ class TrainingRun:
                 total_updates=self.updates,
                 accumulate=job.recipe.accumulate,
                 global_batch=spec.train.batch_size,
+                shares=job.shares,
                 seeds_shards=job.plugin.native,
             ),
             Cadences(

@@ -14,6 +14,7 @@ class LiteSeg(Segmenter):
     (arXiv 2104.13188); 6.7 million parameters."""
 
     Options: ClassVar[type[BaseModel]] = LiteSegOptions
+    spans_ranks: ClassVar[bool] = True
 
     @property
     def stride(self) -> int:

@@ -59,6 +59,7 @@ class PPYOLOE(Model):
     Options: ClassVar[type[BaseModel]] = PPYOLOEOptions
     kind: ClassVar[str] = "detection"
     imitates: ClassVar[Sequence[str]] = ("outputs", "features")
+    spans_ranks: ClassVar[bool] = True
     size_step: int = _STRIDE
     published: ClassVar[Published] = Published(
         float32=("yolo_head.proj_conv.weight",),
