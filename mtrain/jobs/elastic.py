@@ -107,7 +107,9 @@ def check_every_number(
         except SpecError as error:
             several = [number for number in range(1, 65) if not _uneven(number * shards, fewest, len(hosts))]
             advice = f"; or give cluster.shards={several[0] * shards}" if several else ""
-            raise SpecError(f"with {count} of {len(hosts)} hosts this elastic job could not go on: {error}{advice}") from error
+            raise SpecError(
+                f"with {count} of {len(hosts)} hosts this elastic job could not go on: {error}{advice}"
+            ) from error
 
 
 def _uneven(shards: int, fewest: int, most: int) -> bool:

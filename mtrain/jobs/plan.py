@@ -188,6 +188,8 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     elastic.check(spec, all_hosts)
     shards = spec.cluster.shards or sum(host.slots for host in all_hosts)
     hosts = _present(spec, all_hosts, machine, shards=shards, on_cpu=devices.on_cpu)
+    if machine.present:
+        spec = _with_hosts(spec, [host.address for host in hosts])
     ranks = max(host.slots for host in hosts)
     size = sum(host.slots for host in hosts)
     own_code = own_code_of(loaded, framework=backend.framework)
@@ -488,7 +490,7 @@ def _launch_options(
     fitting = 1 if elastic.is_elastic(spec) else max(1, machine.cores // ranks)
     threads = fitting if cluster.threads == "auto" else cluster.threads
     if cluster.master_port == "auto":
-        port = machine.free_port if alone else machine.meeting_port
+        port = machine.free_port if alone and not machine.present else machine.meeting_port
     else:
         port = cluster.master_port
     own = placement.loopback_like(cluster.ips[0]) if cluster.ips else LOOPBACK
@@ -547,7 +549,9 @@ def _elastic_numbers(spec: Spec, recipe: Recipe, *, size: int) -> dict[str, Any]
         said["elastic"] = f"goes on with {spec.cluster.min_nodes} of its hosts; threads and shards stay"
     if recipe.shards not in (None, size):
         passes = recipe.accumulate // rounds(recipe, size=size)
-        said["shards"] = f"{recipe.shards} among {size} ranks: {passes} passes of each rank for a micro batch of the job"
+        said["shards"] = (
+            f"{recipe.shards} among {size} ranks: {passes} passes of each rank for a micro batch of the job"
+        )
     return said
 
 
