@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from mtrain.core import binding, pruned
-from mtrain.core.completeness import check_session
 from mtrain.core.collective import OneShardOnly
+from mtrain.core.completeness import check_session
 from mtrain.core.interfaces import (
-    Collective,
     Array,
     Backend,
+    Collective,
     JobData,
     Loader,
     Model,

@@ -1,7 +1,6 @@
 """Elastic jobs on real hosts: some are lost, come back or are added, and nobody can tell from the weights."""
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
