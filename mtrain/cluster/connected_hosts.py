@@ -192,7 +192,7 @@ def prepare(
         [member.channel for member in members.values()],
         "prepare",
         timeout_s=ASK_S + wait_s,
-        each=[{"node": node, "metrics": _metrics(plan, node)} for node in members],
+        each=[{"node": node, "metrics": _metrics(plan, member)} for node, member in members.items()],
         run_dir=str(plan.run_dir),
         log_dir=str(plan.log_dir) if plan.log_dir else None,
         files=dict(files),
@@ -208,6 +208,6 @@ def prepare(
         raise UsageError("\n".join(problems))
 
 
-def _metrics(plan: Plan, node: int) -> dict[str, Any] | None:
+def _metrics(plan: Plan, member: Member) -> dict[str, Any] | None:
     """Return where a host answers Prometheus, for a message."""
-    return None if plan.metrics is None else plan.metrics.on(plan.hosts[node].address).as_json()
+    return None if plan.metrics is None else plan.metrics.on(member.host).as_json()

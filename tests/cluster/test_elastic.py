@@ -68,10 +68,10 @@ def test_lost_hosts_come_back_and_nobody_can_tell_from_the_weights(jobs: Jobs, l
 
 def same_as_undisturbed(jobs: Jobs, job: Job, *, tolerance: float = 0.0, **values: object) -> None:
     """The job ends with the arrays, the losses and the updates of one on a single host."""
-    output = job.finish(timeout_s=500)
+    output = job.finish(timeout_s=1200)
     assert output.code == 0, output.text
     calm = jobs.on_one("calm", **values)
-    assert calm.finish(timeout_s=500).code == 0, calm.leader.text
+    assert calm.finish(timeout_s=1200).code == 0, calm.leader.text
     worst, (made, expected) = difference(arrays(calm.folder), arrays(job.folder)), (losses(job), losses(calm))
     print(f"largest difference {worst:.1e}; updates made again: {sum(map(len, made.values())) - len(made)}")
     assert worst <= tolerance
@@ -95,6 +95,7 @@ HARD = {"train__updates": 30, "train__precision": "fp64", "train__batch_size": 1
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("case", EVENTS)
 def test_three_two_three_one_three_hosts_end_where_the_undisturbed_job_ends(jobs: Jobs, lab: Lab, case: str):
     values = {**HARD, **EVENTS[case]}

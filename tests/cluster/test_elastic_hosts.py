@@ -61,7 +61,7 @@ def member(node: int, checkpoint: str | None = None) -> Member:
 
 
 def plan() -> Any:
-    return SimpleNamespace(run_dir=Path("runs/x"), log_dir=None, resume=None)
+    return SimpleNamespace(run_dir=Path("runs/x"), log_dir=None, resume=None, metrics=None)
 
 
 def outcome(*, ended=(), lost=(), reformed="") -> Any:
