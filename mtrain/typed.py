@@ -377,6 +377,10 @@ class Train(TypedDict, total=False):
     prune: TrainPrune | None
     """zeros and an L1 penalty while training, see docs/pruning.md; null: none"""
 
+    recompute: bool | Sequence[str]
+    """compute inner results of blocks again in the backward pass, for less memory and the same bits: true: the
+    blocks that the model names; or regexes of names of its submodules; see docs/memory.md"""
+
     patience: int | None
     """stop after this many evaluations without a better score"""
 
@@ -403,14 +407,15 @@ class OptimizerGroups(TypedDict, total=False):
 class Optimizer(TypedDict, total=False):
     """The rule that turns gradients into weights."""
 
-    rule: Literal["sgd", "adam", "adamw"]
-    """sgd with momentum, adam, or adam with decoupled weight decay"""
+    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb"]
+    """sgd with momentum, adam, adamw (decoupled weight decay), lion, rmsprop, adadelta, or lamb, which needs a
+    backend that keeps arrays whole; see docs/backends.md"""
 
     rate: float
     """learning rate after warm-up, before the schedule"""
 
     momentum: float
-    """sgd: momentum; adam and adamw: beta1"""
+    """sgd and rmsprop: momentum; adadelta: unused; others: beta1"""
 
     nesterov: bool
     """sgd: look ahead along the momentum"""
@@ -419,10 +424,12 @@ class Optimizer(TypedDict, total=False):
     """of the groups that do not give their own"""
 
     beta2: float
-    """adam and adamw: decay of the squared gradient"""
+    """decay of the squared gradient; lion: of the mean. Usual are 0.999 for adam, adamw and lamb, 0.99 for lion
+    and rmsprop, 0.9 for adadelta"""
 
     eps: float
-    """adam and adamw: added to the root of the squared gradient"""
+    """added to the root of the squared gradient; adadelta: to the squares; lion: unused. Usual is 1e-6 for
+    adadelta and lamb"""
 
     groups: Sequence[OptimizerGroups]
     """by name, the first match wins"""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtrain.cluster.channel import Message
+from mtrain.cluster.host_log import HostLog
 from mtrain.cluster.hosts import Participant
 from mtrain.cluster.outcome import Loss, Outcome
 from mtrain.errors import Interrupted
@@ -97,6 +98,9 @@ class Attempt:
         """Start the command on every host, and watch until all have ended or were lost."""
         self._outcome = Outcome(plan=self.plan, members=self.members)
         self._saves_passed_on = self.requests.saves
+        self._host_log = HostLog(self.plan.run_dir)
+        if len(self.members) > 1:
+            self._host_log.began([member.label for member in self.members.values()], restarts=self.restarts)
         for node, member in self.members.items():
             member.channel.silence_s = self.limits.silence_s
             member.channel.send(self._orders(node, member))
@@ -147,6 +151,7 @@ class Attempt:
             # The process that connects a silent host has not ended, and waiting for its end would take time.
             words = "" if disconnection.is_silence else self.last_words(node)
             self._outcome.words[node] = words
+            self._host_log.lost(self.members[node].label, str(disconnection))
             self._outcome.lost[node] = Loss(at=now, why=disconnection, last_heard=time.time() - channel.silent_s)
 
     def _take(self, node: int, message: Message, now: float) -> None:

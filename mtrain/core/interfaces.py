@@ -69,7 +69,7 @@ class Pruning:
 class Recipe:
     """Every setting that affects gradients or weights. It is fixed before the model is built."""
 
-    rule: Literal["sgd", "adam", "adamw"]
+    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb"]
     groups: Sequence[tuple[str, Mapping[str, float]]]
     """Parameter groups as (regex searched in the parameter name, options); the first group that matches a name takes
     it.
@@ -102,6 +102,9 @@ class Recipe:
     """None: no layer is rounded."""
     prune: Pruning | None = None
     """None: no weight is set to 0 and no penalty is applied."""
+    recompute: Sequence[str] = ()
+    """Regexes of names of submodules whose inner results are computed again in the backward pass; see
+    ``core.recomputing``. Of submodules inside each other only the outermost is."""
     channels_last: bool = False
     compile: bool = False
     own_model: bool = False
@@ -122,7 +125,7 @@ class State:
     ema: dict[str, Array] = field(default_factory=dict)
     """Averaged parameters and float buffers but ``core.quantising.RANGE``; empty without EMA."""
     moments: dict[str, Array] = field(default_factory=dict)
-    """``<moment>/<parameter name>``: ``momentum/...`` for sgd, ``mean/...`` and ``square/...`` for adam(w)."""
+    """``<moment>/<parameter name>``, see ``core.recipe.MOMENTS``."""
     counters: dict[str, float] = field(default_factory=dict)
     """``updates`` (optimizer steps taken), ``skipped``, ``skipped_in_a_row``, ``loss_scale``, ``loss_scale_age``."""
 
@@ -157,7 +160,7 @@ class Rates:
     rates: Sequence[float]
     """Learning rate of each group of the recipe, in its order."""
     momentum: float | None = None
-    """Momentum (sgd) or beta1 (adam) that replaces the one of every group; None: each group keeps its own."""
+    """Momentum (sgd, rmsprop) or beta1 (others) that replaces the one of every group; None: each group keeps its own."""
     sparsity: float | None = None
     """Share of each pruned array that is to be 0 after this update; None: the masks stay as they are."""
 
@@ -495,6 +498,8 @@ class Model(Protocol):
 
     The network then derives from ``models.common.imitation.Imitator``.
     """
+    recomputable: ClassVar[Sequence[str]] = ()
+    """Regexes of names of the submodules that ``train.recompute: true`` recomputes; none: the spec has to name them."""
     published: ClassVar[Published] = Published()
     """How weight files that others publish for the model differ from its state; by default they do not."""
 

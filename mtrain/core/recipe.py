@@ -5,7 +5,7 @@ All functions are pure and need no framework, because ``mtrain plan`` calls them
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mtrain.core.interfaces import Pruning, Quantise, Recipe
@@ -14,6 +14,16 @@ from mtrain.spec.model import Spec
 from mtrain.spec.training import GroupSpec, PruneSpec, QuantiseSpec
 
 Rule = tuple[str, dict[str, float]]
+MOMENTS: Mapping[str, Sequence[str]] = {
+    "sgd": ("momentum",),
+    "adam": ("mean", "square"),
+    "adamw": ("mean", "square"),
+    "lion": ("mean",),
+    "rmsprop": ("square", "momentum"),
+    "adadelta": ("square", "step_square"),
+    "lamb": ("mean", "square"),
+}
+"""Maps a rule to its moments, of which each trained parameter has one of its own shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +54,8 @@ def scaling(spec: Spec) -> Scaled:
 def group_rules(spec: Spec) -> list[Rule]:
     """Return (regex, options) of each parameter group, with scaled weight decay.
 
-    Options: ``weight_decay`` and, for sgd, ``momentum`` and ``nesterov`` (0 or 1); for adam and adamw ``beta1``,
-    ``beta2`` and ``eps``.
+    Options: ``weight_decay`` and, for sgd, ``momentum`` and ``nesterov`` (0 or 1), for rmsprop ``momentum``, ``beta2`` and
+    ``eps``; for the others those of ``beta1``, ``beta2`` and ``eps`` that they have.
     """
     return [(group.match, _options(spec, group)) for group in spec.optimizer.groups]
 
@@ -56,7 +66,25 @@ def _options(spec: Spec, group: GroupSpec) -> dict[str, float]:
     options = {"weight_decay": decay * scaling(spec).weight_decay}
     if rule.rule == "sgd":
         return options | {"momentum": rule.momentum, "nesterov": float(rule.nesterov and rule.momentum > 0)}
-    return options | {"beta1": rule.momentum, "beta2": rule.beta2, "eps": rule.eps}
+    first = {"rmsprop": {"momentum": rule.momentum}, "adadelta": {}}.get(rule.rule, {"beta1": rule.momentum})
+    return options | first | {"beta2": rule.beta2} | ({} if rule.rule == "lion" else {"eps": rule.eps})
+
+
+def check_parts(recipe: Recipe, *, splits: str) -> None:
+    """Refuse a rule that needs whole arrays where a backend splits them over the ranks.
+
+    Args:
+        recipe: The recipe.
+        splits: What splits them, such as "backend.options.stage 2".
+
+    Raises:
+        SpecError: The rule is one of these.
+    """
+    if recipe.rule == "lamb":
+        raise SpecError(
+            f"optimizer.rule: {recipe.rule} given with {splits}, which splits arrays over the ranks, but the rule needs the "
+            "lengths of whole ones; use another rule such as adamw, or a backend that keeps arrays whole"
+        )
 
 
 def assign(names: Iterable[str], groups: Sequence[tuple[str, object]]) -> list[list[str]]:

@@ -82,6 +82,8 @@ class Hooks:
     evaluate: Callable[[Progress], Mapping[str, float]] = _no_scores
     """Returns figures that are equal on every rank; ``"score"`` is the one to maximise. Raises ``Interrupted``, on
     every rank, if the ranks agreed during the evaluation to end the job."""
+    inspect: Callable[[Progress], None] = _nothing
+    """Receives the progress before the first update and after each one; collective too. It must change nothing."""
     save: Callable[[Progress, float | None, Why], None] = _nothing
     """Saves the job so that it can be resumed at the given progress, for the reason given. The score is None unless the
     job was evaluated just now."""
@@ -131,6 +133,7 @@ class Trainer:
         """Train from ``progress`` to the end of the job, and return the progress then. Every rank must call."""
         self.job.model.train()
         self._saved_update = progress.update or -1
+        self.hooks.inspect(progress)
         unscored = progress.update > 0 and progress.scored_update != progress.update
         if unscored and self.cadences.evaluations.due(progress):
             # The interrupted run was asked to end before an evaluation that was due, so it is made up for now.
@@ -150,6 +153,7 @@ class Trainer:
         with closing(closable(job.session.batches(micro_batches))) as batches:
             while progress.epoch == epoch and progress.update < job.total_updates:
                 progress, stop, why = self.run_update(batches, progress)
+                self.hooks.inspect(progress)
                 progress = self._after_update(
                     progress,
                     evaluate=self.cadences.evaluations.due(progress),

@@ -38,6 +38,7 @@ from mtrain.core.interfaces import (
 from mtrain.core.noise import KeyedLoader
 from mtrain.core.quantising import is_range
 from mtrain.core.recipe import check_frozen, make_recipe, rounds
+from mtrain.core.recomputing import patterns
 from mtrain.core.sampler import Drawn, Padded, Shares, Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.core.variations import Augmented
@@ -204,7 +205,11 @@ def assembled(
             if spec.report.times_waits:
                 session.time_waits()
             check_device(spec, backend, session)
-            recipe = replace(make_recipe(spec, size=session.collective.size), own_model=plugin.native)
+            recipe = replace(
+                make_recipe(spec, size=session.collective.size),
+                own_model=plugin.native,
+                recompute=recomputed(spec, plugin),
+            )
             task = data.task()
             task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
             built: list[Module] = []
@@ -418,6 +423,15 @@ def given_weights(
         CheckpointError: The weights cannot be read.
     """
     return match(read(path), entry_types(state), plugin.published, own=own)
+
+
+def recomputed(spec: Spec, plugin: Model) -> tuple[str, ...]:
+    """Return ``Recipe.recompute`` of the job.
+
+    Raises:
+        SpecError: The model names no blocks, and the spec none of its submodules.
+    """
+    return patterns(spec.train, plugin.recomputable, model=spec.model.name)
 
 
 def augmented(spec: Spec, plugin: Model) -> Augmented | None:

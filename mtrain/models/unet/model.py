@@ -1,5 +1,6 @@
 """A U-Net as a model plugin. Only ``build`` needs a framework."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import BaseModel
@@ -14,6 +15,7 @@ class UNet(Segmenter):
 
     Options: ClassVar[type[BaseModel]] = UNetOptions
     spans_ranks: ClassVar[bool] = True
+    recomputable: ClassVar[Sequence[str]] = (r"^(down|up)\.\d+$",)
 
     @property
     def stride(self) -> int:
