@@ -20,6 +20,8 @@ from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 from mtrain.errors import Interrupted, SpecError
 from mtrain.rank import kept, process
 from mtrain.rank.assembly import Assembly, assembled, augmented, open_task, unused_gpus
+from mtrain.rank.draws import KEY
+from mtrain.rank.inspection import Inspection
 from mtrain.rank.records import (
     left_out,
     log_to_stderr,
@@ -52,6 +54,7 @@ def train(
             run.adopt_spec()
         run.announce(resumed_from=resume)
         run.report_teacher(saved)
+        run.restore_draws(saved)
         run.to_its_end(started, stop=stop, leave=leave)
 
 
@@ -97,7 +100,8 @@ class TrainingRun:
         self.job = job
         self._data = data
         self.run_folder = run_folder
-        self.loader = job.training_loader()
+        self._draws = job.draws(data)
+        self.loader = job.training_loader(self._draws)
         self._tracer: Tracer | None = None
         self._shares = Shares()
         if job.spec.report.trace == "state":
@@ -110,6 +114,7 @@ class TrainingRun:
             self.loader = self._tracer.watch(self.loader)
         self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
         self.report, self.checkpoints = writers(job, run_folder, result.progress)
+        self._inspection = Inspection(job, self.report, total_updates=self.updates)
         self._result = result
         self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
         self._stop: Callable[[], bool] = lambda: False
@@ -162,6 +167,7 @@ class TrainingRun:
                 total_updates=self.updates,
                 accumulate=job.recipe.accumulate,
                 global_batch=spec.train.batch_size,
+                shares=job.shares,
                 seeds_shards=job.plugin.native,
             ),
             Cadences(
@@ -175,6 +181,7 @@ class TrainingRun:
             Hooks(
                 on_update=self.updated,
                 evaluate=self.evaluate,
+                inspect=self._inspection,
                 save=self.save,
                 stop=self._stop,
                 save_requested=self._save_request,
@@ -233,6 +240,18 @@ class TrainingRun:
             )
             self.report.event("warning", message=message)
 
+    def restore_draws(self, saved: checkpoint.Saved | None) -> None:
+        """Go on drawing samples as the resumed job did; warn if it chose them in another way."""
+        before = None if saved is None else saved.meta["extra"].get(KEY)
+        if self._draws is not None and before is not None:
+            self._draws.restore(before)
+        elif saved is not None and (self._draws is None) != (before is None):
+            message = (
+                f"the checkpoint was trained on samples {'drawn by weights' if before else 'of which each came once an epoch'}; "
+                "from here on, this job's spec chooses them in the other way"
+            )
+            self.report.event("warning", message=message)
+
     def updated(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped."""
         self._shares.take(record)
@@ -266,6 +285,8 @@ class TrainingRun:
         figures["score"] = _score(figures, job.spec.evaluate.score)
         best = self._result.take(figures, progress, evaluator)
         self._result.evaluator = evaluator
+        if self._draws is not None:
+            self._draws.evaluated(figures)
         self.report.evaluation(
             figures,
             update=progress.update,
@@ -294,6 +315,7 @@ class TrainingRun:
                 "details": dict(job.task.details),
                 "results": self._result.figures(),
                 **({} if job.teacher is None else {"teacher": job.teacher}),
+                **({} if self._draws is None else {KEY: self._draws.state()}),
             },
         )
         folder = str(self.run_folder.checkpoints)

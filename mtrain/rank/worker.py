@@ -5,13 +5,13 @@ A launcher starts it as ``python -m mtrain.rank.worker --run-dir RUN [--mode tra
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrain.files import parse_json
 from mtrain.rank import process
 from mtrain.rank.evaluate import evaluate_only
 from mtrain.rank.records import log_to_stderr
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train_rounds(spec: Any, run_folder: RunFolder, *, stop: process.StopRequest, leave: process.Leaving) -> None:
     """Train as often as ``rounds.json`` of the run folder asks for."""
-    rounds = parse_json((run_folder.path / ROUNDS).read_text(encoding="utf-8"))
+    rounds = json.loads((run_folder.path / ROUNDS).read_text(encoding="utf-8"))
     train_repeatedly(spec, run_folder, [Path(folder) for folder in rounds], stop=stop, leave=leave)
 
 
