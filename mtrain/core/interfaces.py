@@ -231,6 +231,22 @@ class Optimizer(Protocol):
         """
         ...
 
+    def step_later(
+        self, rates: Rates, numbers: Sequence[float], tensors: Sequence[Tensor]
+    ) -> Callable[[], tuple[float, Array]]:
+        """Do one update as ``step`` does, without waiting for the device; only where ``RankSession.late`` is True.
+
+        Args:
+            rates: rates and momentum of the update.
+            numbers: figures of this rank that the host knows.
+            tensors: figures of this rank on the device, each of one element.
+
+        Returns:
+            A function that waits for the device, and returns the norm and the means over ranks of ``numbers`` and
+            ``tensors``, float64. Call it after the next update was started, when the device has work to go on with.
+        """
+        ...
+
     def seed_shard(self, shard: int) -> None:
         """Seed the model's randomness by (seed, update, share of the global batch); see ``core.update``.
 
@@ -269,6 +285,10 @@ class RankSession(Protocol):
     else:
         collective: Collective
         device: str
+
+    late: bool = False
+    """Whether the trainer is to read the figures of an update one update later (``Optimizer.step_later``), so that it
+    does not wait for the device in mid-update; ``prepare`` sets it."""
 
     @abstractmethod
     def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:

@@ -124,6 +124,8 @@ class TrainingRun:
                 accumulate=job.recipe.accumulate,
                 global_batch=spec.train.batch_size,
                 seeds_shards=job.plugin.native,
+                # A trace looks at the state after every update, which must be that of the record.
+                late=job.session.late and spec.report.trace == "none",
             ),
             Cadences(
                 report_every=spec.report.every_updates,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import paddle
 from paddle.nn import Layer
@@ -52,6 +52,8 @@ class PaddleEngine(RankSession):
         self.collective = collective
         self.target = target
         self.waits: Waits | None = None
+        self.late_figures: bool | Literal["auto"] = "auto"
+        """The backend's option ``late_figures``."""
         self._check = check
         self._recipe: Recipe | None = None
 
@@ -83,6 +85,8 @@ class PaddleEngine(RankSession):
             raise SpecError(nothing_to_train(recipe))
         called, exchange = self.wrap(model, recipe)
         optimizer = PaddleOptimizer(model, recipe, exchange=exchange, collective=self.collective)
+        wanted = not on_cpu if self.late_figures == "auto" else self.late_figures
+        self.late = wanted and optimizer.can_be_late
         optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
         self._recipe = recipe
         return called, optimizer
@@ -122,6 +126,7 @@ class PaddleEngine(RankSession):
 
         Sets the buffers of all ranks to rank 0's, so that training continues with what is saved.
         """
+        optimizer.settle()
         model = inner(model)
         ema = optimizer.ema()
         parameters = {name for name, _ in model.named_parameters()}
@@ -136,6 +141,7 @@ class PaddleEngine(RankSession):
 
     @override
     def restore(self, model: Layer, optimizer: PaddleOptimizer, saved: State) -> None:
+        optimizer.settle()
         model = inner(model)
         saved = fitted(saved, model.state_dict())
         if saved.weights:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -55,6 +55,8 @@ class TorchEngine(RankSession):
         self.collective = collective
         self.target = target
         self.waits: Waits | None = None
+        self.late_figures: bool | Literal["auto"] = "auto"
+        """The backend's option ``late_figures``."""
         self._check = check
         self._recipe: Recipe | None = None
 
@@ -86,8 +88,12 @@ class TorchEngine(RankSession):
         called, exchange = self.wrap(model, recipe)
         self._recipe = recipe
         optimizer = self.optimizer(model, recipe, exchange)
+        self.late = self._wants_late() and optimizer.can_be_late
         optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
         return called, optimizer
+
+    def _wants_late(self) -> bool:
+        return self.target.type == "cuda" if self.late_figures == "auto" else self.late_figures
 
     def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
         """Return the module that is called in training, and how its gradients are exchanged.
@@ -137,6 +143,7 @@ class TorchEngine(RankSession):
 
         Sets the buffers of all ranks to rank 0's, so that training continues with what is saved.
         """
+        optimizer.settle()
         model = inner(model)
         ema = optimizer.ema()
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -150,6 +157,7 @@ class TorchEngine(RankSession):
 
     @override
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
+        optimizer.settle()
         model = inner(model)
         saved = fitted(saved, model.state_dict())
         if saved.weights:

@@ -25,6 +25,7 @@ class PartsOptimizer(TorchOptimizer):
     """A TorchOptimizer that clips by the norm of whole arrays even where a rank holds only parts of them."""
 
     parts: Parts
+    knows_late = False
 
     @override
     def _norm(self, gradients: Gradients) -> float:
@@ -123,6 +124,10 @@ class _ShapedRule:
     def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
         self._rule.apply(places, [grad.reshape(-1) for grad in grads], rate=rate, momentum=momentum)
+
+    def leave_out(self, skip: Tensor | None) -> None:
+        """See ``Rule.leave_out``."""
+        self._rule.leave_out(skip)
 
     def set_updates(self, updates: int) -> None:
         """See ``Rule.set_updates``."""
