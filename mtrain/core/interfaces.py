@@ -537,6 +537,14 @@ class Model(Protocol):
         """
         ...
 
+    def arranged(self, batch: HostBatch) -> HostBatch:
+        """Return a micro batch of training as the network takes it, before it is sent to the device.
+
+        What the network would have to read from the device is worked out here. The network must take ``batch`` itself,
+        too. The default returns ``batch``.
+        """
+        return batch
+
     @abstractmethod
     def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
         """Return the start values of every weight and buffer, drawn by (seed, name), so equal on every framework."""

@@ -13,9 +13,13 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.cadence import Cadence, advanced, counted, moved, scored
-from mtrain.core.interfaces import Array, Batch, Loader, Module, Optimizer, Progress, RankSession, Rates, Why
+from mtrain.core.interfaces import Array, Batch, HostBatch, Loader, Module, Optimizer, Progress, RankSession, Rates, Why
 from mtrain.core.update_record import FinishedUpdate, UpdateRecord, check_finite
 from mtrain.errors import Interrupted
+
+
+def _unchanged(batch: HostBatch) -> HostBatch:
+    return batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,8 @@ class Job:
     seeds_shards: bool = False
     """Whether the model's randomness is seeded before each micro batch, because reading samples in this process may
     have drawn from the same generators."""
+    arranged: Callable[[HostBatch], HostBatch] = _unchanged
+    """Arranges a micro batch for the network before it is sent to the device, see ``Model.arranged``."""
     late: bool = False
     """Whether the figures of an update are read after the next one was started, see ``RankSession.late``. Requests to end or
     to save are then followed one update later, and so is the refusal of too many updates that are not finite."""
@@ -150,7 +156,7 @@ class Trainer:
         """Train to the end of the epoch that ``progress`` is in, or of the job if that comes first."""
         job, epoch = self.job, progress.epoch
         micro_batches = job.loader.micro_batches(epoch, progress.position)
-        with closing(closable(job.session.batches(micro_batches))) as batches:
+        with closing(closable(job.session.batches(map(job.arranged, micro_batches)))) as batches:
             while progress.epoch == epoch and progress.update < job.total_updates:
                 progress, stop, why = self.run_update(batches, progress)
                 evaluate, save = self.cadences.evaluations.due(progress), self.cadences.saves.due(progress)

@@ -125,6 +125,7 @@ class TrainingRun:
                 global_batch=spec.train.batch_size,
                 seeds_shards=job.plugin.native,
                 # A trace looks at the state after every update, which must be that of the record.
+                arranged=job.plugin.arranged,
                 late=job.session.late and spec.report.trace == "none",
             ),
             Cadences(

@@ -58,6 +58,15 @@ def norm_on_device(tensors: Sequence[Tensor]) -> Tensor:
     return total.sqrt()
 
 
+def put_along_axis(x: Tensor, indices: Tensor, values: Tensor, axis: int, reduce: str) -> Tensor:
+    """Do what ``paddle.put_along_axis`` does without broadcasting, without waiting for the device."""
+    # The public function reads from the device whether all indices are in range.
+    if not paddle.in_dynamic_mode():
+        return paddle.put_along_axis(x, indices, values, axis, reduce, broadcast=False)
+    put: Tensor = _KERNELS.put_along_axis(x, indices, values, axis, reduce, True)  # noqa: FBT003 - x counts, too
+    return put
+
+
 # ------------------------------------------------------------------------------------------------------------- memory
 def share_memory(memory: Tensor, tensor: Tensor) -> None:
     """Make ``tensor`` lie in ``memory``, which has as many elements; both objects stay valid."""
