@@ -263,6 +263,10 @@ class Optimizer(Protocol):
         ...
 
 
+Narrow = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""Type of ``Model.narrowed``. A session whose device is the CPU need not take it."""
+
+
 class RankSession(Protocol):
     """One rank of a running job: what ``with backend as session:`` binds. Nothing of it may be used afterwards.
 
@@ -305,8 +309,8 @@ class RankSession(Protocol):
         ...
 
     @abstractmethod
-    def infer(self, model: Module, batch: Batch) -> dict[str, Array]:
-        """Run the model on one batch and return its outputs as numpy arrays.
+    def infer(self, model: Module, batch: Batch, *, narrow: Narrow | None = None) -> dict[str, Array]:
+        """Run the model on one batch and return its outputs, changed by ``narrow`` on the device, as numpy arrays.
 
         Nothing is exchanged between ranks and no gradient is kept. The pass has the recipe's precision; half-precision
         results become float32. The caller must have put the model into evaluation mode.
@@ -549,6 +553,14 @@ class Model(Protocol):
     def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
         """Return the start values of every weight and buffer, drawn by (seed, name), so equal on every framework."""
         ...
+
+    def narrowed(self, output: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Leave out of the output of evaluation mode, on the device, what ``predictions`` would drop.
+
+        It is called where the output would have to be downloaded; ``predictions`` must return the same. The default
+        leaves out nothing.
+        """
+        return output
 
     @abstractmethod
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Any]:

@@ -14,7 +14,7 @@ from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
 from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
-from mtrain.core.interfaces import Array, Batch, HostBatch, RankSession, Recipe, State
+from mtrain.core.interfaces import Array, Batch, HostBatch, Narrow, RankSession, Recipe, State
 from mtrain.core.program import Program
 from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
@@ -114,10 +114,12 @@ class PaddleEngine(RankSession):
         return batches.upload(loader, self.target)
 
     @override
-    def infer(self, model: Layer, batch: Batch) -> dict[str, Array]:
+    def infer(self, model: Layer, batch: Batch, *, narrow: Narrow | None = None) -> dict[str, Array]:
         assert self._recipe is not None, "prepare comes first"
         with paddle.no_grad(), precision.forward_context(self._recipe.precision):
-            output: dict[str, Any] = inner(model)(batch)
+            output: Mapping[str, Any] = inner(model)(batch)
+            if narrow is not None:
+                output = narrow(output)
         return {name: state.to_numpy(x) for name, x in output.items()}
 
     @override

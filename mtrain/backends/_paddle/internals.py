@@ -58,7 +58,7 @@ def norm_on_device(tensors: Sequence[Tensor]) -> Tensor:
     return total.sqrt()
 
 
-def put_along_axis(x: Tensor, indices: Tensor, values: Tensor, axis: int, reduce: str) -> Tensor:
+def put_along_axis(x: Tensor, indices: Tensor, values: Tensor, axis: int, reduce: Any) -> Tensor:
     """Do what ``paddle.put_along_axis`` does without broadcasting, without waiting for the device."""
     # The public function reads from the device whether all indices are in range.
     if not paddle.in_dynamic_mode():

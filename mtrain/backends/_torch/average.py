@@ -26,14 +26,16 @@ class Average:
         self.shadow = [tensor.detach().clone() for tensor in live]
         self._shares = shares
         self._remembered: dict[int, Tensor] = {}
+        self._copies: list[Tensor] = []
 
     def remember(self) -> None:
         """Copy the buffers, which forward passes change before ``follow`` is called for the update just made."""
         places = [i for i, tensor in enumerate(self.live) if not tensor.requires_grad]
-        copies = [torch.empty_like(self.live[i]) for i in places]
+        if not self._copies:
+            self._copies = [torch.empty_like(self.live[i]) for i in places]
         if places:
-            internals.copy_(copies, [self.live[i].detach() for i in places])
-        self._remembered = dict(zip(places, copies, strict=True))
+            internals.copy_(self._copies, [self.live[i].detach() for i in places])
+        self._remembered = dict(zip(places, self._copies, strict=True))
 
     def follow(self, update: int) -> None:
         """Fold the weights of update ``update`` (1-based) in: shadow = keep * shadow + take * live."""

@@ -14,7 +14,7 @@ from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.completeness import check_members
-from mtrain.core.interfaces import Array, Batch, HostBatch, RankSession, Recipe, State
+from mtrain.core.interfaces import Array, Batch, HostBatch, Narrow, RankSession, Recipe, State
 from mtrain.core.program import Program
 from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
@@ -131,10 +131,12 @@ class TorchEngine(RankSession):
         return batches.upload(loader, self.target)
 
     @override
-    def infer(self, model: nn.Module, batch: Batch) -> dict[str, Array]:
+    def infer(self, model: nn.Module, batch: Batch, *, narrow: Narrow | None = None) -> dict[str, Array]:
         assert self._recipe is not None, "prepare comes first"
         with torch.no_grad(), precision.forward_context(self._recipe.precision, self.target):
-            output: dict[str, Any] = inner(model)(batch)
+            output: Mapping[str, Any] = inner(model)(batch)
+            if narrow is not None:
+                output = narrow(output)
         return {name: state.to_numpy(x) for name, x in output.items()}
 
     @override

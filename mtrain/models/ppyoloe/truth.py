@@ -19,8 +19,9 @@ def rows_for(count: int) -> int:
     The assigners' memory grows with it. Powers of two have eight steps in between, so that shapes repeat and kernels, plans
     and blocks of memory can be used again.
     """
-    step = max(2 ** (max(count, 1).bit_length() - 1) // _STEPS, 1)
-    return max(-(-count // step) * step, 1)
+    step: int = max(2 ** (max(count, 1).bit_length() - 1) // _STEPS, 1)
+    rows: int = max(-(-count // step) * step, 1)
+    return rows
 
 
 def grouped(targets_T6: Array, *, shape: tuple[int, ...]) -> tuple[Array, Array]:
