@@ -235,6 +235,10 @@ class Data(TypedDict, total=False):
     cache_dir: str | None
     """folder of the disk cache; null: the user's cache folder"""
 
+    image_weights: bool
+    """each epoch draws its pictures with replacement, those more often whose classes are rare or had a low AP in
+    the last evaluation before the epoch; YOLOv5's --image-weights"""
+
     nondeterministic: Literal["refuse", "allow"]
     """allow: accept samples that differ when they are read again, so that a resumed job may train on others"""
 
@@ -677,6 +681,13 @@ class Report(TypedDict, total=False):
     trace: Literal["none", "traffic", "state"]
     """what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the seconds
     waited for each other so far; state, the bytes, and digests of samples, weights, averages and moments"""
+
+    metrics_port: int | None
+    """port of every host at which Prometheus can read the progress of a training job; null: none is opened"""
+
+    metrics_address: str
+    """address at which that port is opened; `host`: the address of each host in the job; 0.0.0.0: all addresses
+    of the host"""
 
     display: Literal["auto", "rich", "plain", "quiet"]
     """progress on the console; auto: rich on a terminal, one live output in a notebook, plain lines elsewhere"""

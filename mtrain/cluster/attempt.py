@@ -66,6 +66,8 @@ class Attempt:
     requests: processes.Requests
     """Signals that ask this process to end the job."""
     limits: Limits
+    restarts: int = 0
+    """How many attempts of the job came before this one."""
     forwarded: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that are sent to every host."""
     last_words: Callable[[int], str] = lambda node: ""
@@ -116,6 +118,8 @@ class Attempt:
             "starts_ranks": self.plan.launcher.agent,
             "first_rank": self.plan.first_rank(node),
             "ranks": self.plan.hosts[node].slots,
+            "hosts": len(self.plan.hosts),
+            "restarts": self.restarts,
             "silence_s": self.limits.silence_s,
             "failure_s": self.limits.settle_s + self.limits.ending_s,
         }

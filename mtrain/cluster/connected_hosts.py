@@ -43,6 +43,8 @@ class ConnectedHosts:
     """Seconds within which lost hosts must be back."""
     cwd: str | None = None
     """Working directory of the ranks; None: that of each agent."""
+    attempts: int = 0
+    """How many attempts were made."""
 
     def run(self, plan: Plan) -> Result:
         """Prepare the hosts, run ``plan``, and restart after failures as often as the plan allows.
@@ -57,8 +59,10 @@ class ConnectedHosts:
 
     def attempt(self, plan: Plan) -> Outcome:
         """Run the plan's command on every host; note hosts on which processes may still run."""
+        self.attempts += 1
         outcome = Attempt(
             plan=plan,
+            restarts=self.attempts - 1,
             members=self.members,
             display=self.display,
             requests=self.requests,
@@ -183,7 +187,7 @@ def prepare(
         [member.channel for member in members.values()],
         "prepare",
         timeout_s=ASK_S + wait_s,
-        each=[{"node": node} for node in members],
+        each=[{"node": node, "metrics": _metrics(plan, node)} for node in members],
         run_dir=str(plan.run_dir),
         log_dir=str(plan.log_dir) if plan.log_dir else None,
         files=dict(files),
@@ -197,3 +201,8 @@ def prepare(
     ]
     if problems:
         raise UsageError("\n".join(problems))
+
+
+def _metrics(plan: Plan, node: int) -> dict[str, Any] | None:
+    """Return where a host answers Prometheus, for a message."""
+    return None if plan.metrics is None else plan.metrics.on(plan.hosts[node].address).as_json()

@@ -348,7 +348,7 @@ class RankSession(Protocol):
     def time_waits(self) -> None:
         """Measure from now on how long this rank waits for others; see ``measure``.
 
-        It is called before ``prepare``, and only if a comparison needs it. The default measures nothing.
+        It is called before ``prepare``, and only if a comparison or ``report.metrics_port`` needs it. The default measures nothing.
         """
         return
 
@@ -730,6 +730,18 @@ class TaskData(JobData, Protocol):
 
     def describe(self) -> Sequence[Table | Remark]:
         """Return tables and sentences on both splits, for ``mtrain data check``."""
+        ...
+
+    def sample_weights(self, figures: Mapping[str, float]) -> Array | None:
+        """Return how often each training sample is drawn relative to the others, float64 (samples,); None: once an epoch.
+
+        It is a pure function of the data and of ``figures``, those of the last evaluation before the epoch (empty: there
+        was none), and is None always or never. With weights, the source receives ``index + k * len(source)`` for
+        repetition ``k`` of a sample within an epoch, and varies each repetition differently.
+
+        Raises:
+            DataError: no sample could be drawn.
+        """
         ...
 
     def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:

@@ -57,6 +57,47 @@ class Shuffled:
         return self.permutation(epoch)[start : start + self.global_batch]
 
 
+class Drawn(Shuffled):
+    """Training order by weights: each epoch draws as many samples as there are, with replacement.
+
+    A sample of twice the weight is drawn twice as often on average. The draws depend on (seed, epoch, weights) alone. The
+    repetition number ``k`` (from 0) of a sample within an epoch has the index ``sample + k * length``, so that its source
+    can vary each repetition differently.
+    """
+
+    def weigh(self, weights: npt.NDArray[np.float64]) -> None:
+        """Set the weights, (length,): finite, none below 0, and at least one above."""
+        if weights.shape != (self.length,):
+            raise ValueError(f"weights of shape {weights.shape}, expected ({self.length},)")
+        if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+            raise ValueError("weights must be finite numbers >= 0, and one of them above 0")
+        self._cumulative = np.cumsum(weights, dtype=np.float64)
+        self._cached = None
+
+    def permutation(self, epoch: int) -> Indices:
+        """Return the indices (int64) drawn for ``epoch``, in order; ``weigh`` must have been called."""
+        if self._cached is None or self._cached[0] != epoch:
+            generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
+            points = generator.random(self.length) * self._cumulative[-1]
+            # A product may round up to the sum itself, which belongs to the last sample with a weight.
+            last = int(np.searchsorted(self._cumulative, self._cumulative[-1]))
+            drawn = np.minimum(np.searchsorted(self._cumulative, points, side="right"), last)
+            order = (drawn + _repetitions(drawn) * self.length).astype(np.int64)
+            order.setflags(write=False)
+            self._cached = (epoch, order)
+        return self._cached[1]
+
+
+def _repetitions(drawn: Indices) -> Indices:
+    """Return for each entry how many entries before it are equal to it."""
+    order = np.argsort(drawn, kind="stable")
+    ordered = drawn[order]
+    starts = np.searchsorted(ordered, ordered, side="left")
+    counts = np.empty(len(drawn), dtype=np.int64)
+    counts[order] = np.arange(len(drawn)) - starts
+    return counts
+
+
 def rank_share(indices: Indices, *, rank: int, size: int, accumulate: int) -> list[Indices]:
     """Return the micro batches of one rank, in order.
 

@@ -16,6 +16,7 @@ from mtrain.core.plugin_classes import with_defaults
 from mtrain.core.recipe import make_recipe, scaling
 from mtrain.core.schedule import total_updates
 from mtrain.errors import PluginError, SpecError
+from mtrain.jobs.metrics_place import MetricsPlace
 from mtrain.jobs.own_code import files_of, own_code_of
 from mtrain.spec import former_keys, plugins
 from mtrain.spec.config import Loaded
@@ -105,6 +106,8 @@ class Plan:
     """Files besides those of the spec that every host needs, equal on all: what each is -> path."""
     numbers: Mapping[str, Any]
     """Values derived from the spec (global batch, micro batch, rates ...), by name, in the order of printing."""
+    metrics: MetricsPlace | None = None
+    """Where each host answers Prometheus; None: nowhere."""
 
     @property
     def size(self) -> int:
@@ -206,6 +209,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         for command, host in zip(launcher.plan(argv, launched, ranks), hosts, strict=True)
     ]
     hosted_job = None if cluster is None else _hosted_job(spec, hosts, machine, python=python)
+    metrics = MetricsPlace.of(spec, mode)
     return Plan(
         title=title_of(loaded, name=run_dir.name),
         source=str(loaded.source),
@@ -230,7 +234,9 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
             else _script_numbers(loaded, hosts=hosts, threads=facts["threads"])
         )
         | {"devices": devices.words()}
-        | (_names_to_come(launcher_name, launched) if not launcher_class.takes_names else {}),
+        | (_names_to_come(launcher_name, launched) if not launcher_class.takes_names else {})
+        | ({} if metrics is None else {"metrics": f"{metrics.url()} on each host"}),
+        metrics=metrics,
     )
 
 

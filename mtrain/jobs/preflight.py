@@ -11,6 +11,7 @@ from mtrain.core.recipe import check_frozen, is_frozen, make_recipe
 from mtrain.core.sampler import Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.errors import CheckpointError, SpecError
+from mtrain.jobs import metrics
 from mtrain.rank.assembly import augmented, model_plugin, open_task, task_of
 from mtrain.rank.teaching import check_teacher
 from mtrain.spec import plugins
@@ -65,6 +66,8 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     make_recipe(spec, size=size)
     interpreter.check(spec)
     _check_port(spec)
+    if training:
+        metrics.check(spec)
     if task_of(spec).in_ranks:
         return _check_in_ranks(spec, training=training, resumed=resumed)
     task = open_task(spec, training=training)
@@ -88,6 +91,7 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
         _check_freeze(spec, outline)
         order = Shuffled(task.length("train"), global_batch=spec.train.batch_size, seed=spec.train.seed)
         total_updates(spec, order.updates_per_epoch)
+        task.sample_weights({})
         progress = Progress() if resumed is None else progress_of(resumed)
         check_continues(progress, updates_per_epoch=order.updates_per_epoch, global_batch=spec.train.batch_size)
     unscored = "nothing is evaluated (evaluate.enabled is false): the last checkpoint counts as best"
@@ -124,6 +128,7 @@ def check_script(spec: Spec, *, resumed: Path | None = None) -> None:
         raise CheckpointError(f"{resumed}: no checkpoint on {os.uname().nodename}, where rank 0 is; copy it there")
     interpreter.check(spec)
     _check_port(spec)
+    metrics.check(spec)
 
 
 def _check_room(spec: Spec, resumed: Path | None, outline: SpecOutline) -> None:

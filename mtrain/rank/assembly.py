@@ -36,12 +36,13 @@ from mtrain.core.interfaces import (
 from mtrain.core.noise import KeyedLoader
 from mtrain.core.quantising import is_range
 from mtrain.core.recipe import check_frozen, make_recipe
-from mtrain.core.sampler import Padded, Shuffled, rank_share
+from mtrain.core.sampler import Drawn, Padded, Shuffled, rank_share
 from mtrain.core.schedule import total_updates
 from mtrain.core.variations import Augmented
 from mtrain.data.loader.in_process import InProcess, reads_in_process
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import LaunchError, SpecError
+from mtrain.rank.draws import DrawingLoader, Draws
 from mtrain.rank.teaching import attach
 from mtrain.spec import plugins
 from mtrain.spec.model import Spec
@@ -77,9 +78,17 @@ class Assembly:
         """Return the order that assigns samples to updates."""
         return Shuffled(self.data.length("train"), global_batch=self.spec.train.batch_size, seed=self.spec.train.seed)
 
-    def training_loader(self) -> Loader:
-        """Make the loader of this rank's micro batches for training."""
-        order, collective, recipe = self.training_order(), self.session.collective, self.recipe
+    def draws(self, data: TaskData) -> Draws | None:
+        """Return how samples are drawn by weights; None: each is trained once an epoch."""
+        if data.sample_weights({}) is None:
+            return None
+        train = self.spec.train
+        return Draws(data, Drawn(data.length("train"), global_batch=train.batch_size, seed=train.seed))
+
+    def training_loader(self, draws: Draws | None = None) -> Loader:
+        """Make the loader of this rank's micro batches for training; with ``draws``, of samples drawn by weights."""
+        order = self.training_order() if draws is None else draws.order
+        collective, recipe = self.session.collective, self.recipe
 
         def indices(epoch: int, update: int) -> list[Any]:
             batch = order.global_batch_indices(epoch, update)
@@ -92,8 +101,11 @@ class Assembly:
             accumulate=recipe.accumulate,
             updates_per_epoch=order.updates_per_epoch,
             prefetch=self.spec.data.prefetch,
-            epochs=-(-total_updates(self.spec, order.updates_per_epoch) // order.updates_per_epoch),
+            # Weights of the next epoch are known after an evaluation, so nothing of it is prepared before.
+            epochs=0 if draws else -(-total_updates(self.spec, order.updates_per_epoch) // order.updates_per_epoch),
         )
+        if draws is not None:
+            loader = DrawingLoader(loader, draws)
         if self.plugin.native:
             return loader  # a user's own model gets its own batch and nothing else
         all_places = np.arange(self.spec.train.batch_size)
@@ -178,7 +190,7 @@ def assembled(
         binding.bind(backend.nn, backend.ops)
         with backend as session, _left_by(leave):
             check_session(session, backend=backend, name=spec.backend.name)
-            if spec.report.trace == "traffic":
+            if spec.report.times_waits:
                 session.time_waits()
             check_device(spec, backend, session)
             recipe = replace(make_recipe(spec, size=session.collective.size), own_model=plugin.native)

@@ -20,6 +20,7 @@ from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 from mtrain.errors import Interrupted, SpecError
 from mtrain.rank import kept, process
 from mtrain.rank.assembly import Assembly, assembled, augmented, open_task, unused_gpus
+from mtrain.rank.draws import KEY
 from mtrain.rank.records import (
     left_out,
     log_to_stderr,
@@ -52,6 +53,7 @@ def train(
             run.adopt_spec()
         run.announce(resumed_from=resume)
         run.report_teacher(saved)
+        run.restore_draws(saved)
         try:
             run.trainer(stop).run(run.progress)
         except Interrupted:
@@ -74,7 +76,8 @@ class TrainingRun:
         self.job = job
         self._data = data
         self.run_folder = run_folder
-        self.loader = job.training_loader()
+        self._draws = job.draws(data)
+        self.loader = job.training_loader(self._draws)
         self._tracer: Tracer | None = None
         self._shares = Shares()
         if job.spec.report.trace == "state":
@@ -197,6 +200,18 @@ class TrainingRun:
             )
             self.report.event("warning", message=message)
 
+    def restore_draws(self, saved: checkpoint.Saved | None) -> None:
+        """Go on drawing samples as the resumed job did; warn if it chose them in another way."""
+        before = None if saved is None else saved.meta["extra"].get(KEY)
+        if self._draws is not None and before is not None:
+            self._draws.restore(before)
+        elif saved is not None and (self._draws is None) != (before is None):
+            message = (
+                f"the checkpoint was trained on samples {'drawn by weights' if before else 'of which each came once an epoch'}; "
+                "from here on, this job's spec chooses them in the other way"
+            )
+            self.report.event("warning", message=message)
+
     def updated(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped."""
         self._shares.take(record)
@@ -231,6 +246,8 @@ class TrainingRun:
         figures["score"] = _score(figures, job.spec.evaluate.score)
         best = self._result.take(figures, progress, evaluator)
         self._result.evaluator = evaluator
+        if self._draws is not None:
+            self._draws.evaluated(figures)
         self.report.evaluation(
             figures,
             update=progress.update,
@@ -259,6 +276,7 @@ class TrainingRun:
                 "details": dict(job.task.details),
                 "results": self._result.figures(),
                 **({} if job.teacher is None else {"teacher": job.teacher}),
+                **({} if self._draws is None else {KEY: self._draws.state()}),
             },
         )
         folder = str(self.run_folder.checkpoints)

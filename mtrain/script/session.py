@@ -68,7 +68,7 @@ def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> I
         backend: Backend = plugins.load("backends", choice.name, policy=policy)(options)
         rank = stack.enter_context(backend)
         check_session(rank, backend=backend, name=choice.name)
-        if job.spec.report.trace == "traffic":
+        if job.spec.report.times_waits:
             rank.time_waits()
         current = Session(job, backend, rank, reporters)
         Session.active = True

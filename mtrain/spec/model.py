@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from mtrain.errors import UsageError
 from mtrain.spec import references
-from mtrain.spec.hostnames import checked_host, checked_user
+from mtrain.spec.hostnames import checked_host, checked_listener, checked_user
 from mtrain.spec.section import Count, Positive, Section
 from mtrain.spec.training import OptimizerSpec, ScheduleSpec, TrainSpec
 
@@ -271,11 +271,25 @@ class ReportSpec(Section):
         description="what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the "
         "seconds waited for each other so far; state, the bytes, and digests of samples, weights, averages and moments",
     )
+    metrics_port: Port | None = Field(
+        default=None,
+        description="port of every host at which Prometheus can read the progress of a training job; null: none is opened",
+    )
+    metrics_address: Annotated[str, AfterValidator(checked_listener)] = Field(
+        default="127.0.0.1",
+        description="address at which that port is opened; `host`: the address of each host in the job; 0.0.0.0: all "
+        "addresses of the host",
+    )
     display: Literal["auto", "rich", "plain", "quiet"] = Field(
         default="auto",
         description="progress on the console; auto: rich on a terminal, one live output in a notebook, plain lines "
         "elsewhere",
     )
+
+    @property
+    def times_waits(self) -> bool:
+        """Whether ranks measure how long they wait for each other."""
+        return self.trace == "traffic" or self.metrics_port is not None
 
 
 class Spec(Section):

@@ -187,6 +187,10 @@ def _request(wish: Wish, loaded: "Loaded", *, former: Request | None = None) -> 
         folder=str(Path.cwd()),
         base=dict(loaded.values),
     )
+    if request.sampler == "cmaes" and all(one.kind == "choice" for one in parameters):
+        raise UsageError(
+            "--sampler cmaes: needs a range, `low` and `high`, and all are choices; take another --sampler"
+        )
     if request.sampler == "grid" and request.grid_size > 10_000:
         raise UsageError(f"the grid has {request.grid_size} points; search fewer values, or take another --sampler")
     return request.model_copy(update={"trials": _trials(wish, request)})

@@ -81,6 +81,16 @@ _LEARNS: Mapping[str, tuple[str, str, str]] = {
         "train.quantise does not do what it says.",
         "RankSession.prepare: Recipe.quantise; ranges that are not the same on all ranks",
     ),
+    "taught": (
+        "Ranks that imitate a trained network learn what one rank learns of it.",
+        "train.distil does not do what it says.",
+        "RankSession.prepare: the module that `build` returns must be the one that runs, because the teacher is given to it",
+    ),
+    "masked": (
+        "Ranks that set small weights to 0 and shrink scales of BatchNorms learn what one rank learns, or refuse to.",
+        "train.prune does not do what it says.",
+        "Optimizer.step: Recipe.prune and Rates.sparsity, after the update and in the average; masks among the moments",
+    ),
     "adamw": (
         "AdamW learns what it learns under solo.",
         "the same spec gives other weights under this backend.",

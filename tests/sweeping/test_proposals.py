@@ -62,7 +62,7 @@ def test_a_proposal_does_not_depend_on_when_the_journal_was_opened(sampler: str,
 
 
 def test_all_values_stay_in_their_ranges() -> None:
-    for sampler in ("random", "tpe", "evolve"):
+    for sampler in ("random", "tpe", "cmaes", "evolve"):
         for params in searched(request(sampler), 12):
             assert 0.001 <= params["a"] <= 1
             assert params["b"] in (1, 3, 5, 7, 9)
@@ -92,6 +92,22 @@ def test_evolution_begins_with_the_spec_and_gets_better() -> None:
     scores = [score_of(one) for one in params]
     assert max(scores) > -0.5  # it begins at -1
     assert sum(scores[20:]) / 20 > sum(scores[:20]) / 20
+
+
+def test_cma_es_begins_around_the_spec_and_gets_better() -> None:
+    asked = request("cmaes", NUMBERS)
+    start = [one.model_copy(update={"start": {"a": 0.5, "d": 0.9}[one.name]}) for one in asked.parameters]
+    params = searched(asked.model_copy(update={"parameters": tuple(start)}), 42)
+    assert sum(one["d"] > 0.5 for one in params[:6]) > 4
+    scores = [score_of(one) for one in params]
+    assert sum(scores[30:]) / 12 > sum(scores[:12]) / 12 + 0.1
+
+
+def test_the_journal_holds_no_object_that_reading_it_would_make(tmp_path: Path) -> None:
+    searched_on_disk(tmp_path, request("cmaes", NUMBERS), 8)
+    journal = Journal(tmp_path)
+    assert [trial.system_attrs for trial in journal.trials()] == [{"generation": i // 6} for i in range(8)]
+    journal.close()
 
 
 def test_evolution_leaves_zero_behind() -> None:

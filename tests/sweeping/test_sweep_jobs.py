@@ -103,6 +103,35 @@ def test_a_sweep_that_is_ended_killed_and_resumed_has_the_table_of_an_undisturbe
     assert best.report.name is None
 
 
+STEPPED = {
+    "optimizer.rate": {"choices": [0.001, 0.01]},
+    "optimizer.weight_decay": {"low": 0.0, "high": 0.1, "step": 0.1},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sampler", "trials"), [("grid", 4), ("random", 3), ("tpe", 12), ("cmaes", 6), ("evolve", 5)]
+)  # TPE learns after ten trials, CMA-ES of one number after four.
+def test_a_sweep_killed_again_and_again_has_the_table_of_an_undisturbed_one(
+    sampler: str, trials: int, folder: Path
+) -> None:
+    if sampler == "grid":
+        (folder / "space.yml").write_text(yaml.safe_dump(STEPPED))
+    settings = ["-c", "tiny.yml", "--space", "space.yml", "--sampler", sampler, "--trials", str(trials), "--out"]
+    code, output = ended(started(*settings, "whole"))
+    assert code == 0, output
+    for last in range(trials // 2, trials):  # killed while that trial runs, and its job with it
+        records = folder / "cut" / "trials" / f"{last:04d}" / "metrics.jsonl"
+        process = started(*settings, "cut", "--resume")
+        wait_for(records.exists, process)
+        process.kill()
+        process.communicate()
+    code, output = ended(started("--resume", "--out", "cut"))
+    assert code == 0, output
+    assert (folder / "cut" / "trials.csv").read_bytes() == (folder / "whole" / "trials.csv").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -114,6 +143,7 @@ def test_a_sweep_that_is_ended_killed_and_resumed_has_the_table_of_an_undisturbe
         (("--space", "space.yml", "--out", "."), "is not an empty folder"),
         (("--space", "space.yml", "-o", "evaluate.every_updates=null"), "trials are judged by their evaluations"),
         (("--space", "space.yml", "-o", "data.root=/nowhere", "data.format=coco"), "error: "),
+        (("--over", "optimizer.rate=0.1,0.2", "--sampler", "cmaes"), "needs a range"),
         (("--over", "backend=dpp"), "did you mean 'ddp'?"),
         (("--resume",), "there is no sweep in runs"),
         (("--resume", "--out", "nowhere"), "no such folder"),
