@@ -116,7 +116,10 @@ class TorchEngine(RankSession):
         if not recipe.own_model:
             syncbn.make_exact(model)
         if recipe.sync_batchnorm and self.collective.size > 1:
-            syncbn.synchronize(model, self.collective)
+            if syncbn.has_native(self.target, self.collective):
+                syncbn.use_native(model)
+            else:
+                syncbn.synchronize(model, self.collective)
         model = model.to(self.target)
         if recipe.precision == "fp64":
             model = model.double()
