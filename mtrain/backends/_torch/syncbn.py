@@ -161,7 +161,7 @@ def _trainable(model: nn.Module) -> list[nn.Module]:
     Raises:
         SpecError: there is one of a class of its own, whose forward pass would be lost.
     """
-    chosen = []
+    chosen: list[nn.Module] = []
     for name, module in model.named_modules():
         if not isinstance(module, AnyBatchNorm) or isinstance(module, _Frozen | nn.SyncBatchNorm):
             continue
