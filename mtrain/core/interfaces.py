@@ -69,7 +69,7 @@ class Pruning:
 class Recipe:
     """Every setting that affects gradients or weights. It is fixed before the model is built."""
 
-    rule: Literal["sgd", "adam", "adamw"]
+    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb"]
     groups: Sequence[tuple[str, Mapping[str, float]]]
     """Parameter groups as (regex searched in the parameter name, options); the first group that matches a name takes
     it.
@@ -83,7 +83,10 @@ class Recipe:
     micro_batch: int
     """Samples per rank per forward pass."""
     accumulate: int = 1
-    """Micro batches per update."""
+    """Forward passes of each rank per update."""
+    shards: int | None = None
+    """Equal parts of each micro batch of the job, which the ranks share out: see ``core.sampler.Shares``. None: one per
+    rank."""
     precision: Precision = "fp32"
     """Number type of the forward and backward pass. ``fp64`` serves to show that two backends compute the same."""
     clip_norm: float = float("inf")
@@ -99,6 +102,9 @@ class Recipe:
     """None: no layer is rounded."""
     prune: Pruning | None = None
     """None: no weight is set to 0 and no penalty is applied."""
+    recompute: Sequence[str] = ()
+    """Regexes of names of submodules whose inner results are computed again in the backward pass; see
+    ``core.recomputing``. Of submodules inside each other only the outermost is."""
     channels_last: bool = False
     compile: bool = False
     own_model: bool = False
@@ -119,7 +125,7 @@ class State:
     ema: dict[str, Array] = field(default_factory=dict)
     """Averaged parameters and float buffers but ``core.quantising.RANGE``; empty without EMA."""
     moments: dict[str, Array] = field(default_factory=dict)
-    """``<moment>/<parameter name>``: ``momentum/...`` for sgd, ``mean/...`` and ``square/...`` for adam(w)."""
+    """``<moment>/<parameter name>``, see ``core.recipe.MOMENTS``."""
     counters: dict[str, float] = field(default_factory=dict)
     """``updates`` (optimizer steps taken), ``skipped``, ``skipped_in_a_row``, ``loss_scale``, ``loss_scale_age``."""
 
@@ -154,7 +160,7 @@ class Rates:
     rates: Sequence[float]
     """Learning rate of each group of the recipe, in its order."""
     momentum: float | None = None
-    """Momentum (sgd) or beta1 (adam) that replaces the one of every group; None: each group keeps its own."""
+    """Momentum (sgd, rmsprop) or beta1 (others) that replaces the one of every group; None: each group keeps its own."""
     sparsity: float | None = None
     """Share of each pruned array that is to be 0 after this update; None: the masks stay as they are."""
 
@@ -210,10 +216,12 @@ class Optimizer(Protocol):
         """The names of the parameters in each group of the recipe, in model order."""
         ...
 
-    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+    def micro_batch(self, *, last: bool, moves_buffers: bool = True) -> AbstractContextManager[None]:
         """Return a context that surrounds forward and backward of one micro batch.
 
-        ``last``: it is the last micro batch of the update, in whose backward pass gradients are exchanged.
+        Args:
+            last: It is the last micro batch of the update, in whose backward pass gradients are exchanged.
+            moves_buffers: False: afterwards the buffers of the model, such as running statistics, are as they were.
         """
         ...
 
@@ -506,11 +514,16 @@ class Model(Protocol):
     """Number of which both sides of a picture must be multiples; 0: the network takes one size only."""
     native: ClassVar[bool] = False
     """Whether ``build`` returns a user's native module, which keeps its own start values; see ``Recipe.own_model``."""
+    spans_ranks: ClassVar[bool] = False
+    """Whether its losses use the collective that ``build`` receives. Ranks then compute one shard in each pass, see
+    ``core.sampler.Shares``."""
     imitates: ClassVar[Sequence[str]] = ()
     """What its network can imitate of a teacher, and show to a student: ``outputs``, ``features`` or both.
 
     The network then derives from ``models.common.imitation.Imitator``.
     """
+    recomputable: ClassVar[Sequence[str]] = ()
+    """Regexes of names of the submodules that ``train.recompute: true`` recomputes; none: the spec has to name them."""
     published: ClassVar[Published] = Published()
     """How weight files that others publish for the model differ from its state; by default they do not."""
 

@@ -21,6 +21,7 @@ from mtrain.errors import Interrupted, SpecError
 from mtrain.rank import kept, process
 from mtrain.rank.assembly import Assembly, assembled, augmented, open_task, unused_gpus
 from mtrain.rank.draws import KEY
+from mtrain.rank.inspection import Inspection
 from mtrain.rank.records import (
     left_out,
     log_to_stderr,
@@ -90,6 +91,7 @@ class TrainingRun:
             self.loader = self._tracer.watch(self.loader)
         self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
         self.report, self.checkpoints = writers(job, run_folder, result.progress)
+        self._inspection = Inspection(job, self.report, total_updates=self.updates)
         self._result = result
         self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
         self._stop: Callable[[], bool] = lambda: False
@@ -126,6 +128,7 @@ class TrainingRun:
                 total_updates=self.updates,
                 accumulate=job.recipe.accumulate,
                 global_batch=spec.train.batch_size,
+                shares=job.shares,
                 seeds_shards=job.plugin.native,
                 # A trace looks at the state after every update, which must be that of the record.
                 arranged=job.plugin.arranged,
@@ -142,6 +145,7 @@ class TrainingRun:
             Hooks(
                 on_update=self.updated,
                 evaluate=self.evaluate,
+                inspect=self._inspection,
                 save=self.save,
                 stop=self._stop,
                 save_requested=self._save_request,

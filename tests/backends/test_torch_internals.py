@@ -22,7 +22,10 @@ TORCH = Library("torch", internals)
 @pytest.mark.parametrize(
     "path",
     [
-        *(f"torch:_foreach_{name}" for name in ("mul_", "add_", "lerp_", "copy_", "norm")),
+        *(
+            f"torch:_foreach_{name}"
+            for name in ("mul_", "add_", "lerp_", "copy_", "norm", "mul", "div", "sqrt", "sign")
+        ),
         *(f"torch:_fused_{name}_" for name in ("sgd", "adam", "adamw")),
         "torch:batch_norm_update_stats",
         "torch:ops.aten.native_batch_norm_backward",
@@ -50,6 +53,16 @@ def test_functions_on_lists_do_what_their_names_say() -> None:
     TORCH.same("torch._foreach_lerp_", [each.tolist() for each in x], [[4.75, 6.5], 8.25])
     internals.copy_(x, y)
     TORCH.same("torch._foreach_copy_", [each.tolist() for each in x], [[5.0, 6.0], 7.0])
+    internals.shift_(x, -1.0)
+    TORCH.same("torch._foreach_add_", [each.tolist() for each in x], [[4.0, 5.0], 6.0])
+    for name, found, expected in (
+        ("mul", internals.products(x, 2.0), [[8.0, 10.0], 12.0]),
+        ("mul", internals.products(x, [torch.tensor(2.0), torch.tensor(3.0)]), [[8.0, 10.0], 18.0]),
+        ("div", internals.quotients(x, x), [[1.0, 1.0], 1.0]),
+        ("sqrt", internals.roots([torch.tensor([4.0, 9.0])]), [[2.0, 3.0]]),
+        ("sign", internals.signs([torch.tensor([-4.0, 0.0, 9.0])]), [[-1.0, 0.0, 1.0]]),
+    ):
+        TORCH.same(f"torch._foreach_{name}", [each.tolist() for each in found], expected)
     lengths = internals.norms([torch.tensor([3.0, -4.0]), torch.tensor(-7.0)])
     TORCH.same("torch._foreach_norm", [float(each) for each in lengths], [5.0, 7.0])
 

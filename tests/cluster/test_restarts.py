@@ -22,6 +22,7 @@ from mtrain.cluster.agent_processes import AgentProcesses
 from mtrain.cluster.attempt import Attempt, Limits
 from mtrain.cluster.connected_hosts import ConnectedHosts
 from mtrain.cluster.disconnection import Cause, Disconnection
+from mtrain.cluster.host_log import HostLog
 from mtrain.cluster.hosts import Member
 from mtrain.cluster.outcome import Loss, Outcome
 from mtrain.cluster.start_failures import SSH
@@ -328,6 +329,11 @@ def test_a_job_is_started_again_on_a_host_that_was_lost_and_came_back(job, tmp_p
     assert job.result.code == 143
     assert "is lost: the connection was closed" in job.shown.getvalue()
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
+    known = HostLog(tmp_path).read()
+    assert (known["hosts"], known["restarts"]) == ([member.label for member in job.members.values()], 1)
+    assert [(loss["lost"], loss["why"]) for loss in known["lost"]] == [
+        (job.members[2].label, "the connection was closed")
+    ]
 
 
 def restarts_at(address: str, port: int) -> str:

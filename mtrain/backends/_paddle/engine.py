@@ -9,7 +9,7 @@ from paddle.nn import Layer
 from typing_extensions import override
 
 from mtrain.backends import paddle_limits
-from mtrain.backends._paddle import batches, device, internals, precision, quantising, state, syncbn
+from mtrain.backends._paddle import batches, device, internals, precision, quantising, recompute, state, syncbn
 from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
 from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
 from mtrain.backends.base import Check
@@ -107,6 +107,7 @@ class PaddleEngine(RankSession):
         syncbn.freeze(model)
         if recipe.sync_batchnorm and self.collective.size > 1:
             syncbn.synchronize(model, self.collective)
+        recompute.attach(model, recipe)
         return model.to(dtype="float64") if recipe.precision == "fp64" else model
 
     @override

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from mtrain.backends._torch import batches, device, layout, precision, quantising, state, syncbn
+from mtrain.backends._torch import batches, device, layout, precision, quantising, recompute, state, syncbn
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends.base import Check
@@ -120,6 +120,7 @@ class TorchEngine(RankSession):
                 syncbn.use_native(model)
             else:
                 syncbn.synchronize(model, self.collective)
+        recompute.attach(model, recipe)
         model = model.to(self.target)
         if recipe.precision == "fp64":
             model = model.double()

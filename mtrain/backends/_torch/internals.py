@@ -7,7 +7,7 @@ there and not in a job.
 import inspect
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
@@ -51,6 +51,31 @@ def mix_(tensors: list[Tensor], others: list[Tensor], share: float) -> None:
 def copy_(tensors: list[Tensor], others: list[Tensor]) -> None:
     """Overwrite each tensor with its other."""
     torch._foreach_copy_(tensors, others)
+
+
+def products(tensors: Sequence[Tensor], factor: float | Sequence[Tensor]) -> list[Tensor]:
+    """Return each tensor times ``factor``, or times its own factor; new tensors."""
+    return list(torch._foreach_mul(list(tensors), factor if isinstance(factor, float) else list(factor)))
+
+
+def quotients(tensors: list[Tensor], divisors: list[Tensor]) -> list[Tensor]:
+    """Return each tensor divided by its divisor."""
+    return list(torch._foreach_div(tensors, divisors))
+
+
+def roots(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the square roots of each tensor."""
+    return list(torch._foreach_sqrt(tensors))
+
+
+def signs(tensors: list[Tensor]) -> list[Tensor]:
+    """Return -1, 0 or 1 for each element of each tensor."""
+    return list(torch._foreach_sign(tensors))
+
+
+def shift_(tensors: list[Tensor], by: float) -> None:
+    """Add a number to each tensor."""
+    torch._foreach_add_(tensors, by)
 
 
 def norms(tensors: list[Tensor]) -> tuple[Tensor, ...]:

@@ -59,7 +59,15 @@ class PPYOLOE(Model):
 
     Options: ClassVar[type[BaseModel]] = PPYOLOEOptions
     kind: ClassVar[str] = "detection"
+    recomputable: ClassVar[Sequence[str]] = (
+        r"^backbone\.stem\.conv\d$",
+        r"^backbone\.stages\.\d+\.(conv_down|conv\d|attn|blocks\.\d+)$",
+        r"^neck\.(fpn|pan)_routes\.\d+$",
+        r"^neck\.(fpn|pan)_stages\.\d+\.\d+\.(conv\d|convs\.\w+)$",
+        r"^yolo_head\.stem_\w+\.\d+$",
+    )
     imitates: ClassVar[Sequence[str]] = ("outputs", "features")
+    spans_ranks: ClassVar[bool] = True
     size_step: int = _STRIDE
     published: ClassVar[Published] = Published(
         float32=("yolo_head.proj_conv.weight",),

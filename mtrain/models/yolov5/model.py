@@ -96,6 +96,7 @@ class YOLOv5(Model):
     Options: ClassVar[type[BaseModel]] = YOLOv5Options
     kind: ClassVar[str] = "detection"
     size_step: int = STRIDES[-1]
+    recomputable: ClassVar[Sequence[str]] = (r"^model\.(?!(?:11|12|15|16|19|22|24)$)\d+$",)
     imitates: ClassVar[Sequence[str]] = ("outputs", "features")
     published: ClassVar[Published] = Published(
         left_out=(r"^balance\.moved_L$",),
