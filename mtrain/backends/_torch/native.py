@@ -94,10 +94,6 @@ class NativeRule:
             group["lr"] = own_rate
         self._optimizer.step()
 
-    def leave_out(self, skip: Tensor | None) -> None:
-        """Do nothing: an update with a user's own optimizer is never late, because few of them can be told to skip."""
-        assert skip is None
-
     def set_updates(self, updates: int) -> None:
         """Do nothing: the optimizer's state counts its updates."""
 

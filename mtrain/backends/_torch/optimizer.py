@@ -127,6 +127,12 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         if tensors := gradients.all:
             internals.scale_(tensors, factor)
 
+    @property
+    @override
+    def can_be_late(self) -> bool:
+        # The other rules have no kernel that can be told on the device to change nothing.
+        return super().can_be_late and all(isinstance(rule, rules.Sgd | rules.Adam) for rule in self._rules)
+
     @override
     def _late_norm(self, gradients: Gradients, scale: float) -> Tensor:
         grads = gradients.all
@@ -156,7 +162,8 @@ class TorchOptimizer(UpdateOrder[Gradients]):
             self._match_layouts(gradients)
         skip = None if late_norm is None else (~torch.isfinite(late_norm)).float()
         for rule in self._rules:
-            rule.leave_out(skip)
+            if isinstance(rule, rules.Sgd | rules.Adam):
+                rule.leave_out(skip)
         for rule, places, group, rate in zip(self._rules, gradients.places, gradients.groups, rates.rates, strict=True):
             if places:
                 rule.apply(places, group, rate=rate, momentum=rates.momentum)

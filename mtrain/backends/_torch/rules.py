@@ -24,10 +24,6 @@ class Rule(Protocol):
         """Update the parameters at ``places`` of the group with ``grads``; ``momentum`` overrides the group's own."""
         ...
 
-    def leave_out(self, skip: Tensor | None) -> None:
-        """Make the next calls of ``apply`` change nothing where ``skip``, a float32 number on the device, is 1."""
-        ...
-
     def set_updates(self, updates: int) -> None:
         """Set how many updates were made before, when a job resumes."""
         ...
@@ -45,7 +41,7 @@ class Sgd:
         self._skip: Tensor | None = None
 
     def leave_out(self, skip: Tensor | None) -> None:
-        """See ``Rule.leave_out``."""
+        """Make the next calls of ``apply`` change nothing where ``skip``, a float32 number on the device, is 1."""
         self._skip = skip
 
     def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
@@ -80,7 +76,7 @@ class Adam:
         self._skip: Tensor | None = None
 
     def leave_out(self, skip: Tensor | None) -> None:
-        """See ``Rule.leave_out``."""
+        """Make the next calls of ``apply`` change nothing where ``skip``, a float32 number on the device, is 1."""
         self._skip = skip
 
     def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:

@@ -93,10 +93,6 @@ class ShardRule:
             for whole, scratch in self._pairs(copy):
                 _copy_out(whole, scratch, copy.source)
 
-    def leave_out(self, skip: Tensor | None) -> None:
-        """See ``Rule.leave_out``."""
-        self._rule.leave_out(skip)
-
     def _pairs(self, copy: _Copy) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (part, its scratch copy for the kernel): first for the weights, then for each moment."""
         yield self._held[copy.part], self._tensors[copy.place]

@@ -126,10 +126,6 @@ class _ShapedRule:
         """See ``Rule.apply``."""
         self._rule.apply(places, [grad.reshape(-1) for grad in grads], rate=rate, momentum=momentum)
 
-    def leave_out(self, skip: Tensor | None) -> None:
-        """See ``Rule.leave_out``."""
-        self._rule.leave_out(skip)
-
     def set_updates(self, updates: int) -> None:
         """See ``Rule.set_updates``."""
         self._rule.set_updates(updates)
