@@ -171,7 +171,7 @@ def title_of(loaded: Loaded, *, name: str) -> str:
 def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Machine, mode: str = "train") -> Plan:
     """Make the plan of a loaded spec on ``machine``.
 
-    ``mode`` is the task of the ranks: "train", "evaluate" or "predict"; where there is a script, they run the script.
+    ``mode`` is the task of the ranks, such as "train" or "evaluate"; where there is a script, they run the script.
 
     Raises:
         SpecError: hosts, ranks and batch do not fit together, or the backend cannot follow the recipe.
@@ -204,7 +204,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         )
     if loaded.script is not None and spec.train.prune is not None:
         raise SpecError("train.prune: given for a script, whose own loop decides the updates; leave it out")
-    if mode == "train" and loaded.script is None:
+    if mode in ("train", "compare") and loaded.script is None:
         spans_ranks = recipe.shards is not None and plugins.load("models", spec.model.name, policy=policy).spans_ranks
         elastic.check_passes(recipe, size=size, model=spec.model.name, spans_ranks=spans_ranks)
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
