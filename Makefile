@@ -58,7 +58,7 @@ demo: $(VENV)/.installed-ddp  ## train a small YOLOv5 on the embedded digits wit
 	$(VENV)/bin/mtrain train -c digits --backend ddp --nproc-per-node 2
 
 debian:
-	@scripts/debian-packages openssh-server openssh-client iproute2 slurm-wlm munge chromium chromium-driver
+	@scripts/debian-packages openssh-server openssh-client iproute2 slurm-wlm munge chromium chromium-driver prometheus
 
 slurm-lab: debian  ## a real Slurm on three hosts in namespaces of this machine; prints how to use and remove it
 	@scripts/slurm-lab

@@ -12,10 +12,11 @@ do         fields                                                      answer
 names      base, name                                                  names: existing folders ``name``, ``name-2`` ...
 port       address, port (0: any)                                      port: one that is free at ``address`` just now
 check      spec, size, training, resumed, cwd                          notes: those of ``preflight.check`` on this host
-prepare    run_dir, log_dir, node, files {name: text}, cwd, wait_s     empty; the folder was made, locked and written
+prepare    run_dir, log_dir, node, files {name: text}, cwd, wait_s,    empty; the folder was made, locked and written, and
+           metrics (``MetricsPlace`` or null)                          the port for Prometheus is open
 resume     given, base, name, copy_to, cwd                             run, checkpoint; see ``restoring.find_resume``
 newest     none                                                        checkpoint: path of the newest intact one or null
-start      ``Orders`` (``jobs/host_command.py``)                       none; events follow, "ended" is the last of them
+start      ``Orders`` (``jobs/host_command.py``), hosts, restarts      none; events follow, "ended" is the last of them
 save       none                                                        none; the ranks are asked to save and go on
 stop       signal                                                      none; the ranks are asked to save and end
 end        none                                                        none; all processes of the attempt are killed
@@ -55,6 +56,8 @@ from mtrain.cluster.farewell import Farewell
 from mtrain.cluster.supervisor import EXIT_CODES, NOTHING
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.host_command import HostCommand, Orders
+from mtrain.jobs.metrics import HostMetrics
+from mtrain.jobs.metrics_place import MetricsPlace, facts_of
 from mtrain.system import environment, placement, processes, runfolder
 from mtrain.system.processes import Requests
 from mtrain.system.runfolder import RunFolder
@@ -102,6 +105,7 @@ class Agent:
         self._saves_sent = 0
         self._farewell: Farewell | None = None
         self._fact_collector: Any = None
+        self._metrics = self._resources.enter_context(closing(HostMetrics()))
         self._verbs: dict[str, Callable[[Message], dict[str, Any]]] = {
             "names": self._names,
             "port": self._port,
@@ -213,6 +217,8 @@ class Agent:
                 runfolder.pending(path).unlink(missing_ok=True)
             runfolder.write_once(path, text, writer=message["node"])
         self._run, self._node = run, message["node"]
+        place = message.get("metrics")
+        self._metrics.open(None if place is None else MetricsPlace(**place), run.path)
         return {}
 
     def _hold(self, run: RunFolder, node: int, *, wait_s: float) -> None:
@@ -247,6 +253,7 @@ class Agent:
         assert self._run is not None, "the leader prepares before it starts"
         orders = Orders.of(message)
         self._channel.silence_s = orders.silence_s
+        self._metrics.begin(facts_of(message))
         try:
             command = HostCommand(orders, self._run, environ=self._environ(orders), leftover_s=LEFTOVER_S)
         except MtrainError as error:

@@ -13,6 +13,7 @@ from mtrain.core.interfaces import Collective, Progress, RankSession, State
 from mtrain.core.reporter import ReportedRun, Reporter
 from mtrain.rank.assembly import Assembly
 from mtrain.report import choosing
+from mtrain.report.live import LiveFigures
 from mtrain.report.reporter import Report, RunReport
 from mtrain.report.run_files import RunFiles
 from mtrain.spec import plugins
@@ -64,6 +65,8 @@ def report_of(spec: Any, run: ReportedRun, more: Sequence[tuple[str, Reporter]] 
     """
     files = RunFiles(run.folder, plots=spec.report.plots) if run.rank == 0 else None
     reporters, failures = choosing.made(spec.report, run, policy=plugins.read_policy(spec.plugins))
+    if spec.report.metrics_port is not None:
+        more = [*more, ("live figures", LiveFigures({}, run))]
     report = RunReport(files, [*more, *reporters])
     for name, error in failures:
         report.failed(name, error)
