@@ -511,6 +511,13 @@ def _placed(command: Command, hosts: Sequence[Host], cluster: ClusterSpec, machi
     return Command(host=command.host, argv=command.argv, env=env, stdin=command.stdin)
 
 
+def _largest_micro_batch(spec: Spec) -> dict[str, str]:
+    """Return a remark on a micro batch that is not decided yet."""
+    if spec.train.max_micro_batch != "auto":
+        return {}
+    return {"max_micro_batch": "auto: measured when the run starts, so there may be more micro batches than above"}
+
+
 def _numbers(spec: Spec, recipe: Any, *, hosts: Sequence[Host], threads: int) -> dict[str, Any]:
     """Return the values that follow from the spec and the number of ranks, with the calculation that leads to each."""
     slots = [host.slots for host in hosts]
@@ -521,6 +528,7 @@ def _numbers(spec: Spec, recipe: Any, *, hosts: Sequence[Host], threads: int) ->
         "ranks": f"{size} ({len(hosts)} host{'s' if len(hosts) > 1 else ''}{each})",
         "global_batch": f"{train.batch_size} = {size} ranks x {recipe.micro_batch} (micro batch)"
         f" x {recipe.accumulate} (accumulate)",
+        **_largest_micro_batch(spec),
         "precision": recipe.precision,
         "rate": f"{spec.optimizer.rate * factors.rate:.6g}"
         f" ({train.rate_scaling}: {spec.optimizer.rate:g} x {factors.rate:.6g})",
