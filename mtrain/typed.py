@@ -536,6 +536,18 @@ class Cluster(TypedDict, total=False):
     nodes: int | None
     """number of hosts to ask a scheduler for, where none is named; null: as many as ips, or one"""
 
+    min_nodes: int | None
+    """an elastic job goes on while at least this many of its hosts are there, and takes the others back; null:
+    all of them are needed"""
+
+    shards: int | None
+    """equal parts of each micro batch of the job, on which alone its results depend, whoever computes them; null:
+    one per rank, in an elastic job one per rank of all its hosts"""
+
+    sharing: Literal["auto", "ranks", "passes"]
+    """how shards come to fewer hosts. ranks: each host starts more ranks, one per shard, to the same bits;
+    passes: a rank computes several shards, one after the other; auto: ranks on CPUs, passes on devices"""
+
     nproc_per_node: int | Literal["auto"]
     """ranks per host; auto: one per device, on CPU one"""
 
@@ -587,10 +599,13 @@ class Cluster(TypedDict, total=False):
     """times the job is started again from its newest checkpoint after a failure"""
 
     threads: int | Literal["auto"]
-    """CPU threads per rank; auto: 1 on CPU-only ranks that share cores"""
+    """CPU threads per rank; auto: the cores of the host among its ranks, in an elastic job 1"""
 
     log_dir: str | None
     """folder of the per-rank logs; null: logs/ in the run folder"""
+
+    rejoin_s: int
+    """seconds that an elastic job waits for hosts that were lost before it goes on without them"""
 
 
 class Launcher(TypedDict, total=False):

@@ -122,6 +122,7 @@ class Brief:
             hidden=bool(hellos[0]["hidden"]),
             meeting_port=survey.port,
             hosts=survey.addresses,
+            present=survey.present,
             address_of=address_of,
         )
         where = start.Where(run_dir=run_dir, checkpoint=checkpoint)
@@ -189,6 +190,9 @@ def run(
         return Result(code=0, text="")
     if not (is_by_hand(loaded) and joins(loaded)):
         brief = _with_trials(brief, draft)
+    if cluster.min_nodes is not None and cluster.shards is None:
+        brief = dataclasses.replace(brief, loaded=_with_shards(loaded, draft.size))
+        loaded, cluster = brief.loaded, brief.loaded.spec.cluster
     environ = environment.caller()
     display = make_display(
         "quiet" if brief.quiet else loaded.spec.report.display,
@@ -205,7 +209,7 @@ def run(
         party = _party(brief, node=node)
         if node > 0:
             display.note(f"host {node} of {len(brief.hosts)}; progress is shown on {brief.hosts[0]}")
-            again = cluster.max_restarts > 0
+            again = cluster.max_restarts > 0 or cluster.min_nodes is not None
             try:
                 farewell = join(party, timeout_s=cluster.joining_s, note=display.note, again=again)
             finally:
@@ -248,6 +252,13 @@ def _with_trials(brief: Brief, draft: Plan) -> Brief:
         )
     trials = micro_batch.run_trials(loaded, draft, note=lambda text: click.echo(text, err=True))
     return dataclasses.replace(brief, trials=trials)
+
+
+def _with_shards(loaded: "Loaded", shards: int) -> "Loaded":
+    """Return the spec with the number of shards of an elastic job, so that its run folder keeps it."""
+    cluster = loaded.spec.cluster.model_copy(update={"shards": shards})
+    values = {**loaded.values, "cluster": {**loaded.values["cluster"], "shards": shards}}
+    return dataclasses.replace(loaded, spec=loaded.spec.model_copy(update={"cluster": cluster}), values=values)
 
 
 def _forwarded(draft: Plan, environ: Mapping[str, str], extra: Sequence[str]) -> dict[str, str]:

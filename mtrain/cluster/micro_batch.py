@@ -82,6 +82,11 @@ def check(loaded: "Loaded") -> None:
     train = loaded.spec.train
     if loaded.script is not None:
         raise SpecError(f"{KEY}: auto given for a script, whose own loop decides the micro batch; give a number")
+    if loaded.spec.cluster.min_nodes is not None or loaded.spec.cluster.shards is not None:
+        raise SpecError(
+            f"{KEY}: auto given with cluster.min_nodes or cluster.shards, under which the number of ranks of a host may change; "
+            "give a number"
+        )
     if train.accumulate != "auto":
         raise SpecError(
             f"{KEY}: auto given with train.accumulate: {train.accumulate}, which decides the micro batch itself; set "

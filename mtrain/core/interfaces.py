@@ -83,7 +83,10 @@ class Recipe:
     micro_batch: int
     """Samples per rank per forward pass."""
     accumulate: int = 1
-    """Micro batches per update."""
+    """Forward passes of each rank per update."""
+    shards: int | None = None
+    """Equal parts of each micro batch of the job, which the ranks share out: see ``core.sampler.Shares``. None: one per
+    rank."""
     precision: Precision = "fp32"
     """Number type of the forward and backward pass. ``fp64`` serves to show that two backends compute the same."""
     clip_norm: float = float("inf")
@@ -213,10 +216,12 @@ class Optimizer(Protocol):
         """The names of the parameters in each group of the recipe, in model order."""
         ...
 
-    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+    def micro_batch(self, *, last: bool, moves_buffers: bool = True) -> AbstractContextManager[None]:
         """Return a context that surrounds forward and backward of one micro batch.
 
-        ``last``: it is the last micro batch of the update, in whose backward pass gradients are exchanged.
+        Args:
+            last: It is the last micro batch of the update, in whose backward pass gradients are exchanged.
+            moves_buffers: False: afterwards the buffers of the model, such as running statistics, are as they were.
         """
         ...
 
@@ -486,6 +491,9 @@ class Model(Protocol):
     """Number of which both sides of a picture must be multiples; 0: the network takes one size only."""
     native: ClassVar[bool] = False
     """Whether ``build`` returns a user's native module, which keeps its own start values; see ``Recipe.own_model``."""
+    spans_ranks: ClassVar[bool] = False
+    """Whether its losses use the collective that ``build`` receives. Ranks then compute one shard in each pass, see
+    ``core.sampler.Shares``."""
     imitates: ClassVar[Sequence[str]] = ()
     """What its network can imitate of a teacher, and show to a student: ``outputs``, ``features`` or both.
 

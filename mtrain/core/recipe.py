@@ -136,13 +136,15 @@ def check_frozen(names: Iterable[str], frozen: Sequence[str]) -> None:
 
 
 def micro_batch(spec: Spec, *, size: int) -> tuple[int, int]:
-    """Return (micro batch, accumulate) with ``size * micro batch * accumulate == train.batch_size``.
+    """Return (micro batch, rounds) with ``shards * micro batch * rounds == train.batch_size``.
 
-    ``accumulate: auto`` means the fewest micro batches that ``max_micro_batch`` allows. ``size``: number of ranks.
+    ``accumulate: auto`` means the fewest rounds that ``max_micro_batch`` allows. There are ``cluster.shards`` shards, or
+    one for each of the ``size`` ranks.
 
     Raises:
         SpecError: there is no such pair; the message names the nearest batch sizes that can be divided.
     """
+    size = spec.cluster.shards or size
     batch, accumulate = spec.train.batch_size, spec.train.accumulate
     # `auto` is decided before ranks start; a plan that is only shown has no limit yet.
     limit = spec.train.max_micro_batch if isinstance(spec.train.max_micro_batch, int) else batch
@@ -156,6 +158,16 @@ def micro_batch(spec: Spec, *, size: int) -> tuple[int, int]:
     share = batch // size
     micro = next(micro for micro in range(min(share, limit), 0, -1) if share % micro == 0)
     return micro, share // micro
+
+
+def passes(shards: int, *, size: int) -> int:
+    """Return how many forward passes each of ``size`` ranks makes for ``shards`` shards, empty ones included."""
+    return -(-shards // size)
+
+
+def rounds(recipe: Recipe, *, size: int) -> int:
+    """Return how many micro batches of the job an update has; each is divided into the shards."""
+    return recipe.accumulate // passes(recipe.shards or size, size=size)
 
 
 def _indivisible(batch: int, *, shares: int, among: str) -> str:
@@ -203,14 +215,15 @@ def make_recipe(spec: Spec, *, size: int) -> Recipe:
     Raises:
         SpecError: the global batch does not divide among the ranks.
     """
-    micro, accumulate = micro_batch(spec, size=size)
-    train = spec.train
+    micro, each = micro_batch(spec, size=size)
+    train, shards = spec.train, spec.cluster.shards
     return Recipe(
         rule=spec.optimizer.rule,
         groups=tuple(group_rules(spec)),
         frozen=tuple(train.freeze),
         micro_batch=micro,
-        accumulate=accumulate,
+        accumulate=each if shards is None else each * passes(shards, size=size),
+        shards=shards,
         precision=train.precision,
         clip_norm=math.inf if train.clip_norm is None else train.clip_norm,
         ema_decay=train.ema.decay if train.ema else 0.0,

@@ -14,6 +14,7 @@ import numpy as np
 
 from mtrain.core.cadence import Cadence, advanced, scored
 from mtrain.core.interfaces import Batch, Loader, Module, Optimizer, Progress, RankSession, Rates, Why
+from mtrain.core.sampler import Shares
 from mtrain.core.update_record import FinishedUpdate, UpdateRecord, check_finite
 from mtrain.errors import Interrupted
 
@@ -32,6 +33,8 @@ class Job:
     """Micro batches per update."""
     global_batch: int
     """Samples per update over all ranks."""
+    shares: Shares | None = None
+    """Which shards this rank computes; None: one in each forward pass, as many as ranks."""
     seeds_shards: bool = False
     """Whether the model's randomness is seeded before each micro batch, because reading samples in this process may
     have drawn from the same generators."""
@@ -79,6 +82,8 @@ class Hooks:
     evaluate: Callable[[Progress], Mapping[str, float]] = _no_scores
     """Returns figures that are equal on every rank; ``"score"`` is the one to maximise. Raises ``Interrupted``, on
     every rank, if the ranks agreed during the evaluation to end the job."""
+    inspect: Callable[[Progress], None] = _nothing
+    """Receives the progress before the first update and after each one; collective too. It must change nothing."""
     save: Callable[[Progress, float | None, Why], None] = _nothing
     """Saves the job so that it can be resumed at the given progress, for the reason given. The score is None unless the
     job was evaluated just now."""
@@ -99,6 +104,11 @@ class _UpdateMeasures:
     losses: dict[str, Any] = field(default_factory=dict)
     """Sum of each loss over the micro batches so far."""
 
+    def add(self, losses: Mapping[str, Any], *, weight: float) -> None:
+        """Add the losses of a micro batch, times ``weight``."""
+        for name, loss in losses.items():
+            self.losses[name] = self.losses.get(name, 0.0) + (loss.detach() if weight == 1 else loss.detach() * weight)
+
 
 class Trainer:
     """Runs a job from any update to its end. The loop is the same for every backend.
@@ -112,6 +122,10 @@ class Trainer:
         self.job = job
         self.cadences = cadences
         self.hooks = hooks
+        collective = job.session.collective
+        self._shares = job.shares or Shares(
+            rank=collective.rank, size=collective.size, shards=collective.size, rounds=job.accumulate
+        )
         self._saved_at = hooks.clock()
         self._saved_update = -1
 
@@ -119,6 +133,7 @@ class Trainer:
         """Train from ``progress`` to the end of the job, and return the progress then. Every rank must call."""
         self.job.model.train()
         self._saved_update = progress.update or -1
+        self.hooks.inspect(progress)
         unscored = progress.update > 0 and progress.scored_update != progress.update
         if unscored and self.cadences.evaluations.due(progress):
             # The interrupted run was asked to end before an evaluation that was due, so it is made up for now.
@@ -138,6 +153,7 @@ class Trainer:
         with closing(closable(job.session.batches(micro_batches))) as batches:
             while progress.epoch == epoch and progress.update < job.total_updates:
                 progress, stop, why = self.run_update(batches, progress)
+                self.hooks.inspect(progress)
                 progress = self._after_update(
                     progress,
                     evaluate=self.cadences.evaluations.due(progress),
@@ -158,12 +174,14 @@ class Trainer:
         measures = _UpdateMeasures(start_s=clock())
         for i in range(job.accumulate):
             batch = self._next(batches, measures)
+            weight = self._shares.weight(i)
             if job.seeds_shards:
-                job.optimizer.seed_shard(i * job.session.collective.size + job.session.collective.rank)
-            with job.optimizer.micro_batch(last=i == job.accumulate - 1):
+                job.optimizer.seed_shard(self._shares.shard(i))
+            kept = {} if self._shares.moves_buffers(i) else {"moves_buffers": False}
+            with job.optimizer.micro_batch(last=i == job.accumulate - 1, **kept):
                 losses = job.model(batch)
-                job.optimizer.backward(losses["total"])
-            measures.losses = {name: measures.losses.get(name, 0.0) + x.detach() for name, x in losses.items()}
+                job.optimizer.backward(losses["total"] if weight == 1 else losses["total"] * weight)
+            measures.add(losses, weight=weight)
         rates = job.schedule(progress.update)
         norm = job.optimizer.step(rates)
         after = advanced(

@@ -74,10 +74,14 @@ class UpdateOrder(ABC, Generic[Gradients]):
 
     # ------------------------------------------------------------------------------------------------- one update
     @contextmanager
-    def micro_batch(self, *, last: bool) -> Iterator[None]:
+    def micro_batch(self, *, last: bool, moves_buffers: bool = True) -> Iterator[None]:
         """See ``Optimizer.micro_batch``."""
+        restore_buffers = None if moves_buffers else self._copy_buffers()
         with self._exchange.during(last=last), self._forward_context():
             yield
+        if restore_buffers is not None:
+            with self._without_graph():
+                restore_buffers()
 
     def backward(self, loss: Any) -> None:
         """See ``Optimizer.backward``."""
@@ -238,6 +242,10 @@ class UpdateOrder(ABC, Generic[Gradients]):
     @abstractmethod
     def _seed(self, seed: int) -> None:
         """Seed the framework's random generators of this rank."""
+
+    @abstractmethod
+    def _copy_buffers(self) -> Callable[[], None]:
+        """Copy the model's buffers; return a function that restores them."""
 
     @abstractmethod
     def _take_buffers_of_rank_0(self) -> Callable[[], None]:

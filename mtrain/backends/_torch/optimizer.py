@@ -156,15 +156,20 @@ class TorchOptimizer(UpdateOrder[Gradients]):
             torch.cuda.manual_seed(seed)
 
     @override
-    def _take_buffers_of_rank_0(self) -> Callable[[], None]:
-        # Also with one rank: a user's module may change its buffers in evaluation mode, too.
+    def _copy_buffers(self) -> Callable[[], None]:
         own_buffers = [buffer.clone() for buffer in self._buffers]
-        self._collective.broadcast_(self._buffers)
 
         def restore() -> None:
             for buffer, own in zip(self._buffers, own_buffers, strict=True):
                 buffer.copy_(own)
 
+        return restore
+
+    @override
+    def _take_buffers_of_rank_0(self) -> Callable[[], None]:
+        # Also with one rank: a user's module may change its buffers in evaluation mode, too.
+        restore = self._copy_buffers()
+        self._collective.broadcast_(self._buffers)
         return restore
 
     @override

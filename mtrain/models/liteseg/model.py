@@ -15,6 +15,7 @@ class LiteSeg(Segmenter):
     (arXiv 2104.13188); 6.7 million parameters."""
 
     Options: ClassVar[type[BaseModel]] = LiteSegOptions
+    spans_ranks: ClassVar[bool] = True
     recomputable: ClassVar[Sequence[str]] = (
         r"^stem\.\d+$",
         r"^stages\.\d+\.\d+$",

@@ -66,6 +66,7 @@ class PPYOLOE(Model):
         r"^yolo_head\.stem_\w+\.\d+$",
     )
     imitates: ClassVar[Sequence[str]] = ("outputs", "features")
+    spans_ranks: ClassVar[bool] = True
     size_step: int = _STRIDE
     published: ClassVar[Published] = Published(
         float32=("yolo_head.proj_conv.weight",),

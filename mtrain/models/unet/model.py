@@ -14,6 +14,7 @@ class UNet(Segmenter):
     """The U-Net: Ronneberger et al. 2015 (arXiv 1505.04597), with padding and BatchNorm; 7.8 million parameters."""
 
     Options: ClassVar[type[BaseModel]] = UNetOptions
+    spans_ranks: ClassVar[bool] = True
     recomputable: ClassVar[Sequence[str]] = (r"^(down|up)\.\d+$",)
 
     @property
