@@ -256,6 +256,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
             else _script_numbers(loaded, hosts=hosts, threads=facts["threads"])
         )
         | {"devices": devices.words()}
+        | _batchnorm_row(recipe, size=size, on_cpu=devices.on_cpu)
         | (_names_to_come(launcher_name, launched) if not launcher_class.takes_names else {})
         | ({} if metrics is None else {"metrics": f"{metrics.url()} on each host"}),
         metrics=metrics,
@@ -434,6 +435,14 @@ def _launcher(name: str, launcher_class: type[Launcher], facts: Mapping[str, Any
     )
     launcher: Launcher = plugins.construct("launchers", name, launcher_class, options)
     return launcher
+
+
+def _batchnorm_row(recipe: Recipe, *, size: int, on_cpu: bool) -> dict[str, str]:
+    """Say whose layers take the statistics of BatchNorm over ranks, where some do."""
+    if not recipe.sync_batchnorm or size == 1:
+        return {}
+    own = f"mtrain's own layers, over {size} ranks"
+    return {"sync BatchNorm": own if on_cpu else f"{own}; torch's own ones on CUDA, over torch's process group"}
 
 
 def _hosts(spec: Spec, machine: Machine, *, device: str, single: bool) -> list[Host]:
