@@ -377,6 +377,10 @@ class Train(TypedDict, total=False):
     prune: TrainPrune | None
     """zeros and an L1 penalty while training, see docs/pruning.md; null: none"""
 
+    recompute: bool | Sequence[str]
+    """compute inner results of blocks again in the backward pass, for less memory and the same bits: true: the
+    blocks that the model names; or regexes of names of its submodules; see docs/memory.md"""
+
     patience: int | None
     """stop after this many evaluations without a better score"""
 
@@ -403,14 +407,15 @@ class OptimizerGroups(TypedDict, total=False):
 class Optimizer(TypedDict, total=False):
     """The rule that turns gradients into weights."""
 
-    rule: Literal["sgd", "adam", "adamw"]
-    """sgd with momentum, adam, or adam with decoupled weight decay"""
+    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb"]
+    """sgd with momentum, adam, adamw (decoupled weight decay), lion, rmsprop, adadelta, or lamb, which needs a
+    backend that keeps arrays whole; see docs/backends.md"""
 
     rate: float
     """learning rate after warm-up, before the schedule"""
 
     momentum: float
-    """sgd: momentum; adam and adamw: beta1"""
+    """sgd and rmsprop: momentum; adadelta: unused; others: beta1"""
 
     nesterov: bool
     """sgd: look ahead along the momentum"""
@@ -419,10 +424,12 @@ class Optimizer(TypedDict, total=False):
     """of the groups that do not give their own"""
 
     beta2: float
-    """adam and adamw: decay of the squared gradient"""
+    """decay of the squared gradient; lion: of the mean. Usual are 0.999 for adam, adamw and lamb, 0.99 for lion
+    and rmsprop, 0.9 for adadelta"""
 
     eps: float
-    """adam and adamw: added to the root of the squared gradient"""
+    """added to the root of the squared gradient; adadelta: to the squares; lion: unused. Usual is 1e-6 for
+    adadelta and lamb"""
 
     groups: Sequence[OptimizerGroups]
     """by name, the first match wins"""
@@ -528,6 +535,18 @@ class Cluster(TypedDict, total=False):
     nodes: int | None
     """number of hosts to ask a scheduler for, where none is named; null: as many as ips, or one"""
 
+    min_nodes: int | None
+    """an elastic job goes on while at least this many of its hosts are there, and takes the others back; null:
+    all of them are needed"""
+
+    shards: int | None
+    """equal parts of each micro batch of the job, on which alone its results depend, whoever computes them; null:
+    one per rank, in an elastic job one per rank of all its hosts"""
+
+    sharing: Literal["auto", "ranks", "passes"]
+    """how shards come to fewer hosts. ranks: each host starts more ranks, one per shard, to the same bits;
+    passes: a rank computes several shards, one after the other; auto: ranks on CPUs, passes on devices"""
+
     nproc_per_node: int | Literal["auto"]
     """ranks per host; auto: one per device, on CPU one"""
 
@@ -579,10 +598,13 @@ class Cluster(TypedDict, total=False):
     """times the job is started again from its newest checkpoint after a failure"""
 
     threads: int | Literal["auto"]
-    """CPU threads per rank; auto: 1 on CPU-only ranks that share cores"""
+    """CPU threads per rank; auto: the cores of the host among its ranks, in an elastic job 1"""
 
     log_dir: str | None
     """folder of the per-rank logs; null: logs/ in the run folder"""
+
+    rejoin_s: int
+    """seconds that an elastic job waits for hosts that were lost before it goes on without them"""
 
 
 class Launcher(TypedDict, total=False):

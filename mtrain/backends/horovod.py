@@ -76,7 +76,9 @@ class Horovod(TorchBackend):
         target = device.choose(
             self.options.device, local_rank=collective.local_rank, tf32=self.options.tf32, keep=self.options.keep_memory
         )
-        return HorovodEngine(collective, target, options=self.options, check=self.check)
+        engine = HorovodEngine(collective, target, options=self.options, check=self.check)
+        engine.late_figures = self.options.late_figures
+        return engine
 
     @override
     def __exit__(self, *error: object) -> None:

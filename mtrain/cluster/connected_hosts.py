@@ -34,8 +34,9 @@ class ConnectedHosts:
     """Signals that ask this process to end the job."""
     files: Callable[[Plan], Mapping[str, str]]
     """Returns the files to write into the run folder on every host: name -> text."""
-    replan: Callable[[Plan, Path | None], Plan]
-    """Returns the plan of another attempt of this plan's job, from a checkpoint; None: from the beginning."""
+    replan: Callable[[Plan, Path | None, Sequence[int]], Plan]
+    """Returns the plan of another attempt of this plan's job on hosts, by index, from a checkpoint; None: from the
+    beginning."""
     forwarded: Mapping[str, str]
     """Environment variables that are sent to every host."""
     limits: Limits
@@ -90,6 +91,10 @@ class ConnectedHosts:
             raise LaunchError(str(error)) from error
         return None if checkpoint is None else Path(checkpoint)
 
+    def change(self, outcome: Outcome) -> str:
+        """Return nothing: the hosts of this job do not change."""
+        return ""
+
     def restore(self, plan: Plan, outcome: Outcome) -> None:
         """Wait until every host is connected again, and prepare those that were lost.
 
@@ -108,7 +113,7 @@ class ConnectedHosts:
 
     def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
         """Return the plan of the next attempt on the hosts that are connected now."""
-        return self.replan(plan, checkpoint)
+        return self.replan(plan, checkpoint, sorted(self.members))
 
     def end_requested(self) -> bool:
         """Return whether somebody has asked for the end of the job, here or at another host."""

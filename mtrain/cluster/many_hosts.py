@@ -116,6 +116,7 @@ class Brief:
             hidden=bool(hellos[0]["hidden"]),
             meeting_port=survey.port,
             hosts=survey.addresses,
+            present=survey.present,
             address_of=address_of,
         )
         where = start.Where(run_dir=run_dir, checkpoint=checkpoint)
@@ -165,6 +166,9 @@ def run(
         for host, line in zip(draft.hosts, draft.brought, strict=True):
             click.echo(f"# {host.address}\n{shlex.join(line)}", file=stream)
         return Result(code=0, text="")
+    if cluster.min_nodes is not None and cluster.shards is None:
+        brief = dataclasses.replace(brief, loaded=_with_shards(loaded, draft.size))
+        loaded, cluster = brief.loaded, brief.loaded.spec.cluster
     environ = environment.caller()
     display = make_display(
         "quiet" if brief.quiet else loaded.spec.report.display,
@@ -181,7 +185,7 @@ def run(
         party = _party(brief, node=node)
         if node > 0:
             display.note(f"host {node} of {len(brief.hosts)}; progress is shown on {brief.hosts[0]}")
-            again = cluster.max_restarts > 0
+            again = cluster.max_restarts > 0 or cluster.min_nodes is not None
             try:
                 farewell = join(party, timeout_s=cluster.joining_s, note=display.note, again=again)
             finally:
@@ -201,6 +205,13 @@ def run(
         stream=stream or sys.stderr,
     )
     return leader.run()
+
+
+def _with_shards(loaded: "Loaded", shards: int) -> "Loaded":
+    """Return the spec with the number of shards of an elastic job, so that its run folder keeps it."""
+    cluster = loaded.spec.cluster.model_copy(update={"shards": shards})
+    values = {**loaded.values, "cluster": {**loaded.values["cluster"], "shards": shards}}
+    return dataclasses.replace(loaded, spec=loaded.spec.model_copy(update={"cluster": cluster}), values=values)
 
 
 def _forwarded(draft: Plan, environ: Mapping[str, str], extra: Sequence[str]) -> dict[str, str]:

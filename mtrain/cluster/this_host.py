@@ -98,6 +98,10 @@ class ThisHost:
         """Return the newest intact checkpoint in the run folder."""
         return store.newest(self._run_folder.checkpoints)
 
+    def change(self, outcome: Outcome) -> str:
+        """Return nothing: the hosts of this job do not change."""
+        return ""
+
     def restore(self, plan: Plan, outcome: Outcome) -> None:
         """Nothing: this host cannot be lost."""
 

@@ -64,7 +64,9 @@ class _Step:
         return sketch
 
     def first_moments(self) -> list[str]:
-        """Return the parts that hold the running gradient."""
+        """Return the parts that hold the running gradient; none for rules whose moments are of another kind."""
+        if self.facts.recipe.rule in ("lion", "rmsprop", "adadelta"):
+            return []
         return [
             part
             for part in self.a.named(MOMENTS)
@@ -76,7 +78,7 @@ class _Step:
         beta1``)."""
         added = self.after(trace, part) - self.momentum * self.before(part)
         recipe, group = self.facts.recipe, part.split("/")[1]
-        decay = recipe.groups[int(group)][1].get("weight_decay", 0.0) if recipe.rule != "adamw" else 0.0
+        decay = recipe.groups[int(group)][1].get("weight_decay", 0.0) if recipe.rule in ("sgd", "adam") else 0.0
         share = 1.0 if recipe.rule == "sgd" else 1 - self.momentum
         return added - share * decay * self.before(f"weights/{group}")
 

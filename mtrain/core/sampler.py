@@ -1,6 +1,7 @@
 """Choose the samples of each update and rank, as pure functions of (seed, epoch, update) that no backend influences."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +118,62 @@ def rank_share(indices: Indices, *, rank: int, size: int, accumulate: int) -> li
         )
     micro = len(indices) // shares
     return [indices[(a * size + rank) * micro :][:micro] for a in range(accumulate)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shares:
+    """Which shards of an update a rank computes, in which order, and how much each counts.
+
+    Micro batch ``a`` of the job has ``shards`` shards. Rank ``r`` of ``size`` computes the shards ``r``, ``r + size``,
+    and so on. Where ``size`` does not divide ``shards``, some ranks compute an empty one at the end: samples of another
+    shard with weight 0, so that all ranks make as many passes. Rank 0 alone computes shard 0 of each micro batch, and
+    computes it first.
+    """
+
+    rank: int
+    size: int
+    shards: int
+    """Shards of each micro batch of the job."""
+    rounds: int
+    """Micro batches of the job per update."""
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of this rank per update."""
+        return self.rounds * -(-self.shards // self.size)
+
+    def shard(self, number: int) -> int:
+        """Return the shard of the update (0 to ``rounds * shards - 1``) that pass ``number`` of this rank computes."""
+        round_, place = self._place(number)
+        return round_ * self.shards + place % self.shards
+
+    def weight(self, number: int) -> float:
+        """Return the factor of the loss in pass ``number``, with which the mean over passes and ranks is that over shards."""
+        _, place = self._place(number)
+        if place >= self.shards:
+            return 0.0
+        return self.passes * self.size / (self.rounds * self.shards)
+
+    def moves_buffers(self, number: int) -> bool:
+        """Return whether pass ``number`` moves running statistics: of each micro batch of the job its first shard does.
+
+        On ranks other than 0 the first pass of each round does, which nobody reads.
+        """
+        return number % -(-self.shards // self.size) == 0
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Return the round of a pass, and its place among the shards; places from ``shards`` on are empty."""
+        round_, turn = divmod(number, -(-self.shards // self.size))
+        return round_, turn * self.size + self.rank
+
+    def divided(self, indices: Indices) -> list[Indices]:
+        """Return the indices of a global batch that each pass of this rank computes, in order.
+
+        Raises:
+            SpecError: the global batch does not divide among ``shards * rounds``.
+        """
+        whole = rank_share(indices, rank=0, size=1, accumulate=self.shards * self.rounds)
+        return [whole[self.shard(number)] for number in range(self.passes)]
 
 
 class Padded:

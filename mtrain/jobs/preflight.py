@@ -12,7 +12,7 @@ from mtrain.core.sampler import Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.errors import CheckpointError, SpecError
 from mtrain.jobs import metrics
-from mtrain.rank.assembly import augmented, model_plugin, open_task, task_of
+from mtrain.rank.assembly import augmented, model_plugin, open_task, recomputed, task_of
 from mtrain.rank.teaching import check_teacher
 from mtrain.spec import plugins
 from mtrain.spec.model import Spec
@@ -86,6 +86,7 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     elif spec.model.weights is not None:
         check_start(spec, outline, training=training)
     if training:
+        recomputed(spec, model_plugin(spec))
         check_teacher(spec, type(model_plugin(spec)), list(task.task().class_names))
         _check_room(spec, resumed, outline)
         _check_freeze(spec, outline)
@@ -107,6 +108,7 @@ def _check_in_ranks(spec: Spec, *, training: bool, resumed: Path | None) -> list
     elif spec.model.weights is not None:
         check_start(spec, outline, training=training)
     if training:
+        recomputed(spec, model_plugin(spec))
         if spec.train.distil is not None:
             raise SpecError(
                 "train.distil: given, but the model is your own code, whose loss mtrain does not know; compute the teacher's "

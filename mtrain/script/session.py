@@ -15,6 +15,7 @@ from mtrain.core.completeness import check_session
 from mtrain.core.evaluate import interruptible
 from mtrain.core.interfaces import Backend, Collective, Progress, RankSession, Why
 from mtrain.core.recipe import make_recipe
+from mtrain.core.recomputing import patterns
 from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
 from mtrain.errors import Interrupted, ScriptError
@@ -196,7 +197,12 @@ class Session:
         # The recipe needs a batch that divides among the ranks; the script names its own later, in `batches`.
         sized = changed(self._spec, {"train.batch_size": self.size * self._spec.train.accumulate})
         native_optimizer = recorded(optimizer, self._job.outside_paths)
-        recipe = replace(make_recipe(sized, size=self.size), own_model=True, native_optimizer=native_optimizer)
+        recipe = replace(
+            make_recipe(sized, size=self.size),
+            own_model=True,
+            native_optimizer=native_optimizer,
+            recompute=patterns(sized.train, (), model="of the script"),
+        )
         self._model, native = self._rank.prepare(building, recipe)
         self._module = building.module
         self._updater = Updater(native)

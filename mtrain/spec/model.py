@@ -149,6 +149,21 @@ class ClusterSpec(Section):
         default=None,
         description="number of hosts to ask a scheduler for, where none is named; null: as many as ips, or one",
     )
+    min_nodes: PerHost | None = Field(
+        default=None,
+        description="an elastic job goes on while at least this many of its hosts are there, and takes the others back; "
+        "null: all of them are needed",
+    )
+    shards: PerHost | None = Field(
+        default=None,
+        description="equal parts of each micro batch of the job, on which alone its results depend, whoever computes "
+        "them; null: one per rank, in an elastic job one per rank of all its hosts",
+    )
+    sharing: Literal["auto", "ranks", "passes"] = Field(
+        default="auto",
+        description="how shards come to fewer hosts. ranks: each host starts more ranks, one per shard, to the same bits; "
+        "passes: a rank computes several shards, one after the other; auto: ranks on CPUs, passes on devices",
+    )
     nproc_per_node: PerHost | Literal["auto"] = Field(
         default="auto", description="ranks per host; auto: one per device, on CPU one"
     )
@@ -202,9 +217,16 @@ class ClusterSpec(Section):
         default=0, ge=0, description="times the job is started again from its newest checkpoint after a failure"
     )
     threads: PerHost | Literal["auto"] = Field(
-        default="auto", description="CPU threads per rank; auto: 1 on CPU-only ranks that share cores"
+        default="auto",
+        description="CPU threads per rank; auto: the cores of the host among its ranks, in an elastic job 1",
     )
     log_dir: str | None = Field(default=None, description="folder of the per-rank logs; null: logs/ in the run folder")
+
+    rejoin_s: int = Field(
+        default=5,
+        ge=0,
+        description="seconds that an elastic job waits for hosts that were lost before it goes on without them",
+    )
 
     @property
     def joining_s(self) -> int:

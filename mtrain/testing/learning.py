@@ -23,6 +23,7 @@ CASES: Mapping[str, Case] = {
     "unclipped": Case(clip_norm=math.inf, accumulate=2),
     "adam": Case(rule="adam", accumulate=2),
     "adamw": Case(rule="adamw", batchnorm="synced"),
+    "rmsprop": Case(rule="rmsprop", accumulate=2),
     "quantised": Case(quantised=True, accumulate=2),
     "taught": Case(taught=True, batchnorm="synced", accumulate=2),
     "masked": Case(masked=True, batchnorm="synced", accumulate=2),
@@ -119,6 +120,18 @@ def infer(session: RankSession, model: Module, count: int = 4) -> dict[str, Arra
         return session.infer(model, batch)
     finally:
         model.train()
+
+
+def recomputes(site: Site) -> list[Measure]:
+    """Check that blocks computed again in the backward pass give the bits of blocks that keep their results."""
+    measures = []
+    for what, case in (("", Case(batchnorm="synced", accumulate=2)), (" with rounded layers", Case(quantised=True))):
+        kept, again = (
+            training.train(site.session, replace(case, precision=site.precision, recomputed=recomputed), updates=4)
+            for recomputed in (False, True)
+        )
+        measures.append(none_of(f"arrays that recomputing changes{what}", training.changed(kept, again)))
+    return measures
 
 
 def clipped_updates(session: RankSession, precision: Precision) -> dict[str, Array]:

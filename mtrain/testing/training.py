@@ -33,6 +33,9 @@ SPARSITY = 0.5
 """Share of each array that ``Case.masked`` leaves as zeros."""
 SGD = {"momentum": 0.9, "nesterov": 1.0}
 ADAM = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
+OPTIONS = {"sgd": SGD, "adam": ADAM, "adamw": ADAM, "rmsprop": {"momentum": 0.9, "beta2": 0.99, "eps": 1e-3}}
+RECOMPUTED = (r"^conv1$", r"^bn\d$", r"^head$")
+"""Submodules of the small network that a case with ``recomputed`` recomputes; those between them keep their results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +45,14 @@ class Case:
     batchnorm: Literal["frozen", "synced"] = "frozen"
     accumulate: int = 1
     clip_norm: float = 4.0
-    rule: Literal["sgd", "adam", "adamw"] = "sgd"
+    rule: Literal["sgd", "adam", "adamw", "rmsprop"] = "sgd"
     precision: Precision = "fp64"
     quantised: bool = False
     taught: bool = False
     """Whether the network imitates a trained one."""
     masked: bool = False
     """Whether small weights become zeros, and the scales of BatchNorms shrink."""
+    recomputed: bool = False
 
     @property
     def key(self) -> str:
@@ -63,7 +67,7 @@ class Case:
 
     def recipe(self, size: int) -> Recipe:
         """Return the recipe of this case for ``size`` ranks."""
-        options = SGD if self.rule == "sgd" else ADAM
+        options = OPTIONS[self.rule]
         return Recipe(
             rule=self.rule,
             groups=tuple((match, {**options, **more}) for match, more in GROUPS),
@@ -76,6 +80,7 @@ class Case:
             ema_ramp=5.0,
             sync_batchnorm=self.batchnorm == "synced",
             quantise=Quantise(start=1, freeze=4) if self.quantised else None,
+            recompute=RECOMPUTED if self.recomputed else (),
             prune=Pruning(sparsity=SPARSITY, norm_l1=0.02) if self.masked else None,
             seed=SEED,
         )

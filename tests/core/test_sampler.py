@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.core.sampler import Drawn, Padded, Shuffled, rank_share
+from mtrain.core.sampler import Drawn, Padded, Shares, Shuffled, rank_share
 from mtrain.errors import SpecError
 
 jobs = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
@@ -26,6 +26,39 @@ def test_a_global_batch_is_the_same_set_however_it_is_shared(
     for a in range(accumulate):
         side_by_side = np.concatenate([share[a] for share in shares])
         assert side_by_side.tolist() == indices[a * size * micro : (a + 1) * size * micro].tolist()
+
+
+@given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 3))
+@settings(max_examples=100, deadline=None)
+def test_every_shard_is_computed_once_whichever_ranks_compute_it(shards: int, size: int, rounds: int) -> None:
+    ranks = [Shares(rank=rank, size=size, shards=shards, rounds=rounds) for rank in range(size)]
+    counted = [(rank, number) for rank in ranks for number in range(rank.passes) if rank.weight(number) > 0]
+    assert len({rank.passes for rank in ranks}) == 1
+    assert sorted(rank.shard(number) for rank, number in counted) == list(range(shards * rounds))
+    # The mean over passes and ranks is the mean over shards.
+    values = np.random.Generator(np.random.PCG64(1)).random(shards * rounds)
+    terms = [rank.weight(number) * values[rank.shard(number)] for rank in ranks for number in range(rank.passes)]
+    assert np.mean(terms) == pytest.approx(values.mean(), rel=1e-12)
+
+
+@given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 3))
+@settings(max_examples=50, deadline=None)
+def test_the_first_shard_of_each_micro_batch_moves_the_running_statistics(shards: int, size: int, rounds: int) -> None:
+    first = Shares(rank=0, size=size, shards=shards, rounds=rounds)
+    moving = [first.shard(number) for number in range(first.passes) if first.moves_buffers(number)]
+    assert moving == [number * shards for number in range(rounds)]
+
+
+@given(jobs)
+@settings(max_examples=50, deadline=None)
+def test_with_one_shard_for_each_rank_shares_are_those_of_the_ranks(job: tuple[int, int, int]) -> None:
+    size, rounds, micro = job
+    indices = np.arange(size * rounds * micro)
+    for rank in range(size):
+        shares = Shares(rank=rank, size=size, shards=size, rounds=rounds)
+        expected = rank_share(indices, rank=rank, size=size, accumulate=rounds)
+        assert [part.tolist() for part in shares.divided(indices)] == [part.tolist() for part in expected]
+        assert all(shares.weight(number) == 1 and shares.moves_buffers(number) for number in range(rounds))
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 2**31 - 1))

@@ -43,6 +43,12 @@ def folder_of(folder: Path, update: int) -> Path:
     return folder / f"{PREFIX}{update:08d}"
 
 
+def update_named(path: Path) -> int:
+    """Return the update that the name of a checkpoint's folder tells, which may be on another host; -1: it tells none."""
+    digits = path.name.removeprefix(PREFIX)
+    return int(digits) if path.name.startswith(PREFIX) and digits.isdecimal() else -1
+
+
 class CheckpointStore(Protocol):
     """The interface through which the training loop saves and finds checkpoints, on every rank."""
 
