@@ -341,8 +341,9 @@ class Train(TypedDict, total=False):
     accumulate: int | Literal["auto"]
     """micro batches per update; auto: as few as max_micro_batch allows"""
 
-    max_micro_batch: int | None
-    """largest micro batch of one rank that `accumulate: auto` may choose; null: no limit"""
+    max_micro_batch: int | Literal["auto"] | None
+    """largest micro batch of one rank that `accumulate: auto` may choose; null: no limit; auto: the largest that
+    fits into memory, measured once before the run starts, see docs/memory.md"""
 
     precision: Literal["fp32", "bf16", "fp16", "fp64"]
     """of the forward and backward pass; fp64 is for proofs of equality"""

@@ -58,7 +58,7 @@ from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.host_command import HostCommand, Orders
 from mtrain.jobs.metrics import HostMetrics
 from mtrain.jobs.metrics_place import MetricsPlace, facts_of
-from mtrain.system import environment, placement, processes, runfolder
+from mtrain.system import environment, memory, placement, processes, runfolder
 from mtrain.system.processes import Requests
 from mtrain.system.runfolder import RunFolder
 
@@ -81,6 +81,7 @@ def hello(**more: Any) -> Message:
         "host": os.uname().nodename,
         "addresses": [list(pair) for pair in placement.own_addresses()],
         "cores": placement.usable_cores(),
+        "free_bytes": memory.available_bytes(),
         "devices": placement.count_devices(environ),
         "hidden": placement.hides_devices(environ),
         "cwd": os.getcwd(),

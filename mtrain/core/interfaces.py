@@ -239,6 +239,22 @@ class Optimizer(Protocol):
         """
         ...
 
+    def step_later(
+        self, rates: Rates, numbers: Sequence[float], tensors: Sequence[Tensor]
+    ) -> Callable[[], tuple[float, Array]]:
+        """Do one update as ``step`` does, without waiting for the device; only where ``RankSession.late`` is True.
+
+        Args:
+            rates: rates and momentum of the update.
+            numbers: figures of this rank that the host knows.
+            tensors: figures of this rank on the device, each of one element.
+
+        Returns:
+            A function that waits for the device, and returns the norm and the means over ranks of ``numbers`` and
+            ``tensors``, float64. Call it after the next update was started, when the device has work to go on with.
+        """
+        ...
+
     def seed_shard(self, shard: int) -> None:
         """Seed the model's randomness by (seed, update, share of the global batch); see ``core.update``.
 
@@ -253,6 +269,10 @@ class Optimizer(Protocol):
     def averaged(self) -> AbstractContextManager[None]:
         """Return a context in which the model of every rank holds the EMA weights and the buffers of rank 0."""
         ...
+
+
+Narrow = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""Type of ``Model.narrowed``. A session whose device is the CPU need not take it."""
 
 
 class RankSession(Protocol):
@@ -278,6 +298,10 @@ class RankSession(Protocol):
         collective: Collective
         device: str
 
+    late: bool = False
+    """Whether the trainer is to read the figures of an update one update later (``Optimizer.step_later``), so that it
+    does not wait for the device in mid-update; ``prepare`` sets it."""
+
     @abstractmethod
     def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
         """Build the model, place it on this rank's device and bind the recipe to it. Every rank must call.
@@ -293,8 +317,8 @@ class RankSession(Protocol):
         ...
 
     @abstractmethod
-    def infer(self, model: Module, batch: Batch) -> dict[str, Array]:
-        """Run the model on one batch and return its outputs as numpy arrays.
+    def infer(self, model: Module, batch: Batch, *, narrow: Narrow | None = None) -> dict[str, Array]:
+        """Run the model on one batch and return its outputs, changed by ``narrow`` on the device, as numpy arrays.
 
         Nothing is exchanged between ranks and no gradient is kept. The pass has the recipe's precision; half-precision
         results become float32. The caller must have put the model into evaluation mode.
@@ -323,7 +347,8 @@ class RankSession(Protocol):
     def measure(self) -> Mapping[str, float]:
         """Return measurements of this rank.
 
-        ``memory_bytes`` is its peak on its device (resident set size on a CPU). ``communication_s`` is there after
+        ``memory_bytes`` is its peak on its device (resident set size on a CPU), ``device_free_bytes`` what it could have
+        of a GPU. ``communication_s`` is there after
         ``time_waits``, where waiting can be measured: the total time in seconds in which this rank has done nothing but
         wait for other ranks.
         """
@@ -530,10 +555,26 @@ class Model(Protocol):
         """
         ...
 
+    def arranged(self, batch: HostBatch) -> HostBatch:
+        """Return a micro batch of training as the network takes it, before it is sent to the device.
+
+        What the network would have to read from the device is worked out here. The network must take ``batch`` itself,
+        too. The default returns ``batch``.
+        """
+        return batch
+
     @abstractmethod
     def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
         """Return the start values of every weight and buffer, drawn by (seed, name), so equal on every framework."""
         ...
+
+    def narrowed(self, output: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Leave out of the output of evaluation mode, on the device, what ``predictions`` would drop.
+
+        It is called where the output would have to be downloaded; ``predictions`` must return the same. The default
+        leaves out nothing.
+        """
+        return output
 
     @abstractmethod
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Any]:

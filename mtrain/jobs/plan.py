@@ -256,6 +256,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
             else _script_numbers(loaded, hosts=hosts, threads=facts["threads"])
         )
         | {"devices": devices.words()}
+        | _batchnorm_row(recipe, size=size, on_cpu=devices.on_cpu)
         | (_names_to_come(launcher_name, launched) if not launcher_class.takes_names else {})
         | ({} if metrics is None else {"metrics": f"{metrics.url()} on each host"}),
         metrics=metrics,
@@ -436,6 +437,14 @@ def _launcher(name: str, launcher_class: type[Launcher], facts: Mapping[str, Any
     return launcher
 
 
+def _batchnorm_row(recipe: Recipe, *, size: int, on_cpu: bool) -> dict[str, str]:
+    """Say whose layers take the statistics of BatchNorm over ranks, where some do."""
+    if not recipe.sync_batchnorm or size == 1:
+        return {}
+    own = f"mtrain's own layers, over {size} ranks"
+    return {"sync BatchNorm": own if on_cpu else f"{own}; torch's own ones on CUDA, over torch's process group"}
+
+
 def _hosts(spec: Spec, machine: Machine, *, device: str, single: bool) -> list[Host]:
     """Return the hosts of the job with their numbers of ranks; ``single``: the backend trains in one process."""
     cluster = spec.cluster
@@ -543,6 +552,13 @@ def _placed(command: Command, hosts: Sequence[Host], cluster: ClusterSpec, machi
     return Command(host=command.host, argv=command.argv, env=env, stdin=command.stdin)
 
 
+def _largest_micro_batch(spec: Spec) -> dict[str, str]:
+    """Return a remark on a micro batch that is not decided yet."""
+    if spec.train.max_micro_batch != "auto":
+        return {}
+    return {"max_micro_batch": "auto: measured when the run starts, so there may be more micro batches than above"}
+
+
 def _shares(recipe: Recipe, size: int) -> str:
     """Return into how many parts each micro batch of the job is divided, in words."""
     return f"{size} ranks" if recipe.shards in (None, size) else f"{recipe.shards} shards"
@@ -571,6 +587,7 @@ def _numbers(spec: Spec, recipe: Any, *, hosts: Sequence[Host], threads: int) ->
         "ranks": f"{size} ({len(hosts)} host{'s' if len(hosts) > 1 else ''}{each})",
         "global_batch": f"{train.batch_size} = {_shares(recipe, size)} x {recipe.micro_batch} (micro batch)"
         f" x {rounds(recipe, size=size)} (accumulate)",
+        **_largest_micro_batch(spec),
         **_elastic_numbers(spec, recipe, size=size),
         "precision": recipe.precision,
         "rate": f"{spec.optimizer.rate * factors.rate:.6g}"

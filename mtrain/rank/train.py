@@ -12,7 +12,7 @@ from mtrain.core import cadence
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.checkpoint.sharing import load_everywhere
 from mtrain.core.collective import barrier
-from mtrain.core.evaluate import evaluate, interruptible
+from mtrain.core.evaluate import evaluate, interruptible, narrowing
 from mtrain.core.interfaces import Evaluator, Progress, TaskData, Why
 from mtrain.core.schedule import Schedule, total_updates
 from mtrain.core.trace import Shares, Tracer, traffic
@@ -169,6 +169,9 @@ class TrainingRun:
                 global_batch=spec.train.batch_size,
                 shares=job.shares,
                 seeds_shards=job.plugin.native,
+                # A trace looks at the state after every update, which must be that of the record.
+                arranged=job.plugin.arranged,
+                late=job.session.late and spec.report.trace == "none",
             ),
             Cadences(
                 report_every=spec.report.every_updates,
@@ -277,6 +280,7 @@ class TrainingRun:
             predictions=job.plugin.predictions,
             evaluator=evaluator,
             augmented=augmented(job.spec, job.plugin),
+            narrow=narrowing(job.session, job.plugin.narrowed),
         )
         if not figures:
             message = f"update {progress.update}: not scored: {'; '.join(evaluator.remarks())}"

@@ -1,6 +1,7 @@
 """Every internal name of torch that mtrain uses exists, and does what mtrain takes for granted."""
 
 import inspect
+import math
 import socket
 import sys
 from datetime import timedelta
@@ -74,6 +75,30 @@ def test_a_step_of_sgd_is_that_of_the_formula(momentum: float) -> None:
     internals.sgd_(weights, grads, velocities, rate=0.5, momentum=momentum, decay=0.125, nesterov=False)
     velocity = momentum * (0.25 if momentum else 9.0) + 3.25
     TORCH.same("torch._fused_sgd_", (float(weights[0]), float(velocities[0])), (2.0 - 0.5 * velocity, velocity))
+
+
+def test_kernels_change_nothing_where_they_are_told_to_skip() -> None:
+    def tensors() -> tuple[list[torch.Tensor], ...]:
+        return tuple([torch.tensor([value, math.nan])] for value in (2.0, 3.0, 0.25, 0.5))
+
+    skip, rates = torch.tensor(1.0), {"betas": (0.9, 0.99), "eps": 0.0}
+    for momentum in (0.0, 0.9):
+        weights, grads, velocities, _ = tensors()
+        internals.sgd_(weights, grads, velocities, rate=0.5, momentum=momentum, decay=0.1, nesterov=False, skip=skip)
+        TORCH.same("torch._fused_sgd_", (weights[0][0].item(), velocities[0][0].item()), (2.0, 0.25))
+    for decoupled in (False, True):
+        weights, grads, means, squares = tensors()
+        updates = torch.tensor(1.0)
+        internals.adam_(
+            weights, grads, means, squares, updates, rate=0.1, decay=0.1, decoupled=decoupled, skip=skip, **rates
+        )
+        TORCH.same("torch._fused_adam_", [x[0][0].item() for x in (weights, means, squares)], [2.0, 0.25, 0.5])
+
+
+def test_a_list_is_multiplied_by_a_number_on_the_device() -> None:
+    x = [torch.tensor([1.0, 2.0]), torch.tensor(3.0)]
+    internals.scale_by_(x, torch.tensor(2.0))
+    TORCH.same("torch._foreach_mul_", [each.tolist() for each in x], [[2.0, 4.0], 6.0])
 
 
 @pytest.mark.parametrize("decoupled", [False, True])

@@ -33,6 +33,11 @@ def scale_(tensors: list[Tensor], factor: float) -> None:
     torch._foreach_mul_(tensors, factor)
 
 
+def scale_by_(tensors: list[Tensor], factor: Tensor) -> None:
+    """Multiply all ``tensors`` by ``factor``, a number of their type on their device."""
+    torch._foreach_mul_(tensors, factor)
+
+
 def add_scaled_(tensors: list[Tensor], others: list[Tensor], factor: float) -> None:
     """Add ``factor * other`` to each tensor."""
     torch._foreach_add_(tensors, others, alpha=factor)
@@ -87,8 +92,12 @@ def sgd_(  # noqa: PLR0913 - the rule has as many settings
     momentum: float,
     decay: float,
     nesterov: bool,
+    skip: Tensor | None = None,
 ) -> None:
-    """Do one step of SGD with coupled weight decay on all ``weights``; without momentum, velocity = gradient."""
+    """Do one step of SGD with coupled weight decay on all ``weights``; without momentum, velocity = gradient.
+
+    ``skip``: a float32 number on the device; 1: nothing is changed.
+    """
     # torch.optim.SGD runs the same kernel, but constructing it imports torch's compiler. The kernel refuses velocities
     # with a momentum of 0; its first step overwrites them with the gradient, whatever the momentum.
     without_momentum = momentum == 0
@@ -103,6 +112,7 @@ def sgd_(  # noqa: PLR0913 - the rule has as many settings
         nesterov=nesterov and not without_momentum,
         maximize=False,
         is_first_step=without_momentum,
+        found_inf=skip,
     )
 
 
@@ -118,8 +128,12 @@ def adam_(  # noqa: PLR0913 - the rule has as many settings
     decay: float,
     eps: float,
     decoupled: bool,
+    skip: Tensor | None = None,
 ) -> None:
-    """Do one step of Adam, or of AdamW if the decay is ``decoupled``; ``updates``: number of updates, this one included."""
+    """Do one step of Adam, or of AdamW if the decay is ``decoupled``; ``updates``: number of updates, this one included.
+
+    ``skip``: a float32 number on the device; 1: nothing is changed.
+    """
     # torch.optim.Adam runs the same kernels, but constructing it imports torch's compiler.
     kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
     kernel(
@@ -136,6 +150,7 @@ def adam_(  # noqa: PLR0913 - the rule has as many settings
         eps=eps,
         amsgrad=False,
         maximize=False,
+        found_inf=skip,
     )
 
 

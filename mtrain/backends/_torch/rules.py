@@ -38,6 +38,11 @@ class Sgd:
         # torch starts without a buffer and sets it to the gradient; from zeros the first step gives the same,
         # 0 * momentum + grad.
         self.moments = {"momentum": [torch.zeros_like(p) for p in parameters]}
+        self._skip: Tensor | None = None
+
+    def leave_out(self, skip: Tensor | None) -> None:
+        """Make the next calls of ``apply`` change nothing where ``skip``, a float32 number on the device, is 1."""
+        self._skip = skip
 
     def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
@@ -49,6 +54,7 @@ class Sgd:
             momentum=self._options.get("momentum", 0.0) if momentum is None else momentum,
             decay=self._options.get("weight_decay", 0.0),
             nesterov=bool(self._options.get("nesterov", 0.0)),
+            skip=self._skip,
         )
 
     def set_updates(self, updates: int) -> None:
@@ -67,10 +73,15 @@ class Adam:
             "square": [torch.zeros_like(p) for p in parameters],
         }
         self._updates = torch.zeros((), dtype=torch.float32, device=parameters[0].device if parameters else None)
+        self._skip: Tensor | None = None
+
+    def leave_out(self, skip: Tensor | None) -> None:
+        """Make the next calls of ``apply`` change nothing where ``skip``, a float32 number on the device, is 1."""
+        self._skip = skip
 
     def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
-        self._updates += 1
+        self._updates += 1 if self._skip is None else 1 - self._skip
         internals.adam_(
             [self._parameters[i] for i in places],
             list(grads),
@@ -85,6 +96,7 @@ class Adam:
             decay=self._options.get("weight_decay", 0.0),
             eps=self._options.get("eps", 1e-8),
             decoupled=self._decoupled,
+            skip=self._skip,
         )
 
     def set_updates(self, updates: int) -> None:

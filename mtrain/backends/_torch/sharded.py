@@ -25,6 +25,7 @@ class PartsOptimizer(TorchOptimizer):
     """A TorchOptimizer that clips by the norm of whole arrays even where a rank holds only parts of them."""
 
     parts: Parts
+    knows_late = False
 
     @override
     def _norm(self, gradients: Gradients) -> float:
