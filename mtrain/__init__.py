@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from mtrain.derived import export, prune, quantise
     from mtrain.results import EvaluateResult, Evaluation, Metrics, PredictResult, TrainResult
     from mtrain.script.rules import (
+        LAMB,
         SGD,
+        Adadelta,
         Adam,
         AdamW,
         Constant,
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
         Exponential,
         Group,
         Linear,
+        Lion,
         OneCycle,
         Polynomial,
+        RMSprop,
         Step,
     )
     from mtrain.script.session import Session, session
@@ -46,7 +50,9 @@ if TYPE_CHECKING:
     from mtrain.watching import serve_runs, write_report
 
 __all__ = [
+    "LAMB",
     "SGD",
+    "Adadelta",
     "Adam",
     "AdamW",
     "Constant",
@@ -57,10 +63,12 @@ __all__ = [
     "Group",
     "JobFailed",
     "Linear",
+    "Lion",
     "Metrics",
     "OneCycle",
     "Polynomial",
     "PredictResult",
+    "RMSprop",
     "Session",
     "Spec",
     "Step",
@@ -91,7 +99,23 @@ __all__ = [
     "write_report",
 ]
 _IN_SCRIPTS = {"session": "session", "Session": "session"} | dict.fromkeys(
-    ("SGD", "Adam", "AdamW", "Group", "Constant", "Cosine", "Exponential", "Linear", "OneCycle", "Polynomial", "Step"),
+    (
+        "SGD",
+        "Adam",
+        "AdamW",
+        "Lion",
+        "RMSprop",
+        "Adadelta",
+        "LAMB",
+        "Group",
+        "Constant",
+        "Cosine",
+        "Exponential",
+        "Linear",
+        "OneCycle",
+        "Polynomial",
+        "Step",
+    ),
     "rules",
 )
 """Names for users' own training scripts, with the module of ``mtrain.script`` that defines each."""

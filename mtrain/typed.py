@@ -235,6 +235,10 @@ class Data(TypedDict, total=False):
     cache_dir: str | None
     """folder of the disk cache; null: the user's cache folder"""
 
+    image_weights: bool
+    """each epoch draws its pictures with replacement, those more often whose classes are rare or had a low AP in
+    the last evaluation before the epoch; YOLOv5's --image-weights"""
+
     nondeterministic: Literal["refuse", "allow"]
     """allow: accept samples that differ when they are read again, so that a resumed job may train on others"""
 
@@ -337,8 +341,9 @@ class Train(TypedDict, total=False):
     accumulate: int | Literal["auto"]
     """micro batches per update; auto: as few as max_micro_batch allows"""
 
-    max_micro_batch: int | None
-    """largest micro batch of one rank that `accumulate: auto` may choose; null: no limit"""
+    max_micro_batch: int | Literal["auto"] | None
+    """largest micro batch of one rank that `accumulate: auto` may choose; null: no limit; auto: the largest that
+    fits into memory, measured once before the run starts, see docs/memory.md"""
 
     precision: Literal["fp32", "bf16", "fp16", "fp64"]
     """of the forward and backward pass; fp64 is for proofs of equality"""
@@ -376,6 +381,10 @@ class Train(TypedDict, total=False):
     prune: TrainPrune | None
     """zeros and an L1 penalty while training, see docs/pruning.md; null: none"""
 
+    recompute: bool | Sequence[str]
+    """compute inner results of blocks again in the backward pass, for less memory and the same bits: true: the
+    blocks that the model names; or regexes of names of its submodules; see docs/memory.md"""
+
     patience: int | None
     """stop after this many evaluations without a better score"""
 
@@ -402,14 +411,15 @@ class OptimizerGroups(TypedDict, total=False):
 class Optimizer(TypedDict, total=False):
     """The rule that turns gradients into weights."""
 
-    rule: Literal["sgd", "adam", "adamw"]
-    """sgd with momentum, adam, or adam with decoupled weight decay"""
+    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb"]
+    """sgd with momentum, adam, adamw (decoupled weight decay), lion, rmsprop, adadelta, or lamb, which needs a
+    backend that keeps arrays whole; see docs/backends.md"""
 
     rate: float
     """learning rate after warm-up, before the schedule"""
 
     momentum: float
-    """sgd: momentum; adam and adamw: beta1"""
+    """sgd and rmsprop: momentum; adadelta: unused; others: beta1"""
 
     nesterov: bool
     """sgd: look ahead along the momentum"""
@@ -418,10 +428,12 @@ class Optimizer(TypedDict, total=False):
     """of the groups that do not give their own"""
 
     beta2: float
-    """adam and adamw: decay of the squared gradient"""
+    """decay of the squared gradient; lion: of the mean. Usual are 0.999 for adam, adamw and lamb, 0.99 for lion
+    and rmsprop, 0.9 for adadelta"""
 
     eps: float
-    """adam and adamw: added to the root of the squared gradient"""
+    """added to the root of the squared gradient; adadelta: to the squares; lion: unused. Usual is 1e-6 for
+    adadelta and lamb"""
 
     groups: Sequence[OptimizerGroups]
     """by name, the first match wins"""
@@ -527,6 +539,18 @@ class Cluster(TypedDict, total=False):
     nodes: int | None
     """number of hosts to ask a scheduler for, where none is named; null: as many as ips, or one"""
 
+    min_nodes: int | None
+    """an elastic job goes on while at least this many of its hosts are there, and takes the others back; null:
+    all of them are needed"""
+
+    shards: int | None
+    """equal parts of each micro batch of the job, on which alone its results depend, whoever computes them; null:
+    one per rank, in an elastic job one per rank of all its hosts"""
+
+    sharing: Literal["auto", "ranks", "passes"]
+    """how shards come to fewer hosts. ranks: each host starts more ranks, one per shard, to the same bits;
+    passes: a rank computes several shards, one after the other; auto: ranks on CPUs, passes on devices"""
+
     nproc_per_node: int | Literal["auto"]
     """ranks per host; auto: one per device, on CPU one"""
 
@@ -578,10 +602,13 @@ class Cluster(TypedDict, total=False):
     """times the job is started again from its newest checkpoint after a failure"""
 
     threads: int | Literal["auto"]
-    """CPU threads per rank; auto: 1 on CPU-only ranks that share cores"""
+    """CPU threads per rank; auto: the cores of the host among its ranks, in an elastic job 1"""
 
     log_dir: str | None
     """folder of the per-rank logs; null: logs/ in the run folder"""
+
+    rejoin_s: int
+    """seconds that an elastic job waits for hosts that were lost before it goes on without them"""
 
 
 class Launcher(TypedDict, total=False):
@@ -654,6 +681,19 @@ class Checkpoint(TypedDict, total=False):
     asynchronous: bool
     """write while training goes on"""
 
+    copy_to: str | None
+    """where each checkpoint is copied to as well, in the background: s3://bucket/prefix, file:///mnt/backup, or
+    any other address of fsspec, without a password; the run's name is added. null: nowhere"""
+
+    copies_kept: int
+    """newest copies kept at copy_to, and keep_best of the best besides"""
+
+    copy_check: Literal["read", "size"]
+    """how a copy is verified: read, every byte is read back and its SHA-256 compared; size, sizes alone"""
+
+    copy_timeout_s: float
+    """seconds that one copy may take before it is given up; a job waits so long at its end for the last one"""
+
 
 class Report(TypedDict, total=False):
     """The run folder, the progress display, and the records and pictures that are written."""
@@ -680,6 +720,13 @@ class Report(TypedDict, total=False):
     trace: Literal["none", "traffic", "state"]
     """what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the seconds
     waited for each other so far; state, the bytes, and digests of samples, weights, averages and moments"""
+
+    metrics_port: int | None
+    """port of every host at which Prometheus can read the progress of a training job; null: none is opened"""
+
+    metrics_address: str
+    """address at which that port is opened; `host`: the address of each host in the job; 0.0.0.0: all addresses
+    of the host"""
 
     display: Literal["auto", "rich", "plain", "quiet"]
     """progress on the console; auto: rich on a terminal, one live output in a notebook, plain lines elsewhere"""

@@ -26,6 +26,11 @@ class DeviceOptions(BaseModel):
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA where there is any")
     tf32: bool = Field(default=True, description="CUDA: fp32 convolutions and products in TensorFloat-32")
+    late_figures: bool | Literal["auto"] = Field(
+        "auto",
+        description="read norm, losses and requests to end one update later, so that no update waits for its device; auto: "
+        "on CUDA",
+    )
     keep_memory: bool = Field(default=True, description="CPU: memory of an update is kept for the next one (glibc)")
 
 

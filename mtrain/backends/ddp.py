@@ -69,6 +69,7 @@ class DDP(TorchBackend):
         host_group = dist.new_group(backend="gloo", timeout=timeout) if on_cuda else None
         collective = DistributedCollective(local_rank=local_rank, host_group=host_group)
         self._engine = DdpEngine(collective, target, options=self.options, check=self.check)
+        self._engine.late_figures = self.options.late_figures
         return self._engine
 
     @override

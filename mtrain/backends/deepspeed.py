@@ -14,6 +14,7 @@ from typing_extensions import override
 from mtrain.backends._deepspeed.settings import Sharding, check_extra
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
 from mtrain.core.interfaces import Recipe
+from mtrain.core.recipe import check_parts
 from mtrain.errors import SpecError
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class DeepSpeed(TorchBackend):
                 "optimizer of torch.optim needs whole ones; use -o backend.options.stage=0, or a rule such as "
                 "mtrain.AdamW(rate=1e-3)"
             )
+        if self.options.stage > 0:
+            check_parts(recipe, splits=f"backend.options.stage {self.options.stage}")
         if recipe.prune is not None and self.options.stage > 0:
             raise SpecError(
                 f"train.prune: given with backend.options.stage {self.options.stage}, which splits weights over the ranks, but "

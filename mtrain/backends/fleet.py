@@ -69,12 +69,13 @@ class Fleet(EngineBackend):
         target = self.part("device").choose(
             self.options.device, local_rank=place.local_rank, tf32=self.options.tf32, keep=self.options.keep_memory
         )
-        session: RankSession
         if place.size == 1:
-            session = self.part("engine").of_one_rank(target, check=self.check)
+            engine = self.part("engine").of_one_rank(target, check=self.check)
         else:
             self._job = self.part("job").FleetJob(place, target, self.options)
-            session = self.part("fleet_engine").FleetEngine(self._job, target, check=self.check)
+            engine = self.part("fleet_engine").FleetEngine(self._job, target, check=self.check)
+        engine.late_figures = self.options.late_figures
+        session: RankSession = engine
         return session
 
     @override

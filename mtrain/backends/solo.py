@@ -36,7 +36,9 @@ class Solo(EngineBackend):
         target = self.part("device").choose(
             self.options.device, local_rank=0, tf32=self.options.tf32, keep=self.options.keep_memory
         )
-        session: RankSession = self.part("engine").of_one_rank(target, check=self.check)
+        engine = self.part("engine").of_one_rank(target, check=self.check)
+        engine.late_figures = self.options.late_figures
+        session: RankSession = engine
         return session
 
     @override

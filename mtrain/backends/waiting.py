@@ -1,4 +1,4 @@
-"""Measure how long a rank waits for the others. Only comparisons measure it; other jobs call nothing of this module."""
+"""Measure how long a rank waits for the others. Comparisons and jobs with metrics measure it."""
 
 from collections.abc import Callable
 from functools import wraps

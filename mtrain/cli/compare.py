@@ -57,7 +57,10 @@ class CompareCommand(JobCommand):
 )
 @click.option(
     "--rounds", type=click.IntRange(min=0), default=1, show_default=True,
-    help="Timed jobs of each backend, in turn; 0: the speed of the traced jobs.",
+    help="Timed trainings of each backend; 0: the speed of the traced ones.",
+)  # fmt: skip
+@click.option(
+    "--apart", is_flag=True, help="Start a job of its own for each timed training, the backends in turn.",
 )  # fmt: skip
 @click.option(
     "--out",
@@ -90,6 +93,7 @@ def compare(context: click.Context, /, **params: Any) -> None:
         ranks=params["ranks"],
         profile=KNOWN[params["profile"]],
         rounds=params["rounds"],
+        apart=params["apart"],
         out=params["out"] or runfolder.next_name(Path("runs"), "compare"),
         tell=lambda text: click.echo(text, err=True),
         script=params["script"],

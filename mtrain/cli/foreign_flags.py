@@ -26,16 +26,15 @@ REFUSED: Mapping[str, tuple[bool, str]] = {
         "hyper-parameters are part of the spec: mtrain config import {value} MODEL.yaml DATA.yaml --to spec.yml, "
         "then mtrain -c spec.yml",
     ),
-    "--slim-config": (True, "mtrain has no pruning, quantisation or distillation; leave it out"),
+    "--slim-config": (True, "pruning, quantisation and distillation are sections of a spec: train.prune, train.quantise, train.distil"),
     "--vdl-log-dir": (
         True,
         "curves are TensorBoard events in the run folder; run folders are made in: -o report.dir={value}",
     ),
-    "--evolve": (False, "mtrain does not search for hyper-parameters; give them with -o, one job each"),
+    "--evolve": (False, "the search is a command of its own: mtrain sweep -c SPEC --space yolov5 --sampler evolve"),
     "--rect": (False, "training pictures are square here; data.resize says how they become so (letterbox or stretch)"),
     "--single-cls": (False, "label all objects with one class in the data set instead"),
     "--quad": (False, "mtrain has no such loader; data.image_size is the side that is trained"),
-    "--image-weights": (False, "mtrain draws every picture once in an epoch; leave it out"),
     "--nosave": (False, "mtrain always keeps what --resume needs; checkpoint.keep_last=1 keeps least"),
     "--exist-ok": (False, "a run never writes into the folder of another; give it another --name"),
     "--noautoanchor": (False, "the model says how anchors are made: -o model.options.anchors=[...] gives them"),
@@ -80,6 +79,7 @@ def _yolov5_options() -> list[Option]:
         click.option("--project", metavar="FOLDER", help="Where run folders are made."),
         click.option("--noplots", is_flag=True, help="Draw no curves and pictures."),
         click.option("--multi-scale", is_flag=True, help="Another input size for each update: 0.5 to 1.5 of it."),
+        click.option("--image-weights", is_flag=True, help="Train pictures of rare and badly found classes more often."),
     ]  # fmt: skip
 
 
@@ -172,6 +172,7 @@ _SWITCHES: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "noval": ({"evaluate.every_epochs": None, "evaluate.every_updates": None}, "--noval"),
     "cos_lr": ({"schedule.name": "cosine"}, "--cos-lr"),
     "noplots": ({"report.plots": False}, "--noplots"),
+    "image_weights": ({"data.image_weights": True}, "--image-weights"),
     "multi_scale": ({"data.augment.multi_scale": 0.5}, "--multi-scale"),
 }
 """Parameter -> (values of the spec, flag)."""

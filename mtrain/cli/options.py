@@ -213,12 +213,15 @@ def spec_flags(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number_of_hosts(nnodes: str | None) -> dict[str, Any]:
-    """Return ``cluster.nodes`` for ``--nnodes``; a range, or text that is no number, is refused later."""
+    """Return the keys of the spec for ``--nnodes N`` or ``MIN:MAX``; other text is refused later."""
     from mtrain.spec.config import Given
 
-    low, _, high = (nnodes or "").partition(":")
-    is_number = _NUMBER.fullmatch(low) and high in ("", low)
-    return {"cluster.nodes": Given(int(low), f"--nnodes {nnodes}")} if is_number else {}
+    low, colon, high = (nnodes or "").partition(":")
+    if not (_NUMBER.fullmatch(low) and (not colon or _NUMBER.fullmatch(high))):
+        return {}
+    shown = f"--nnodes {nnodes}"
+    elastic = {"cluster.min_nodes": Given(int(low), shown)} if colon and low != high else {}
+    return {"cluster.nodes": Given(int(high or low), shown), **elastic}
 
 
 def _device_flags(text: str | None) -> dict[str, Any]:
@@ -296,14 +299,14 @@ def _check_nnodes(nnodes: str | None, ips: Sequence[str]) -> None:
     """Refuse a number of hosts that contradicts the list of hosts. Without a list, a scheduler may know them."""
     if nnodes is None:
         return
-    low, _, high = nnodes.partition(":")
-    if not _NUMBER.fullmatch(low) or (high and not _NUMBER.fullmatch(high)) or not int(low):
-        raise click.UsageError(f"--nnodes {nnodes}: expected a number of hosts, for example 2")
-    if high and high != low:
+    low, colon, high = nnodes.partition(":")
+    if not _NUMBER.fullmatch(low) or (colon and not _NUMBER.fullmatch(high)) or not int(low):
         raise click.UsageError(
-            f"--nnodes {nnodes}: a job keeps its number of hosts; give one number and name them with --ips"
+            f"--nnodes {nnodes}: expected a number of hosts, for example 2, or for an elastic job the fewest and all, 2:4"
         )
-    if ips and int(low) != len(ips):
+    if colon and int(low) > int(high):
+        raise click.UsageError(f"--nnodes {nnodes}: the fewest hosts come first; {high}:{low}")
+    if ips and int(high or low) != len(ips):
         raise click.UsageError(f"--nnodes {nnodes}: --ips names {len(ips)}: {', '.join(ips)}")
 
 

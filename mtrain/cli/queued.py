@@ -34,8 +34,8 @@ def found(folder: Path, number: str | None) -> "tuple[QueuedJob, Queue]":
 @click.option("--all", "every", is_flag=True, help="List all jobs that were submitted, without asking the scheduler.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def status(job: str | None, folder: Path, *, every: bool, as_json: bool) -> None:
-    """Show the state of a submitted job; without ID, of the newest one."""
-    from mtrain.cluster import submission
+    """Show the state of a submitted job, and the hosts that take part; without ID, of the newest one."""
+    from mtrain.cluster import host_log, submission
 
     if every:
         for line in submission.summary_lines(submission.jobs(folder)):
@@ -68,6 +68,8 @@ def status(job: str | None, folder: Path, *, every: bool, as_json: bool) -> None
             if progress.get("total_updates")
             else f"run folder {progress['run_dir']}"
         )
+        for line in host_log.words(progress["participants"]) if state.phase == "running" else ():
+            click.echo(line)
 
 
 @click.command()

@@ -12,10 +12,11 @@ do         fields                                                      answer
 names      base, name                                                  names: existing folders ``name``, ``name-2`` ...
 port       address, port (0: any)                                      port: one that is free at ``address`` just now
 check      spec, size, training, resumed, cwd                          notes: those of ``preflight.check`` on this host
-prepare    run_dir, log_dir, node, files {name: text}, cwd, wait_s     empty; the folder was made, locked and written
-resume     given, base, name, cwd                                      run, checkpoint; see ``runfolder.find_resume``
+prepare    run_dir, log_dir, node, files {name: text}, cwd, wait_s,    empty; the folder was made, locked and written, and
+           metrics (``MetricsPlace`` or null)                          the port for Prometheus is open
+resume     given, base, name, copy_to, cwd                             run, checkpoint; see ``restoring.find_resume``
 newest     none                                                        checkpoint: path of the newest intact one or null
-start      ``Orders`` (``jobs/host_command.py``)                       none; events follow, "ended" is the last of them
+start      ``Orders`` (``jobs/host_command.py``), hosts, restarts      none; events follow, "ended" is the last of them
 save       none                                                        none; the ranks are asked to save and go on
 stop       signal                                                      none; the ranks are asked to save and end
 end        none                                                        none; all processes of the attempt are killed
@@ -55,7 +56,9 @@ from mtrain.cluster.farewell import Farewell
 from mtrain.cluster.supervisor import EXIT_CODES, NOTHING
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.host_command import HostCommand, Orders
-from mtrain.system import environment, placement, processes, runfolder
+from mtrain.jobs.metrics import HostMetrics
+from mtrain.jobs.metrics_place import MetricsPlace, facts_of
+from mtrain.system import environment, memory, placement, processes, runfolder
 from mtrain.system.processes import Requests
 from mtrain.system.runfolder import RunFolder
 
@@ -78,6 +81,7 @@ def hello(**more: Any) -> Message:
         "host": os.uname().nodename,
         "addresses": [list(pair) for pair in placement.own_addresses()],
         "cores": placement.usable_cores(),
+        "free_bytes": memory.available_bytes(),
         "devices": placement.count_devices(environ),
         "hidden": placement.hides_devices(environ),
         "cwd": os.getcwd(),
@@ -102,6 +106,7 @@ class Agent:
         self._saves_sent = 0
         self._farewell: Farewell | None = None
         self._fact_collector: Any = None
+        self._metrics = self._resources.enter_context(closing(HostMetrics()))
         self._verbs: dict[str, Callable[[Message], dict[str, Any]]] = {
             "names": self._names,
             "port": self._port,
@@ -213,6 +218,8 @@ class Agent:
                 runfolder.pending(path).unlink(missing_ok=True)
             runfolder.write_once(path, text, writer=message["node"])
         self._run, self._node = run, message["node"]
+        place = message.get("metrics")
+        self._metrics.open(None if place is None else MetricsPlace(**place), run.path)
         return {}
 
     def _hold(self, run: RunFolder, node: int, *, wait_s: float) -> None:
@@ -228,8 +235,11 @@ class Agent:
                 time.sleep(IDLE_S)
 
     def _resume(self, message: Message) -> dict[str, Any]:
+        from mtrain.backup import restoring
+
         _enter(message.get("cwd"))
-        resume = runfolder.find_resume(message["given"], base=Path(message["base"]), name=message["name"])
+        given, copy_to = message["given"], message.get("copy_to")
+        resume = restoring.find_resume(given, base=Path(message["base"]), name=message["name"], copy_to=copy_to)
         checkpoint = None if resume.checkpoint is None else str(resume.checkpoint.absolute())
         return {"run": str(resume.run.absolute()), "checkpoint": checkpoint}
 
@@ -244,6 +254,7 @@ class Agent:
         assert self._run is not None, "the leader prepares before it starts"
         orders = Orders.of(message)
         self._channel.silence_s = orders.silence_s
+        self._metrics.begin(facts_of(message))
         try:
             command = HostCommand(orders, self._run, environ=self._environ(orders), leftover_s=LEFTOVER_S)
         except MtrainError as error:

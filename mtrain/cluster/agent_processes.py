@@ -25,6 +25,8 @@ MAX_STDERR_LINES = 40
 """How many lines are kept of what the command, or an agent, writes to its standard error."""
 MAX_SHOWN = 300
 """How many characters are shown of what a login shell has printed."""
+RETRY_S = 10.0
+"""Seconds between two tries to start the agent of a host that an elastic job does without, and that one may take."""
 CLOSING_S = 5.0
 """Seconds that the command may take to end after its agent has."""
 
@@ -221,6 +223,10 @@ class AgentProcesses:
         self._means = replace(means or Means(name=job.cluster), python=job.agent[0])
         self._directly_here = directly_here
         self._lines: dict[int, Line] = {}
+        self._next_try: dict[int, float] = {}
+        """When the agent of an absent host may be started next, in monotonic time."""
+        self._noted: set[str] = set()
+        """Notes on hosts that came and do not fit; each is shown once."""
 
     def _open(self, node: int) -> Line:
         host = self._job.hosts[node]
@@ -246,6 +252,32 @@ class AgentProcesses:
             else:
                 members[node] = Member(node=node, host=line.host, channel=line.channel, hello=greeting)
         return members, findings
+
+    def arrivals(self, nodes: Sequence[int]) -> dict[int, Member]:
+        """Start the agents of absent hosts, again where that failed ``RETRY_S`` ago. Call it from the main thread."""
+        members, now = {}, time.monotonic()
+        for node in nodes:
+            line = self._lines.get(node)
+            if line is None:
+                if now >= self._next_try.get(node, 0.0):
+                    self._next_try[node] = now + RETRY_S
+                    self._lines[node] = self._open(node)
+                continue
+            hellos = [message for message in line.channel.receive() if message.get("event") == "hello"]
+            greeting = _check_version(line, hellos[0]) if hellos else None
+            if isinstance(greeting, Finding):
+                self._note_once(greeting.line())
+                self.let_go(node)
+            elif greeting is not None:
+                members[node] = Member(node=node, host=line.host, channel=line.channel, hello=greeting)
+            elif line.channel.lost is not None or now > self._next_try[node] + RETRY_S:
+                self.let_go(node)
+        return members
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self._job.note(text)
 
     def last_words(self, node: int) -> str:
         """Return how the host's command ended, see ``Line.last_words``."""

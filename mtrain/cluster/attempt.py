@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtrain.cluster.channel import Message
+from mtrain.cluster.host_log import HostLog
 from mtrain.cluster.hosts import Participant
 from mtrain.cluster.outcome import Loss, Outcome
 from mtrain.errors import Interrupted
@@ -66,10 +67,16 @@ class Attempt:
     requests: processes.Requests
     """Signals that ask this process to end the job."""
     limits: Limits
+    restarts: int = 0
+    """How many attempts of the job came before this one."""
     forwarded: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that are sent to every host."""
     last_words: Callable[[int], str] = lambda node: ""
     """See ``Gathering``."""
+    reform: Callable[[], str] = lambda: ""
+    """Returns why the job is to be saved now and started again on other hosts, in words; "" while it is not."""
+    leaves: Callable[[int], bool] = lambda node: False
+    """Returns whether a host that was asked to end leaves the job, which goes on without it; else the job ends."""
     _answered: int = 0
     """How many of ``requests`` have been passed on to the hosts."""
     _saves_passed_on: int = 0
@@ -91,6 +98,9 @@ class Attempt:
         """Start the command on every host, and watch until all have ended or were lost."""
         self._outcome = Outcome(plan=self.plan, members=self.members)
         self._saves_passed_on = self.requests.saves
+        self._host_log = HostLog(self.plan.run_dir)
+        if len(self.members) > 1:
+            self._host_log.began([member.label for member in self.members.values()], restarts=self.restarts)
         for node, member in self.members.items():
             member.channel.silence_s = self.limits.silence_s
             member.channel.send(self._orders(node, member))
@@ -101,6 +111,7 @@ class Attempt:
             if self._over():
                 return self._outcome
             self._pass_on_saves()
+            self._reform()
             self._decide()
             self.display.tick()
             time.sleep(self.limits.poll_s)
@@ -116,6 +127,8 @@ class Attempt:
             "starts_ranks": self.plan.launcher.agent,
             "first_rank": self.plan.first_rank(node),
             "ranks": self.plan.hosts[node].slots,
+            "hosts": len(self.plan.hosts),
+            "restarts": self.restarts,
             "silence_s": self.limits.silence_s,
             "failure_s": self.limits.settle_s + self.limits.ending_s,
         }
@@ -138,6 +151,7 @@ class Attempt:
             # The process that connects a silent host has not ended, and waiting for its end would take time.
             words = "" if disconnection.is_silence else self.last_words(node)
             self._outcome.words[node] = words
+            self._host_log.lost(self.members[node].label, str(disconnection))
             self._outcome.lost[node] = Loss(at=now, why=disconnection, last_heard=time.time() - channel.silent_s)
 
     def _take(self, node: int, message: Message, now: float) -> None:
@@ -153,13 +167,15 @@ class Attempt:
             self._outcome.summary = self._outcome.summary or message.get("summary")
         elif event == "save":
             self.requests.saves += 1
-        elif event == "asked":
+        elif event == "asked" and not self.leaves(node):
             heed(message, self.members[node], self.requests, self.display)
 
     def _record(self, record: Record) -> None:
-        if record.get("kind") == "checkpoint" and record.get("why") == "ending":
-            self._writing = True
+        if record.get("kind") == "checkpoint":
+            self._outcome.saved, self._outcome.begun = self._outcome.begun, int(record["update"])
+            self._writing = self._writing or record.get("why") == "ending"
         if record.get("kind") == "end":
+            self._outcome.saved = self._outcome.begun
             self._outcome.last, self._writing = record, False
         self.display.record(record)
 
@@ -178,6 +194,19 @@ class Attempt:
         self.display.note(f"saving and ending ... ({again} to end at once)")
         for node in self._open():
             self.members[node].channel.send({"do": "stop", "signal": int(first)})
+
+    def _reform(self) -> None:
+        """Ask the ranks to save and end once the job is to go on with other hosts."""
+        outcome = self._outcome
+        failing = outcome.lost or outcome.ended or diagnosis.real(outcome.failures)
+        if outcome.reformed or failing or self._ending or self.requests.any():
+            return
+        outcome.reformed = self.reform()
+        if outcome.reformed:
+            self.display.note(f"{outcome.reformed}: saving, to go on with these hosts")
+            self._grace_ends = time.monotonic() + self.limits.grace_s
+            for node in self._open():
+                self.members[node].channel.send({"do": "stop", "signal": int(signal.SIGTERM)})
 
     def _pass_on_saves(self) -> None:
         """Ask the ranks of all hosts to save and to go on if this process, or an agent, was asked to."""
@@ -220,8 +249,10 @@ class Attempt:
         if outcome.lost or diagnosis.real(outcome.failures):
             return self.limits.settle_s
         statuses = [int(message["status"]) for message in outcome.ended.values()]
-        end_requested = self.requests.count > 0 or any(
-            failure.get("exit_code") == Interrupted.exit_code for failure in outcome.failures
+        end_requested = (
+            self.requests.count > 0
+            or self._outcome.reformed != ""
+            or any(failure.get("exit_code") == Interrupted.exit_code for failure in outcome.failures)
         )
         if any(statuses) and not end_requested:
             return self.limits.settle_s

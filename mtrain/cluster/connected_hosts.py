@@ -34,8 +34,9 @@ class ConnectedHosts:
     """Signals that ask this process to end the job."""
     files: Callable[[Plan], Mapping[str, str]]
     """Returns the files to write into the run folder on every host: name -> text."""
-    replan: Callable[[Plan, Path | None], Plan]
-    """Returns the plan of another attempt of this plan's job, from a checkpoint; None: from the beginning."""
+    replan: Callable[[Plan, Path | None, Sequence[int]], Plan]
+    """Returns the plan of another attempt of this plan's job on hosts, by index, from a checkpoint; None: from the
+    beginning."""
     forwarded: Mapping[str, str]
     """Environment variables that are sent to every host."""
     limits: Limits
@@ -43,6 +44,8 @@ class ConnectedHosts:
     """Seconds within which lost hosts must be back."""
     cwd: str | None = None
     """Working directory of the ranks; None: that of each agent."""
+    attempts: int = 0
+    """How many attempts were made."""
 
     def run(self, plan: Plan) -> Result:
         """Prepare the hosts, run ``plan``, and restart after failures as often as the plan allows.
@@ -57,8 +60,10 @@ class ConnectedHosts:
 
     def attempt(self, plan: Plan) -> Outcome:
         """Run the plan's command on every host; note hosts on which processes may still run."""
+        self.attempts += 1
         outcome = Attempt(
             plan=plan,
+            restarts=self.attempts - 1,
             members=self.members,
             display=self.display,
             requests=self.requests,
@@ -86,6 +91,10 @@ class ConnectedHosts:
             raise LaunchError(str(error)) from error
         return None if checkpoint is None else Path(checkpoint)
 
+    def change(self, outcome: Outcome) -> str:
+        """Return nothing: the hosts of this job do not change."""
+        return ""
+
     def restore(self, plan: Plan, outcome: Outcome) -> None:
         """Wait until every host is connected again, and prepare those that were lost.
 
@@ -104,7 +113,7 @@ class ConnectedHosts:
 
     def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
         """Return the plan of the next attempt on the hosts that are connected now."""
-        return self.replan(plan, checkpoint)
+        return self.replan(plan, checkpoint, sorted(self.members))
 
     def end_requested(self) -> bool:
         """Return whether somebody has asked for the end of the job, here or at another host."""
@@ -183,7 +192,7 @@ def prepare(
         [member.channel for member in members.values()],
         "prepare",
         timeout_s=ASK_S + wait_s,
-        each=[{"node": node} for node in members],
+        each=[{"node": node, "metrics": _metrics(plan, member)} for node, member in members.items()],
         run_dir=str(plan.run_dir),
         log_dir=str(plan.log_dir) if plan.log_dir else None,
         files=dict(files),
@@ -197,3 +206,8 @@ def prepare(
     ]
     if problems:
         raise UsageError("\n".join(problems))
+
+
+def _metrics(plan: Plan, member: Member) -> dict[str, Any] | None:
+    """Return where a host answers Prometheus, for a message."""
+    return None if plan.metrics is None else plan.metrics.on(member.host).as_json()

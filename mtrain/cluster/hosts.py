@@ -85,6 +85,13 @@ class Gathering(Protocol):
         """
         ...
 
+    def arrivals(self, nodes: Sequence[int]) -> dict[int, Member]:
+        """Return which of the absent ``nodes`` have connected by now; returns at once, and is called again and again.
+
+        An elastic job asks for hosts that were lost, or have not come yet, while it runs on the others.
+        """
+        ...
+
     def last_words(self, node: int) -> str:
         """Return how the process that connected a host ended, or "" where that is unknown."""
         ...

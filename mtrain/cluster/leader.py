@@ -17,6 +17,7 @@ from mtrain.cluster import late_names
 from mtrain.cluster.attempt import Limits
 from mtrain.cluster.channel import Message, ask_all
 from mtrain.cluster.connected_hosts import ASK_S, ConnectedHosts, ask, end_requested
+from mtrain.cluster.elastic_hosts import ElasticHosts
 from mtrain.cluster.farewell import Farewell
 from mtrain.cluster.hosts import Gathering, Member
 from mtrain.cluster.preflight import checks, findings
@@ -25,11 +26,14 @@ from mtrain.cluster.supervisor import Result, not_started
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.plan import Plan
 from mtrain.report.display import Display
+from mtrain.spec.addresses import is_address
 from mtrain.spec.model import Spec
 from mtrain.system import processes
 
 CHECK_S = 600.0
 """Seconds that checking the data on the first host may take."""
+FETCH_S = 6 * 3600.0
+"""Seconds that the first host may take to fetch a checkpoint from its copy. A host that is lost is noticed earlier."""
 CHECKED = ("train", "evaluate")
 """Modes in which ranks read data and build a model."""
 PREFLIGHT_ONLY = "look"
@@ -48,6 +52,8 @@ class Survey:
     """A port that is free on the first host, where the ranks can meet."""
     addresses: Sequence[str]
     """The address of each host. A cluster that chooses the hosts itself may give a lost one another address."""
+    present: Sequence[int] = ()
+    """Indices of the hosts that take part, in the order of their ranks; empty: all of them in their own order."""
 
 
 class NotStarted(UsageError):
@@ -165,33 +171,65 @@ class Leader:
         )
         if self._end_requested(requests):
             return not_started(requests)
-        if len(self._members) < len(nodes) and 0 not in self._members:
+        fewest = self.brief.spec.cluster.min_nodes
+        enough = 0 in self._members if fewest is None else len(self._members) >= fewest
+        if len(self._members) < len(nodes) and not enough:
             self._show(missing)
             raise NotStarted(missing)
         self._await_names(requests)
         if self._end_requested(requests):
             return not_started(requests)
         run_dir, checkpoint = self._place()
-        plan = self.brief.plan(self._survey(), run_dir, checkpoint)
-        self._preflight(plan, missing)
+        present = list(nodes) if fewest is None else sorted(self._members)
+        plan = self.brief.plan(self._survey(present), run_dir, checkpoint)
+        if fewest is not None:
+            for finding in missing:
+                self.display.note(f"the job begins without a host: {finding.line()}")
+            missing = []
+        self._preflight(plan, present, missing)
         if self.brief.mode == PREFLIGHT_ONLY:
             return Result(code=0, text="")
         if self.brief.mode in CHECKED:
             self._check(plan, requests)
         if self._end_requested(requests):
             return not_started(requests)
-        return ConnectedHosts(
-            members=self._members,
-            gathering=self.gathering,
-            display=self.display,
-            requests=requests,
-            files=self.brief.folder,
-            replan=self._replanned,
-            forwarded=self.forwarded if self.gathering.forwards else {},
-            limits=Limits.of(self.brief.spec.cluster.failure_timeout_s, grace_s=self.brief.spec.cluster.grace_s),
-            back_s=self.brief.spec.cluster.joining_s,
-            cwd=self._cwd(),
-        ).run(plan)
+        return self._hosts(requests).run(plan)
+
+    def _hosts(self, requests: processes.Requests) -> ConnectedHosts:
+        """Return the hosts that are connected, as the supervisor sees them."""
+        cluster = self.brief.spec.cluster
+        common: dict[str, Any] = {
+            "members": self._members,
+            "gathering": self.gathering,
+            "display": self.display,
+            "requests": requests,
+            "files": self.brief.folder,
+            "replan": self._replanned,
+            "forwarded": self.forwarded if self.gathering.forwards else {},
+            "limits": Limits.of(cluster.failure_timeout_s, grace_s=cluster.grace_s),
+            "back_s": cluster.joining_s,
+            "cwd": self._cwd(),
+        }
+        if cluster.min_nodes is None:
+            return ConnectedHosts(**common)
+        return ElasticHosts(
+            **common,
+            all_nodes=self._nodes(),
+            names=self.brief.hosts,
+            fewest=cluster.min_nodes,
+            rejoin_s=cluster.rejoin_s,
+            findings_on=self._findings_on,
+        )
+
+    def _findings_on(self, member: Member) -> list[Finding]:
+        """Return what keeps a host from joining the job that runs. Facts that need other hosts are not compared."""
+        nodes = sorted({*self._members, member.node})
+        survey = self._survey(nodes, {**self._members, member.node: member})
+        required = checks.requirements(self.brief.spec, self._draft(survey), cwd=self.brief.cwd)
+        return findings.bad(checks.preflight([member.channel], [required[nodes.index(member.node)]]))
+
+    def _draft(self, survey: Survey) -> Plan:
+        return self.brief.plan(survey, self.brief.base / self.brief.name, None)
 
     def _await_names(self, requests: processes.Requests) -> None:
         """Wait until all hosts that are here know one another by name."""
@@ -205,20 +243,25 @@ class Leader:
             stop=lambda: self._end_requested(requests),
         )
 
-    def _replanned(self, plan: Plan, checkpoint: Path | None) -> Plan:
-        return self.brief.plan(self._survey(), plan.run_dir, checkpoint or self.brief.checkpoint())
+    def _replanned(self, plan: Plan, checkpoint: Path | None, nodes: Sequence[int]) -> Plan:
+        return self.brief.plan(self._survey(nodes), plan.run_dir, checkpoint or self.brief.checkpoint())
 
-    def _survey(self) -> Survey:
-        """Collect the facts for a plan; a host that is missing is assumed to be like the first one."""
-        members = [self._members[node] for node in sorted(self._members)]
+    def _survey(self, nodes: Sequence[int], members: Mapping[int, Member] | None = None) -> Survey:
+        """Collect the facts for a plan on hosts, the one of rank 0 first.
+
+        A host that is missing is assumed to be like the first one that is there.
+        """
+        members = dict(self._members if members is None else members)
+        first = next(node for node in nodes if node in members)
         port = self.brief.spec.cluster.master_port
         if port == "auto":  # A port that the spec fixes is checked by the preflight.
-            address = self.brief.spec.cluster.master_addr or members[0].host
-            port = ask(self._members, 0, "port", address=address, port=0)["port"]
-        hellos = [self._members[node].hello if node in self._members else members[0].hello for node in self._nodes()]
+            address = self.brief.spec.cluster.master_addr or members[first].host
+            port = ask(members, first, "port", address=address, port=0)["port"]
         named = list(self.brief.hosts)
-        addresses = [self._members[node].host if node in self._members else named[node] for node in self._nodes()]
-        return Survey(hellos=hellos, port=int(port), addresses=addresses)
+        hellos = [members[node if node in members else first].hello for node in self._nodes()]
+        addresses = [members[node].host if node in members else named[node] for node in self._nodes()]
+        present = () if list(nodes) == list(self._nodes()) else tuple(nodes)
+        return Survey(hellos=hellos, port=int(port), addresses=addresses, present=present)
 
     def _nodes(self) -> range:
         return range(len(self.brief.hosts))
@@ -229,7 +272,11 @@ class Leader:
         base, name = str(self.brief.base), self.brief.name
         if resumed is not None:
             path = None if resumed == "auto" else resumed
-            answer = ask(self._members, 0, "resume", given=path, base=base, name=name, cwd=self._cwd())
+            copy_to = self.brief.spec.checkpoint.copy_to
+            is_remote = copy_to is not None or is_address(resumed)
+            timeout_s = FETCH_S if is_remote else ASK_S
+            place: dict[str, Any] = {"given": path, "base": base, "name": name, "copy_to": copy_to, "cwd": self._cwd()}
+            answer = ask(self._members, min(self._members), "resume", timeout_s=timeout_s, **place)
             return Path(answer["run"]), Path(answer["checkpoint"]) if answer["checkpoint"] else None
         answers = ask_all(self._channels(), "names", timeout_s=ASK_S, base=base, name=name)
         names_there = {each for answer in answers for each in answer.get("names", ())}
@@ -238,13 +285,13 @@ class Leader:
         names_here = runfolder.names_like(self.brief.base, name)
         return self.brief.base / runfolder.free_name(name, {*names_there, *names_here}), self.brief.checkpoint()
 
-    def _preflight(self, plan: Plan, missing: Sequence[Finding]) -> None:
-        """Compare the hosts before anything is started.
+    def _preflight(self, plan: Plan, nodes: Sequence[int], missing: Sequence[Finding]) -> None:
+        """Compare the hosts ``nodes`` before anything is started.
 
         Raises:
             NotStarted: the job cannot succeed on them.
         """
-        channels = [self._members[node].channel if node in self._members else None for node in self._nodes()]
+        channels = [self._members[node].channel if node in self._members else None for node in nodes]
         required = checks.requirements(self.brief.spec, plan, cwd=self.brief.cwd)
         began = time.monotonic()
         results = checks.preflight(channels, required, earlier=missing)
@@ -272,7 +319,7 @@ class Leader:
         try:
             answer = ask(
                 self._members,
-                0,
+                min(self._members),
                 "check",
                 timeout_s=CHECK_S,
                 stop=lambda: self._end_requested(requests),

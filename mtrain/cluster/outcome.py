@@ -48,6 +48,12 @@ class Outcome:
     """By host: for how many seconds it had been silent when the first failure was reported."""
     grace_s: float | None = None
     """The seconds after SIGTERM after which ranks that still ran were ended; None: none were ended for that."""
+    reformed: str = ""
+    """Why the ranks were asked to save, for the job to start again on other hosts; "": they were not."""
+    saved: int = -1
+    """Update of the newest checkpoint that is known to be complete; -1: none. The next one was begun after it."""
+    begun: int = -1
+    """Update of the newest checkpoint that rank 0 has begun to write; -1: none."""
     words: dict[int, str] = field(default_factory=dict)
     """By lost host: how the process that connected it ended, "" where that is unknown."""
 

@@ -40,6 +40,8 @@ CONNECT_S = 2.0
 """Seconds that an attempt to connect may take."""
 AGAIN_S = 0.3
 """Seconds between two attempts to connect to the first host."""
+ARRIVAL_S = 0.05
+"""Seconds for which a job that runs listens for hosts, each time that it does."""
 SILENT_WAIT_S = 3.0
 """Seconds of waiting before the user is told which hosts are missing."""
 TELLING_S = 5.0
@@ -315,6 +317,12 @@ class Meeting:
         self._complete = self._complete or not self._missing(range(len(self.party.hosts)))
         findings += [self._never_came(node, timeout_s) for node in missing]
         return {node: self._members[node] for node in nodes if node in self._members and node not in missing}, findings
+
+    def arrivals(self, nodes: Sequence[int]) -> dict[int, Member]:
+        """Accept those of ``nodes`` that have connected; see ``Gathering``. A host that does not fit is refused."""
+        self._wanted, self._complete = nodes, True  # the job runs: nobody who comes now can end it
+        missing = self._loop.run_until_complete(self._await_hosts(nodes, timeout_s=ARRIVAL_S, stop=lambda: False))
+        return {node: self._members[node] for node in nodes if node in self._members and node not in missing}
 
     async def _await_hosts(self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]) -> list[int]:
         """Accept connections until all ``nodes`` are connected; return those that are still missing.

@@ -176,7 +176,11 @@ def find(base: Path, number: str | None) -> QueuedJob:
 
 
 def progress(job: QueuedJob, base: Path) -> dict[str, Any]:
-    """Return how far the run of a job has come, if its folder is here: update, total_updates and run_dir."""
+    """Return how far the run of a job has come, if its folder is here: update, total_updates, run_dir and participants.
+
+    ``participants``: see ``HostLog.read``; empty for a job on one host.
+    """
+    from mtrain.cluster.host_log import HostLog
     from mtrain.report.history import read_history
 
     run = base / job.name
@@ -184,7 +188,12 @@ def progress(job: QueuedJob, base: Path) -> dict[str, Any]:
         return {}
     history = read_history(run / "metrics.jsonl")
     done = max([0, *(update + 1 for update in history.updates), int((history.end or {}).get("update") or 0)])
-    return {"run_dir": str(run), "update": done, "total_updates": history.start.get("total_updates")}
+    return {
+        "run_dir": str(run),
+        "update": done,
+        "total_updates": history.start.get("total_updates"),
+        "participants": HostLog(run).read(),
+    }
 
 
 def queue_of_job(job: QueuedJob, *, policy: plugins.Policy | None = None) -> Queue:

@@ -64,6 +64,13 @@ class Hosts(Protocol):
         """
         ...
 
+    def change(self, outcome: Outcome) -> str:
+        """Return why the job goes on with other hosts after this attempt, in words; "": it does not.
+
+        Such a restart is not one of those that ``cluster.max_restarts`` allows.
+        """
+        ...
+
     def restore(self, plan: Plan, outcome: Outcome) -> None:
         """Make the hosts ready for another attempt; return early once somebody asks for the end of the job.
 
@@ -91,18 +98,22 @@ def supervise(hosts: Hosts, plan: Plan, *, requests: Requests, display: Display)
     while True:
         outcome = hosts.attempt(plan)
         verdict = explain(outcome, requests, newest=hosts.newest)
-        if verdict.code != 1 or hosts.end_requested() or restarts_left == 0:
+        change = hosts.change(outcome)
+        goes_on = bool(change) and verdict.code != 0
+        if hosts.end_requested() or not (goes_on or (verdict.code == 1 and restarts_left > 0)):
             break
-        restarts_left -= 1
-        display.note(verdict.headline)
+        restarts_left -= 0 if goes_on else 1
+        if not outcome.reformed:  # else the attempt has told it
+            display.note(verdict.headline)
         hosts.restore(plan, outcome)
         if hosts.end_requested():
             verdict = _ended_between_attempts(plan, requests)
             break
         newest = hosts.newest()
         source = f"from {newest.name}" if newest else "from the beginning: there is no checkpoint yet"
-        display.note(f"starting again {source} ({restarts_left} more restarts allowed)")
         plan = hosts.next_plan(plan, newest)
+        how = f"on {len(plan.hosts)} of its hosts" if goes_on else f"({restarts_left} more restarts allowed)"
+        display.note(f"starting again {source} {how}")
     return Result(
         code=verdict.code,
         text=verdict.text,

@@ -13,6 +13,8 @@ from mtrain.cluster.outcome import Outcome
 from mtrain.cluster.supervisor import Result, supervise
 from mtrain.core.checkpoint import store
 from mtrain.jobs.host_command import HostCommand, Orders
+from mtrain.jobs.metrics import HostMetrics
+from mtrain.jobs.metrics_place import facts_of
 from mtrain.jobs.plan import Plan
 from mtrain.report.display import Display
 from mtrain.system import processes, runfolder
@@ -45,13 +47,19 @@ def run(plan: Plan, job: Job) -> Result:
 
     Raises:
         LaunchError: the command cannot be started at all.
-        UsageError: another process runs a job in this folder.
+        UsageError: another process runs a job in this folder, or has the port of its metrics.
     """
     run_folder = RunFolder(plan.run_dir, plan.log_dir)
     run_folder.make()
     try:
-        with runfolder.taken(run_folder), Requests() as requests, processes.adopting_orphans():
-            hosts = ThisHost(job, run_folder, requests)
+        with (
+            runfolder.taken(run_folder),
+            closing(HostMetrics()) as metrics,
+            Requests() as requests,
+            processes.adopting_orphans(),
+        ):
+            metrics.open(None if plan.metrics is None else plan.metrics.on(plan.hosts[0].address), plan.run_dir)
+            hosts = ThisHost(job, run_folder, requests, metrics)
             result = supervise(hosts, plan, requests=requests, display=job.display)
     finally:
         job.display.close()
@@ -63,17 +71,23 @@ def run(plan: Plan, job: Job) -> Result:
 class ThisHost:
     """The only host of a job, see ``supervisor.Hosts``."""
 
-    def __init__(self, job: Job, run_folder: RunFolder, requests: Requests) -> None:
+    def __init__(self, job: Job, run_folder: RunFolder, requests: Requests, metrics: HostMetrics) -> None:
         self._job = job
         self._run_folder = run_folder
         self._requests = requests
+        self._metrics = metrics
+        self._attempts = 0
 
     def attempt(self, plan: Plan) -> Outcome:
         """Run the plan's command; however this ends, no process of it is left."""
-        connection = DirectConnection(self._run_folder, self._job.environ, leftover_s=self._job.limits.leftover_s)
+        connection = DirectConnection(
+            self._run_folder, self._job.environ, leftover_s=self._job.limits.leftover_s, metrics=self._metrics
+        )
+        self._attempts += 1
         with closing(connection):
             return Attempt(
                 plan=plan,
+                restarts=self._attempts - 1,
                 members={0: _Self(channel=connection)},
                 display=self._job.display,
                 requests=self._requests,
@@ -83,6 +97,10 @@ class ThisHost:
     def newest(self) -> Path | None:
         """Return the newest intact checkpoint in the run folder."""
         return store.newest(self._run_folder.checkpoints)
+
+    def change(self, outcome: Outcome) -> str:
+        """Return nothing: the hosts of this job do not change."""
+        return ""
 
     def restore(self, plan: Plan, outcome: Outcome) -> None:
         """Nothing: this host cannot be lost."""
@@ -103,9 +121,12 @@ class DirectConnection:
     silent_s = 0.0
     lost = None
 
-    def __init__(self, run_folder: RunFolder, environ: Mapping[str, str], *, leftover_s: float) -> None:
+    def __init__(
+        self, run_folder: RunFolder, environ: Mapping[str, str], *, leftover_s: float, metrics: HostMetrics
+    ) -> None:
         self._run_folder = run_folder
         self._environ = environ
+        self._metrics = metrics
         self._leftover_s = leftover_s
         self._command: HostCommand | None = None
 
@@ -117,6 +138,7 @@ class DirectConnection:
         """
         if message["do"] == "start":
             orders = Orders.of(message)
+            self._metrics.begin(facts_of(message))
             self._command = HostCommand(orders, self._run_folder, environ=self._environ, leftover_s=self._leftover_s)
         elif self._command is not None:
             command = self._command

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.cluster import script_job
@@ -39,7 +40,21 @@ class Bench:
     traced: History | None = None
     started: float = 0.0
     timed: list[tuple[History, float]] = field(default_factory=list)
+    rounds: tuple[Path, ...] = ()
+    """Folders of the timed trainings that the traced job does first."""
     repeats: bool | None = None
+
+
+def repeats_in_one_start(order: Order, bench: Bench) -> bool:
+    """Return whether the job of a backend can train several times: all that training changes can be put back.
+
+    A script, a user's own model and optimizer, and masks and ranges that training makes cannot.
+    """
+    train = bench.spec.train
+    if order.apart or bench.loaded.script is not None or train.prune is not None or train.quantise is not None:
+        return False
+    model: Any = plugins.load("models", bench.spec.model.name, policy=bench.loaded.policy)
+    return not model.native
 
 
 def _length(order: Order) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Until then both have the same bits, so the step of b may be written as the step 
 are linear and show which thing: the change that explains them leaves almost no remainder.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,7 +64,9 @@ class _Step:
         return sketch
 
     def first_moments(self) -> list[str]:
-        """Return the parts that hold the running gradient."""
+        """Return the parts that hold the running gradient; none for rules whose moments are of another kind."""
+        if self.facts.recipe.rule in ("lion", "rmsprop", "adadelta"):
+            return []
         return [
             part
             for part in self.a.named(MOMENTS)
@@ -76,7 +78,7 @@ class _Step:
         beta1``)."""
         added = self.after(trace, part) - self.momentum * self.before(part)
         recipe, group = self.facts.recipe, part.split("/")[1]
-        decay = recipe.groups[int(group)][1].get("weight_decay", 0.0) if recipe.rule != "adamw" else 0.0
+        decay = recipe.groups[int(group)][1].get("weight_decay", 0.0) if recipe.rule in ("sgd", "adam") else 0.0
         share = 1.0 if recipe.rule == "sgd" else 1 - self.momentum
         return added - share * decay * self.before(f"weights/{group}")
 
@@ -109,6 +111,9 @@ def causes(a: Trace, b: Trace, gap: Difference, facts: Facts) -> list[str]:
             f"its ranks do not hold the same weights after update {b.drifted - 1}: gradients are not the same on all "
             "ranks"
         )
+    others = _of_one_only("losses", a.losses, b.losses) or _of_one_only("moments", a.named(MOMENTS), b.named(MOMENTS))
+    if others:
+        return [*sentences, others]
     first = gap.what[0]
     if _is_rounding(step, first):
         sentences.append(_rounding_sentence(step, first))
@@ -118,6 +123,14 @@ def causes(a: Trace, b: Trace, gap: Difference, facts: Facts) -> list[str]:
             )
         return sentences
     return [*sentences, *_BY_QUANTITY[first](step)]
+
+
+def _of_one_only(what: str, ours: Iterable[str], theirs: Iterable[str]) -> str:
+    """Name what only one of two jobs has; empty where both have the same."""
+    missing, further = sorted({*ours} - {*theirs}), sorted({*theirs} - {*ours})
+    parts = [f"lacks {', '.join(missing)}"] if missing else []
+    parts += [f"has {', '.join(further)} besides"] if further else []
+    return f"its {what} are others: it {' and '.join(parts)}; a part of the recipe is not applied" if parts else ""
 
 
 def _is_rounding(step: _Step, first: str) -> bool:

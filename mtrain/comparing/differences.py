@@ -79,9 +79,12 @@ class Difference:
 def difference(a: Trace, b: Trace) -> Difference:
     """Compare two traces of the same number of updates."""
     gaps = {START: _start(a, b), SAMPLES: Gap(first=_first(a.samples, b.samples), curve=np.zeros(0))}
-    gaps[LOSS] = _gap_of_numbers(
-        list(a.losses.values()), [b.losses[name] for name in a.losses], a.losses["total"], b.losses["total"]
-    )
+    absent = np.full(a.updates, np.nan)  # a loss that only one of them computes differs from the start
+    series = [
+        (a.losses.get(name, absent), b.losses.get(name, absent)) for name in dict.fromkeys([*a.losses, *b.losses])
+    ]
+    ours, theirs = zip(*series, strict=True)
+    gaps[LOSS] = _gap_of_numbers(ours, theirs, a.losses["total"], b.losses["total"])
     gaps[NORM] = _gap_of_numbers([a.norms], [b.norms], a.norms, b.norms)
     gaps |= {kind: _gap_of_state(a, b, kind) for kind in STATE if a.named(kind) or b.named(kind)}
     return Difference(gaps=gaps)

@@ -1,5 +1,9 @@
 """Run the jobs of ``mtrain compare``: one spec or script, a variant of it per backend, one job after the
-other."""
+other.
+
+Starting a job takes longer than the updates of a comparison, so the job of a backend trains several times where it can: the
+timed trainings first, each from the same start, and the traced one last.
+"""
 
 import io
 import json
@@ -15,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mtrain.cluster import start as starting
 from mtrain.comparing import referee_jobs
 from mtrain.comparing.arrays import farthest
-from mtrain.comparing.benches import Bench, bench_of, preflight, with_values
+from mtrain.comparing.benches import Bench, bench_of, preflight, repeats_in_one_start, with_values
 from mtrain.comparing.causes import Facts, causes
 from mtrain.comparing.differences import difference
 from mtrain.comparing.order import Order
@@ -29,6 +33,7 @@ from mtrain.core.interfaces import State
 from mtrain.core.recipe import make_recipe
 from mtrain.errors import LaunchError, MtrainError, UsageError
 from mtrain.report.history import History, read_history
+from mtrain.report.reporter import write_json
 from mtrain.spec import config
 from mtrain.system import runfolder
 from mtrain.system.runfolder import RunFolder
@@ -76,7 +81,9 @@ def compare(order: Order) -> Comparison:
     if referee is not None:
         against = {label: replace(one, beyond=_beyond(one, profile)) for label, one in against.items()}
     for turn in range(order.rounds):
-        alive = [bench for bench in benches if bench.row is not None and bench.row.outcome == "done"]
+        alive = [
+            bench for bench in benches if bench.row is not None and bench.row.outcome == "done" and not bench.rounds
+        ]
         for bench in alive if turn % 2 == 0 else reversed(alive):
             _time(order, bench, turn)
     first = reference[0] if reference else benches[0]
@@ -95,7 +102,6 @@ def compare(order: Order) -> Comparison:
 def write(result: Comparison, folder: Path) -> tuple[Path, Path]:
     """Write the figures of a comparison as JSON and the page that shows them; returns both files."""
     from mtrain.comparing.page import page
-    from mtrain.report.reporter import write_json
 
     figures, shown = folder / "compare.json", folder / "compare.html"
     write_json(figures, result.as_json())
@@ -107,8 +113,11 @@ def write(result: Comparison, folder: Path) -> tuple[Path, Path]:
 def _trace(order: Order, bench: Bench) -> State | None:
     """Run the traced job; return its final state, or None if it failed."""
     label = bench.variant.label
+    if repeats_in_one_start(order, bench):
+        names = [f"{bench.variant.folder}-timed-{number + 1}" for number in range(order.rounds)]
+        bench.rounds = tuple(runfolder.create(order.out, name, latest=False) for name in names)
     bench.started = time.time()
-    ended = _run(bench.loaded, order.out, bench.variant.folder)
+    ended = _run(bench.loaded, order.out, bench.variant.folder, rounds=bench.rounds)
     folder = ended.folder
     plan = (folder.path / "plan.txt").read_text(encoding="utf-8")
     reason = ended.reason if ended.code else _without_training(bench, folder)
@@ -125,13 +134,16 @@ def _trace(order: Order, bench: Bench) -> State | None:
         return None
     bench.traced = read_history(folder.metrics)
     trace = trace_of(bench.traced, loss=_loss_of(bench.loaded))
-    order.tell(f"{label}: {trace.updates} updates traced in {time.time() - bench.started:.0f} s")
+    also = f", and {len(bench.rounds)} times timed," if bench.rounds else ""
+    order.tell(f"{label}: {trace.updates} updates traced{also} in {time.time() - bench.started:.0f} s")
     newest = store.newest(folder.checkpoints)
     assert newest is not None, "a finished job has a checkpoint"
     saved = store.load(newest)
     if bench.loaded.script is not None:
         bench.spec = config.from_json(json.dumps(saved.spec), name="compare")
     shutil.rmtree(folder.checkpoints)
+    for path in bench.rounds:
+        _take_timed(order, bench, RunFolder(path), bench.started)
     bench.row = Row(label=label, outcome="done", ranks=bench.ranks, notes=bench.notes, trace=trace, plan=plan)
     return saved.state
 
@@ -185,12 +197,18 @@ def _time(order: Order, bench: Bench, turn: int) -> None:
         order.tell(f"{bench.variant.label}: failed when it was timed: {ended.reason}")
         bench.repeats = False
         return
-    history = read_history(ended.folder.metrics)
+    history = _take_timed(order, bench, ended.folder, started)
     order.tell(f"{bench.variant.label}: {len(history.updates)} updates timed in {time.time() - started:.0f} s")
+
+
+def _take_timed(order: Order, bench: Bench, folder: RunFolder, started: float) -> History:
+    """Add the records of a timed training, which must have ended with the bits of the traced one."""
+    history = read_history(folder.metrics)
     bench.timed.append((history, started))
-    shutil.rmtree(ended.folder.checkpoints)
+    shutil.rmtree(folder.checkpoints)
     same = _result(history) == _result(bench.traced)
     bench.repeats = same if bench.repeats is None else bench.repeats and same
+    return history
 
 
 def _result(history: History | None) -> tuple[Any, Any]:
@@ -198,8 +216,8 @@ def _result(history: History | None) -> tuple[Any, Any]:
     return end.get("weights_sha256"), end.get("ema_sha256")
 
 
-def _run(loaded: "Loaded", out: Path, name: str) -> referee_jobs.EndedJob:
-    """Run one job to its end, without showing its messages.
+def _run(loaded: "Loaded", out: Path, name: str, *, rounds: Sequence[Path] = ()) -> referee_jobs.EndedJob:
+    """Run one job to its end, without showing its messages. It trains into each folder of ``rounds`` first.
 
     Raises:
         Ended: the job was asked to end.
@@ -207,7 +225,10 @@ def _run(loaded: "Loaded", out: Path, name: str) -> referee_jobs.EndedJob:
     folder = runfolder.create(out, name, latest=False)
     where, unseen = starting.Where(run_dir=folder, checkpoint=None), io.StringIO()
     try:
-        result = starting.run_job(loaded, where, quiet=True, stream=unseen)
+        if rounds:
+            write_json(folder / runfolder.ROUNDS, [str(path.absolute()) for path in rounds])
+        mode = "compare" if rounds else "train"
+        result = starting.run_job(loaded, where, mode=mode, quiet=True, stream=unseen)
     except LaunchError as error:
         return referee_jobs.EndedJob(code=error.exit_code, reason=str(error), folder=RunFolder(folder))
     if result.code in ENDED:
@@ -269,7 +290,7 @@ def _finished(bench: Bench) -> Row:
     if row.outcome != "done" or bench.traced is None:
         return row
     histories = [history for history, _ in bench.timed] or [bench.traced]
-    started = [start for _, start in bench.timed] or [bench.started]
+    started = [start for _, start in bench.timed][: 1 if bench.rounds else None] or [bench.started]
     batch = bench.spec.train.batch_size
     speed = speed_of(histories, started=started, batch=batch, timed=bool(bench.timed))
     return replace(row, speed=speed, repeats=bench.repeats)

@@ -39,7 +39,7 @@ class Order:
     ranks: int
     profile: Profile
     rounds: int
-    """Number of timed jobs of each backend."""
+    """Number of timed trainings of each backend."""
     out: Path
     tell: Callable[[str], None]
     """Receives one line at a time about the progress."""
@@ -47,6 +47,8 @@ class Order:
     """The user's script that the jobs run; None: they train a spec."""
     arguments: Sequence[str] = ()
     """Arguments of the script."""
+    apart: bool = False
+    """Whether each timed training is a job of its own; otherwise the traced job of its backend does it first."""
 
 
 def parse_variants(text: str) -> list[Variant]:

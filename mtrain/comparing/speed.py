@@ -41,6 +41,8 @@ def left_out(updates: int) -> int:
 def speed_of(histories: Sequence[History], *, started: Sequence[float], batch: int, timed: bool) -> Speed:
     """Compute the speed of jobs that began at ``started`` (seconds since 1970), with ``batch`` samples per update.
 
+    ``started`` may be shorter: further trainings of a job have no start of their own.
+
     ``timed``: False if the only job is the traced one; its sent bytes include bookkeeping and are left out.
     """
     records_by_job = [[history.updates[update] for update in sorted(history.updates)] for history in histories]
@@ -48,7 +50,7 @@ def speed_of(histories: Sequence[History], *, started: Sequence[float], batch: i
     seconds = seconds_of(timed_records)
     low, median, high = (float(x) for x in np.percentile(1000 * seconds, (25, 50, 75)))
     sent = [step for records in records_by_job for step in _sent(records[left_out(len(records)) :])]
-    begins = [records[0]["time"] - start for records, start in zip(records_by_job, started, strict=True)]
+    begins = [records[0]["time"] - start for records, start in zip(records_by_job, started, strict=False)]
     return Speed(
         jobs=len(histories) if timed else 0,
         updates=len(timed_records),

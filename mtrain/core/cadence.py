@@ -50,6 +50,11 @@ def advanced(
 
     ``ended``: it was the last one of its epoch, as a stream knows that has no number of ``updates_per_epoch``.
     """
+    return counted(moved(progress, updates_per_epoch=updates_per_epoch, samples=samples, ended=ended), finite=finite)
+
+
+def moved(progress: Progress, *, updates_per_epoch: int | None, samples: int, ended: bool = False) -> Progress:
+    """Return ``progress`` after one more update of which is not known yet whether it was skipped; see ``advanced``."""
     position = progress.position + 1
     ended = ended or position == updates_per_epoch
     return replace(
@@ -58,6 +63,13 @@ def advanced(
         epoch=progress.epoch + ended,
         position=0 if ended else position,
         samples=progress.samples + samples,
+    )
+
+
+def counted(progress: Progress, *, finite: bool) -> Progress:
+    """Return ``progress`` once it is known whether the gradient of the oldest update not counted yet was finite."""
+    return replace(
+        progress,
         skipped=progress.skipped + (not finite),
         skipped_in_a_row=0 if finite else progress.skipped_in_a_row + 1,
     )

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from mtrain.core.interfaces import Collective, Tensor
+from mtrain.errors import SpecError
 
 T = TypeVar("T")
 
@@ -23,6 +24,29 @@ class OneRank:
 
     def all_gather(self, value: T) -> list[T]:
         """Return ``[value]``."""
+        return [value]
+
+
+class OneShardOnly:
+    """The collective that models receive where a rank computes several shards in turn: it exchanges nothing."""
+
+    def __init__(self, collective: Collective) -> None:
+        self.rank, self.local_rank, self.size = collective.rank, collective.local_rank, collective.size
+
+    def all_reduce(self, x: Tensor, op: Literal["sum", "mean", "max"]) -> Tensor:
+        """Refuse to exchange.
+
+        Raises:
+            SpecError: always; other ranks compute other shards at the same time, so the result would depend on them.
+        """
+        raise SpecError(
+            "the model exchanges values between ranks, which a rank that computes several shards in turn cannot do; give "
+            "cluster.sharing=ranks, or as many ranks as shards (cluster.shards)"
+        )
+
+    def all_gather(self, value: T) -> list[T]:
+        """Refuse to exchange, like ``all_reduce``."""
+        self.all_reduce(value, "sum")
         return [value]
 
 

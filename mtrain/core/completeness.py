@@ -50,7 +50,8 @@ def check_members(plugin: object, protocol: type, *, where: str) -> None:
 
 
 def _missing(plugin: object, protocol: type) -> list[str]:
-    names = [name for name in (*get_annotations(protocol), *vars(protocol)) if not name.startswith("_")]
+    members = dict.fromkeys((*get_annotations(protocol), *vars(protocol)))
+    names = [name for name in members if not name.startswith("_")]
     return [name for name in names if getattr(plugin, name, None) is None]
 
 
@@ -63,4 +64,4 @@ def _remedy(missing: list[str], protocol: type, plugin: object, where: str) -> s
 
 def _has_default(protocol: type, member: str) -> bool:
     value = vars(protocol).get(member)
-    return callable(value) and not getattr(value, "__isabstractmethod__", False)
+    return value is not None and not getattr(value, "__isabstractmethod__", False)

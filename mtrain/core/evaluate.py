@@ -6,7 +6,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mtrain.core.interfaces import Array, Collective, Evaluator, HostBatch, Module, Optimizer, RankSession, Variation
+from mtrain.core.interfaces import (
+    Array,
+    Batch,
+    Collective,
+    Evaluator,
+    HostBatch,
+    Module,
+    Narrow,
+    Optimizer,
+    RankSession,
+    Variation,
+)
 from mtrain.core.variations import Augmented
 from mtrain.errors import Interrupted
 
@@ -24,6 +35,7 @@ def evaluate(  # noqa: PLR0913  # the parts of an evaluation
     predictions: Predictions,
     evaluator: Evaluator,
     augmented: Augmented | None = None,
+    narrow: Narrow | None = None,
 ) -> dict[str, float]:
     """Return the figures of the averaged weights over ``loader``, equal on every rank. Every rank must call.
 
@@ -35,11 +47,12 @@ def evaluate(  # noqa: PLR0913  # the parts of an evaluation
         predictions: turns model output into one value per sample.
         evaluator: new evaluator, without predictions.
         augmented: how samples are varied; None: not at all.
+        narrow: leaves out of the output what need not be downloaded; None: nothing.
     """
     with optimizer.averaged():
         model.eval()
         try:
-            for output, host in outputs(session, model, loader, augmented=augmented):
+            for output, host in outputs(session, model, loader, augmented=augmented, narrow=narrow):
                 evaluator.add(host, predictions(output, host))
         finally:
             model.train()
@@ -58,8 +71,18 @@ def interruptible(loader: Iterable[Item], *, collective: Collective, stop: Calla
         yield host
 
 
+def narrowing(session: RankSession, narrow: Narrow) -> Narrow | None:
+    """Return ``narrow`` where outputs are downloaded from a device; None on the CPU, which would only compute more."""
+    return None if session.device.startswith("cpu") else narrow
+
+
 def outputs(
-    session: RankSession, model: Module, loader: Iterable[HostBatch], *, augmented: Augmented | None = None
+    session: RankSession,
+    model: Module,
+    loader: Iterable[HostBatch],
+    *,
+    augmented: Augmented | None = None,
+    narrow: Narrow | None = None,
 ) -> Iterator[tuple[Mapping[str, Array], HostBatch]]:
     """Yield the model's output for each micro batch, together with the micro batch of ``loader`` that it belongs to.
 
@@ -74,12 +97,15 @@ def outputs(
             pending.append((host, [variation for _, variation in copies]))
             yield from [copy for copy, _ in copies] or [host]
 
+    def infer(batch: Batch) -> Mapping[str, Array]:
+        return session.infer(model, batch) if narrow is None else session.infer(model, batch, narrow=narrow)
+
     batches = session.batches(recorded())
     for batch in batches:
-        output = session.infer(model, batch)
+        output = infer(batch)
         host, variations = pending.popleft()
         if augmented is None:
             yield output, host
         else:
-            others = [session.infer(model, next(batches)) for _ in variations[1:]]
+            others = [infer(next(batches)) for _ in variations[1:]]
             yield augmented.joined(list(zip([output, *others], variations, strict=True))), host

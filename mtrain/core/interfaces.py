@@ -69,7 +69,7 @@ class Pruning:
 class Recipe:
     """Every setting that affects gradients or weights. It is fixed before the model is built."""
 
-    rule: Literal["sgd", "adam", "adamw"]
+    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb"]
     groups: Sequence[tuple[str, Mapping[str, float]]]
     """Parameter groups as (regex searched in the parameter name, options); the first group that matches a name takes
     it.
@@ -83,7 +83,10 @@ class Recipe:
     micro_batch: int
     """Samples per rank per forward pass."""
     accumulate: int = 1
-    """Micro batches per update."""
+    """Forward passes of each rank per update."""
+    shards: int | None = None
+    """Equal parts of each micro batch of the job, which the ranks share out: see ``core.sampler.Shares``. None: one per
+    rank."""
     precision: Precision = "fp32"
     """Number type of the forward and backward pass. ``fp64`` serves to show that two backends compute the same."""
     clip_norm: float = float("inf")
@@ -99,6 +102,9 @@ class Recipe:
     """None: no layer is rounded."""
     prune: Pruning | None = None
     """None: no weight is set to 0 and no penalty is applied."""
+    recompute: Sequence[str] = ()
+    """Regexes of names of submodules whose inner results are computed again in the backward pass; see
+    ``core.recomputing``. Of submodules inside each other only the outermost is."""
     channels_last: bool = False
     kernels: Literal["auto", "framework"] = "auto"
     """``auto``: mtrain's own kernels where they can be used; ``framework``: the framework's alone."""
@@ -121,7 +127,7 @@ class State:
     ema: dict[str, Array] = field(default_factory=dict)
     """Averaged parameters and float buffers but ``core.quantising.RANGE``; empty without EMA."""
     moments: dict[str, Array] = field(default_factory=dict)
-    """``<moment>/<parameter name>``: ``momentum/...`` for sgd, ``mean/...`` and ``square/...`` for adam(w)."""
+    """``<moment>/<parameter name>``, see ``core.recipe.MOMENTS``."""
     counters: dict[str, float] = field(default_factory=dict)
     """``updates`` (optimizer steps taken), ``skipped``, ``skipped_in_a_row``, ``loss_scale``, ``loss_scale_age``."""
 
@@ -156,7 +162,7 @@ class Rates:
     rates: Sequence[float]
     """Learning rate of each group of the recipe, in its order."""
     momentum: float | None = None
-    """Momentum (sgd) or beta1 (adam) that replaces the one of every group; None: each group keeps its own."""
+    """Momentum (sgd, rmsprop) or beta1 (others) that replaces the one of every group; None: each group keeps its own."""
     sparsity: float | None = None
     """Share of each pruned array that is to be 0 after this update; None: the masks stay as they are."""
 
@@ -212,10 +218,12 @@ class Optimizer(Protocol):
         """The names of the parameters in each group of the recipe, in model order."""
         ...
 
-    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+    def micro_batch(self, *, last: bool, moves_buffers: bool = True) -> AbstractContextManager[None]:
         """Return a context that surrounds forward and backward of one micro batch.
 
-        ``last``: it is the last micro batch of the update, in whose backward pass gradients are exchanged.
+        Args:
+            last: It is the last micro batch of the update, in whose backward pass gradients are exchanged.
+            moves_buffers: False: afterwards the buffers of the model, such as running statistics, are as they were.
         """
         ...
 
@@ -233,6 +241,22 @@ class Optimizer(Protocol):
         """
         ...
 
+    def step_later(
+        self, rates: Rates, numbers: Sequence[float], tensors: Sequence[Tensor]
+    ) -> Callable[[], tuple[float, Array]]:
+        """Do one update as ``step`` does, without waiting for the device; only where ``RankSession.late`` is True.
+
+        Args:
+            rates: rates and momentum of the update.
+            numbers: figures of this rank that the host knows.
+            tensors: figures of this rank on the device, each of one element.
+
+        Returns:
+            A function that waits for the device, and returns the norm and the means over ranks of ``numbers`` and
+            ``tensors``, float64. Call it after the next update was started, when the device has work to go on with.
+        """
+        ...
+
     def seed_shard(self, shard: int) -> None:
         """Seed the model's randomness by (seed, update, share of the global batch); see ``core.update``.
 
@@ -247,6 +271,10 @@ class Optimizer(Protocol):
     def averaged(self) -> AbstractContextManager[None]:
         """Return a context in which the model of every rank holds the EMA weights and the buffers of rank 0."""
         ...
+
+
+Narrow = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""Type of ``Model.narrowed``. A session whose device is the CPU need not take it."""
 
 
 class RankSession(Protocol):
@@ -272,6 +300,10 @@ class RankSession(Protocol):
         collective: Collective
         device: str
 
+    late: bool = False
+    """Whether the trainer is to read the figures of an update one update later (``Optimizer.step_later``), so that it
+    does not wait for the device in mid-update; ``prepare`` sets it."""
+
     @abstractmethod
     def prepare(self, build: Callable[[], Module], recipe: Recipe) -> tuple[Module, Optimizer]:
         """Build the model, place it on this rank's device and bind the recipe to it. Every rank must call.
@@ -287,8 +319,8 @@ class RankSession(Protocol):
         ...
 
     @abstractmethod
-    def infer(self, model: Module, batch: Batch) -> dict[str, Array]:
-        """Run the model on one batch and return its outputs as numpy arrays.
+    def infer(self, model: Module, batch: Batch, *, narrow: Narrow | None = None) -> dict[str, Array]:
+        """Run the model on one batch and return its outputs, changed by ``narrow`` on the device, as numpy arrays.
 
         Nothing is exchanged between ranks and no gradient is kept. The pass has the recipe's precision; half-precision
         results become float32. The caller must have put the model into evaluation mode.
@@ -317,7 +349,8 @@ class RankSession(Protocol):
     def measure(self) -> Mapping[str, float]:
         """Return measurements of this rank.
 
-        ``memory_bytes`` is its peak on its device (resident set size on a CPU). ``communication_s`` is there after
+        ``memory_bytes`` is its peak on its device (resident set size on a CPU), ``device_free_bytes`` what it could have
+        of a GPU. ``communication_s`` is there after
         ``time_waits``, where waiting can be measured: the total time in seconds in which this rank has done nothing but
         wait for other ranks.
         """
@@ -326,7 +359,7 @@ class RankSession(Protocol):
     def time_waits(self) -> None:
         """Measure from now on how long this rank waits for others; see ``measure``.
 
-        It is called before ``prepare``, and only if a comparison needs it. The default measures nothing.
+        It is called before ``prepare``, and only if a comparison or ``report.metrics_port`` needs it. The default measures nothing.
         """
         return
 
@@ -484,11 +517,16 @@ class Model(Protocol):
     """Number of which both sides of a picture must be multiples; 0: the network takes one size only."""
     native: ClassVar[bool] = False
     """Whether ``build`` returns a user's native module, which keeps its own start values; see ``Recipe.own_model``."""
+    spans_ranks: ClassVar[bool] = False
+    """Whether its losses use the collective that ``build`` receives. Ranks then compute one shard in each pass, see
+    ``core.sampler.Shares``."""
     imitates: ClassVar[Sequence[str]] = ()
     """What its network can imitate of a teacher, and show to a student: ``outputs``, ``features`` or both.
 
     The network then derives from ``models.common.imitation.Imitator``.
     """
+    recomputable: ClassVar[Sequence[str]] = ()
+    """Regexes of names of the submodules that ``train.recompute: true`` recomputes; none: the spec has to name them."""
     published: ClassVar[Published] = Published()
     """How weight files that others publish for the model differ from its state; by default they do not."""
 
@@ -519,10 +557,26 @@ class Model(Protocol):
         """
         ...
 
+    def arranged(self, batch: HostBatch) -> HostBatch:
+        """Return a micro batch of training as the network takes it, before it is sent to the device.
+
+        What the network would have to read from the device is worked out here. The network must take ``batch`` itself,
+        too. The default returns ``batch``.
+        """
+        return batch
+
     @abstractmethod
     def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
         """Return the start values of every weight and buffer, drawn by (seed, name), so equal on every framework."""
         ...
+
+    def narrowed(self, output: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Leave out of the output of evaluation mode, on the device, what ``predictions`` would drop.
+
+        It is called where the output would have to be downloaded; ``predictions`` must return the same. The default
+        leaves out nothing.
+        """
+        return output
 
     @abstractmethod
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Any]:
@@ -692,6 +746,18 @@ class TaskData(JobData, Protocol):
 
     def describe(self) -> Sequence[Table | Remark]:
         """Return tables and sentences on both splits, for ``mtrain data check``."""
+        ...
+
+    def sample_weights(self, figures: Mapping[str, float]) -> Array | None:
+        """Return how often each training sample is drawn relative to the others, float64 (samples,); None: once an epoch.
+
+        It is a pure function of the data and of ``figures``, those of the last evaluation before the epoch (empty: there
+        was none), and is None always or never. With weights, the source receives ``index + k * len(source)`` for
+        repetition ``k`` of a sample within an epoch, and varies each repetition differently.
+
+        Raises:
+            DataError: no sample could be drawn.
+        """
         ...
 
     def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:

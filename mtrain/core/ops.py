@@ -9,7 +9,7 @@ from mtrain.errors import UnboundError
 
 NAMES = (
     # creation
-    "arange", "asarray", "full", "meshgrid", "one_hot", "ones_like", "zeros", "zeros_like",
+    "arange", "asarray", "constant", "full", "meshgrid", "one_hot", "ones_like", "zeros", "zeros_like",
     # type, shape, autograd
     "astype", "detach", "dtype", "shape", "to_numpy",
     # layout

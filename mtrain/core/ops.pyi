@@ -13,12 +13,17 @@ from typing import Any, Final, Literal
 
 from mtrain.core.interfaces import Array, Tensor
 
+Values = float | tuple["Values", ...]
+"""A number, or nested tuples of numbers."""
 NAMES: Final[tuple[str, ...]]
 """The name of every function of this module."""
 
 # ---------------------------------------------------------------------------------------------------------- creation
 def asarray(values: Any, *, like: Tensor | None = None, dtype: str | None = None) -> Tensor:
     """Copy a numpy array, a number or nested lists into a tensor. Without ``like``: on the CPU, with numpy's type."""
+
+def constant(values: Values, *, like: Tensor, dtype: str | None = None) -> Tensor:
+    """Return ``asarray`` of a number or of nested tuples, which is sent to the device once and kept: do not change it."""
 
 def zeros(shape: Sequence[int], *, like: Tensor, dtype: str | None = None) -> Tensor:
     """Return a tensor filled with 0."""

@@ -5,7 +5,7 @@ All functions are pure and need no framework, because ``mtrain plan`` calls them
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mtrain.core.interfaces import Pruning, Quantise, Recipe
@@ -14,6 +14,16 @@ from mtrain.spec.model import Spec
 from mtrain.spec.training import GroupSpec, PruneSpec, QuantiseSpec
 
 Rule = tuple[str, dict[str, float]]
+MOMENTS: Mapping[str, Sequence[str]] = {
+    "sgd": ("momentum",),
+    "adam": ("mean", "square"),
+    "adamw": ("mean", "square"),
+    "lion": ("mean",),
+    "rmsprop": ("square", "momentum"),
+    "adadelta": ("square", "step_square"),
+    "lamb": ("mean", "square"),
+}
+"""Maps a rule to its moments, of which each trained parameter has one of its own shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +54,8 @@ def scaling(spec: Spec) -> Scaled:
 def group_rules(spec: Spec) -> list[Rule]:
     """Return (regex, options) of each parameter group, with scaled weight decay.
 
-    Options: ``weight_decay`` and, for sgd, ``momentum`` and ``nesterov`` (0 or 1); for adam and adamw ``beta1``,
-    ``beta2`` and ``eps``.
+    Options: ``weight_decay`` and, for sgd, ``momentum`` and ``nesterov`` (0 or 1), for rmsprop ``momentum``, ``beta2`` and
+    ``eps``; for the others those of ``beta1``, ``beta2`` and ``eps`` that they have.
     """
     return [(group.match, _options(spec, group)) for group in spec.optimizer.groups]
 
@@ -56,7 +66,25 @@ def _options(spec: Spec, group: GroupSpec) -> dict[str, float]:
     options = {"weight_decay": decay * scaling(spec).weight_decay}
     if rule.rule == "sgd":
         return options | {"momentum": rule.momentum, "nesterov": float(rule.nesterov and rule.momentum > 0)}
-    return options | {"beta1": rule.momentum, "beta2": rule.beta2, "eps": rule.eps}
+    first = {"rmsprop": {"momentum": rule.momentum}, "adadelta": {}}.get(rule.rule, {"beta1": rule.momentum})
+    return options | first | {"beta2": rule.beta2} | ({} if rule.rule == "lion" else {"eps": rule.eps})
+
+
+def check_parts(recipe: Recipe, *, splits: str) -> None:
+    """Refuse a rule that needs whole arrays where a backend splits them over the ranks.
+
+    Args:
+        recipe: The recipe.
+        splits: What splits them, such as "backend.options.stage 2".
+
+    Raises:
+        SpecError: The rule is one of these.
+    """
+    if recipe.rule == "lamb":
+        raise SpecError(
+            f"optimizer.rule: {recipe.rule} given with {splits}, which splits arrays over the ranks, but the rule needs the "
+            "lengths of whole ones; use another rule such as adamw, or a backend that keeps arrays whole"
+        )
 
 
 def assign(names: Iterable[str], groups: Sequence[tuple[str, object]]) -> list[list[str]]:
@@ -108,15 +136,18 @@ def check_frozen(names: Iterable[str], frozen: Sequence[str]) -> None:
 
 
 def micro_batch(spec: Spec, *, size: int) -> tuple[int, int]:
-    """Return (micro batch, accumulate) with ``size * micro batch * accumulate == train.batch_size``.
+    """Return (micro batch, rounds) with ``shards * micro batch * rounds == train.batch_size``.
 
-    ``accumulate: auto`` means the fewest micro batches that ``max_micro_batch`` allows. ``size``: number of ranks.
+    ``accumulate: auto`` means the fewest rounds that ``max_micro_batch`` allows. There are ``cluster.shards`` shards, or
+    one for each of the ``size`` ranks.
 
     Raises:
         SpecError: there is no such pair; the message names the nearest batch sizes that can be divided.
     """
+    size = spec.cluster.shards or size
     batch, accumulate = spec.train.batch_size, spec.train.accumulate
-    limit = spec.train.max_micro_batch or batch
+    # `auto` is decided before ranks start; a plan that is only shown has no limit yet.
+    limit = spec.train.max_micro_batch if isinstance(spec.train.max_micro_batch, int) else batch
     if accumulate != "auto":
         if batch % (size * accumulate):
             among = f"{size} ranks x {accumulate} micro batches (train.accumulate)"
@@ -127,6 +158,16 @@ def micro_batch(spec: Spec, *, size: int) -> tuple[int, int]:
     share = batch // size
     micro = next(micro for micro in range(min(share, limit), 0, -1) if share % micro == 0)
     return micro, share // micro
+
+
+def passes(shards: int, *, size: int) -> int:
+    """Return how many forward passes each of ``size`` ranks makes for ``shards`` shards, empty ones included."""
+    return -(-shards // size)
+
+
+def rounds(recipe: Recipe, *, size: int) -> int:
+    """Return how many micro batches of the job an update has; each is divided into the shards."""
+    return recipe.accumulate // passes(recipe.shards or size, size=size)
 
 
 def _indivisible(batch: int, *, shares: int, among: str) -> str:
@@ -174,14 +215,15 @@ def make_recipe(spec: Spec, *, size: int) -> Recipe:
     Raises:
         SpecError: the global batch does not divide among the ranks.
     """
-    micro, accumulate = micro_batch(spec, size=size)
-    train = spec.train
+    micro, each = micro_batch(spec, size=size)
+    train, shards = spec.train, spec.cluster.shards
     return Recipe(
         rule=spec.optimizer.rule,
         groups=tuple(group_rules(spec)),
         frozen=tuple(train.freeze),
         micro_batch=micro,
-        accumulate=accumulate,
+        accumulate=each if shards is None else each * passes(shards, size=size),
+        shards=shards,
         precision=train.precision,
         clip_norm=math.inf if train.clip_norm is None else train.clip_norm,
         ema_decay=train.ema.decay if train.ema else 0.0,

@@ -4,12 +4,14 @@ A reporter is a plugin of the group ``mtrain.reporters``, or what a user names i
 in a spec, an object in a script. It never receives the model, the optimizer or the data.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
+
+from mtrain.core.interfaces import Array
 
 Record = Mapping[str, Any]
 """One record of a job as plain values: numbers, text, lists and mappings. Its ``kind`` and ``time`` (seconds since 1970)
@@ -32,6 +34,24 @@ class ReportedRun:
     """The spec as plain values."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InspectedUpdate:
+    """One update as ``Reporter.inspect`` sees it: copies in host memory, whole on every backend, which cannot be written to."""
+
+    update: int
+    """Number of the update in the job, from 0."""
+    trained: Sequence[str]
+    """Names of the trained parameters, in the order of the recipe's groups."""
+    before: Mapping[str, Array]
+    """Weights and buffers before the update, by neutral name."""
+    after: Mapping[str, Array]
+    """Weights and buffers after it; equal to ``before`` where the update was skipped."""
+    average: Mapping[str, Array]
+    """Averaged weights after it; empty without an average."""
+    moments: Mapping[str, Array]
+    """State of the update rule after it, named ``<moment>/<parameter>``."""
+
+
 class Reporter:
     """Base class of reporters. Every method has a default that does nothing.
 
@@ -51,6 +71,8 @@ class Reporter:
     draws_pictures: bool = False
     """Whether predictions are drawn at each evaluation for this reporter. The record then has ``pictures``, names of files in
     the run folder, where the task and ``report.plots`` allow it."""
+    inspect_every: int | None = None
+    """``inspect`` is called after the updates whose number is divisible by this; None: never. Fixed once the reporter is made."""
     trouble: str = ""
     """A sentence that the job's records shall have as a warning. It is taken after the next call, and empty again."""
 
@@ -69,11 +91,17 @@ class Reporter:
     def update(self, record: Record) -> None:
         """Receive the losses, rates and measurements of an update, see ``FinishedUpdate.record``."""
 
+    def inspect(self, update: InspectedUpdate) -> None:
+        """Look at an update. All ranks gather their state for it, also if this reporter has been switched off meanwhile."""
+
     def evaluation(self, record: Record) -> None:
         """Receive the ``figures`` of an evaluation, after ``update`` updates and ``epoch`` epochs; all ranks have the same."""
 
     def checkpoint(self, record: Record) -> None:
         """Learn that a checkpoint is being written, after ``update`` updates."""
+
+    def copied(self, record: Record) -> None:
+        """Learn that a checkpoint was copied (``name``) to ``checkpoint.copy_to``. A copy that fails is a ``warning``."""
 
     def message(self, record: Record) -> None:
         """Receive a sentence, ``message``, of kind ``note`` or ``warning``."""
@@ -93,12 +121,13 @@ METHODS: Mapping[str, str] = {
     "update": "update",
     "evaluation": "evaluation",
     "checkpoint": "checkpoint",
+    "copy": "copied",
     "note": "message",
     "warning": "message",
     "end": "end",
 }
 """Kind of record -> the method of a reporter that receives it; an end whose ``reason`` is ``failed`` is a ``failure``."""
-METHOD_NAMES = (*dict.fromkeys(METHODS.values()), "failure")
+METHOD_NAMES = (*dict.fromkeys(METHODS.values()), "failure", "inspect")
 
 
 def tell(reporter: Reporter, record: Record) -> None:

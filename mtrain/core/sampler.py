@@ -1,6 +1,7 @@
 """Choose the samples of each update and rank, as pure functions of (seed, epoch, update) that no backend influences."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +58,47 @@ class Shuffled:
         return self.permutation(epoch)[start : start + self.global_batch]
 
 
+class Drawn(Shuffled):
+    """Training order by weights: each epoch draws as many samples as there are, with replacement.
+
+    A sample of twice the weight is drawn twice as often on average. The draws depend on (seed, epoch, weights) alone. The
+    repetition number ``k`` (from 0) of a sample within an epoch has the index ``sample + k * length``, so that its source
+    can vary each repetition differently.
+    """
+
+    def weigh(self, weights: npt.NDArray[np.float64]) -> None:
+        """Set the weights, (length,): finite, none below 0, and at least one above."""
+        if weights.shape != (self.length,):
+            raise ValueError(f"weights of shape {weights.shape}, expected ({self.length},)")
+        if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+            raise ValueError("weights must be finite numbers >= 0, and one of them above 0")
+        self._cumulative = np.cumsum(weights, dtype=np.float64)
+        self._cached = None
+
+    def permutation(self, epoch: int) -> Indices:
+        """Return the indices (int64) drawn for ``epoch``, in order; ``weigh`` must have been called."""
+        if self._cached is None or self._cached[0] != epoch:
+            generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
+            points = generator.random(self.length) * self._cumulative[-1]
+            # A product may round up to the sum itself, which belongs to the last sample with a weight.
+            last = int(np.searchsorted(self._cumulative, self._cumulative[-1]))
+            drawn = np.minimum(np.searchsorted(self._cumulative, points, side="right"), last)
+            order = (drawn + _repetitions(drawn) * self.length).astype(np.int64)
+            order.setflags(write=False)
+            self._cached = (epoch, order)
+        return self._cached[1]
+
+
+def _repetitions(drawn: Indices) -> Indices:
+    """Return for each entry how many entries before it are equal to it."""
+    order = np.argsort(drawn, kind="stable")
+    ordered = drawn[order]
+    starts = np.searchsorted(ordered, ordered, side="left")
+    counts = np.empty(len(drawn), dtype=np.int64)
+    counts[order] = np.arange(len(drawn)) - starts
+    return counts
+
+
 def rank_share(indices: Indices, *, rank: int, size: int, accumulate: int) -> list[Indices]:
     """Return the micro batches of one rank, in order.
 
@@ -76,6 +118,62 @@ def rank_share(indices: Indices, *, rank: int, size: int, accumulate: int) -> li
         )
     micro = len(indices) // shares
     return [indices[(a * size + rank) * micro :][:micro] for a in range(accumulate)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shares:
+    """Which shards of an update a rank computes, in which order, and how much each counts.
+
+    Micro batch ``a`` of the job has ``shards`` shards. Rank ``r`` of ``size`` computes the shards ``r``, ``r + size``,
+    and so on. Where ``size`` does not divide ``shards``, some ranks compute an empty one at the end: samples of another
+    shard with weight 0, so that all ranks make as many passes. Rank 0 alone computes shard 0 of each micro batch, and
+    computes it first.
+    """
+
+    rank: int
+    size: int
+    shards: int
+    """Shards of each micro batch of the job."""
+    rounds: int
+    """Micro batches of the job per update."""
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of this rank per update."""
+        return self.rounds * -(-self.shards // self.size)
+
+    def shard(self, number: int) -> int:
+        """Return the shard of the update (0 to ``rounds * shards - 1``) that pass ``number`` of this rank computes."""
+        round_, place = self._place(number)
+        return round_ * self.shards + place % self.shards
+
+    def weight(self, number: int) -> float:
+        """Return the factor of the loss in pass ``number``, with which the mean over passes and ranks is that over shards."""
+        _, place = self._place(number)
+        if place >= self.shards:
+            return 0.0
+        return self.passes * self.size / (self.rounds * self.shards)
+
+    def moves_buffers(self, number: int) -> bool:
+        """Return whether pass ``number`` moves running statistics: of each micro batch of the job its first shard does.
+
+        On ranks other than 0 the first pass of each round does, which nobody reads.
+        """
+        return number % -(-self.shards // self.size) == 0
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Return the round of a pass, and its place among the shards; places from ``shards`` on are empty."""
+        round_, turn = divmod(number, -(-self.shards // self.size))
+        return round_, turn * self.size + self.rank
+
+    def divided(self, indices: Indices) -> list[Indices]:
+        """Return the indices of a global batch that each pass of this rank computes, in order.
+
+        Raises:
+            SpecError: the global batch does not divide among ``shards * rounds``.
+        """
+        whole = rank_share(indices, rank=0, size=1, accumulate=self.shards * self.rounds)
+        return [whole[self.shard(number)] for number in range(self.passes)]
 
 
 class Padded:

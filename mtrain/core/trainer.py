@@ -12,10 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core.cadence import Cadence, advanced, scored
-from mtrain.core.interfaces import Batch, Loader, Module, Optimizer, Progress, RankSession, Rates, Why
+from mtrain.core.cadence import Cadence, advanced, counted, moved, scored
+from mtrain.core.interfaces import Array, Batch, HostBatch, Loader, Module, Optimizer, Progress, RankSession, Rates, Why
+from mtrain.core.sampler import Shares
 from mtrain.core.update_record import FinishedUpdate, UpdateRecord, check_finite
 from mtrain.errors import Interrupted
+
+
+def _unchanged(batch: HostBatch) -> HostBatch:
+    return batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +37,16 @@ class Job:
     """Micro batches per update."""
     global_batch: int
     """Samples per update over all ranks."""
+    shares: Shares | None = None
+    """Which shards this rank computes; None: one in each forward pass, as many as ranks."""
     seeds_shards: bool = False
     """Whether the model's randomness is seeded before each micro batch, because reading samples in this process may
     have drawn from the same generators."""
+    arranged: Callable[[HostBatch], HostBatch] = _unchanged
+    """Arranges a micro batch for the network before it is sent to the device, see ``Model.arranged``."""
+    late: bool = False
+    """Whether the figures of an update are read after the next one was started, see ``RankSession.late``. Requests to end or
+    to save are then followed one update later, and so is the refusal of too many updates that are not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +91,8 @@ class Hooks:
     evaluate: Callable[[Progress], Mapping[str, float]] = _no_scores
     """Returns figures that are equal on every rank; ``"score"`` is the one to maximise. Raises ``Interrupted``, on
     every rank, if the ranks agreed during the evaluation to end the job."""
+    inspect: Callable[[Progress], None] = _nothing
+    """Receives the progress before the first update and after each one; collective too. It must change nothing."""
     save: Callable[[Progress, float | None, Why], None] = _nothing
     """Saves the job so that it can be resumed at the given progress, for the reason given. The score is None unless the
     job was evaluated just now."""
@@ -99,6 +113,21 @@ class _UpdateMeasures:
     losses: dict[str, Any] = field(default_factory=dict)
     """Sum of each loss over the micro batches so far."""
 
+    def add(self, losses: Mapping[str, Any], *, weight: float) -> None:
+        """Add the losses of a micro batch, times ``weight``."""
+        for name, loss in losses.items():
+            self.losses[name] = self.losses.get(name, 0.0) + (loss.detach() if weight == 1 else loss.detach() * weight)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Unread:
+    """An update that was started, and of which nothing is known yet."""
+
+    before: Progress
+    measures: _UpdateMeasures
+    rates: Rates
+    read: Callable[[], tuple[float, Array]]
+
 
 class Trainer:
     """Runs a job from any update to its end. The loop is the same for every backend.
@@ -112,13 +141,20 @@ class Trainer:
         self.job = job
         self.cadences = cadences
         self.hooks = hooks
+        collective = job.session.collective
+        self._shares = job.shares or Shares(
+            rank=collective.rank, size=collective.size, shards=collective.size, rounds=job.accumulate
+        )
         self._saved_at = hooks.clock()
         self._saved_update = -1
+        self._unread: _Unread | None = None
+        self._read_at = -math.inf
 
     def run(self, progress: Progress) -> Progress:
         """Train from ``progress`` to the end of the job, and return the progress then. Every rank must call."""
         self.job.model.train()
         self._saved_update = progress.update or -1
+        self.hooks.inspect(progress)
         unscored = progress.update > 0 and progress.scored_update != progress.update
         if unscored and self.cadences.evaluations.due(progress):
             # The interrupted run was asked to end before an evaluation that was due, so it is made up for now.
@@ -135,14 +171,15 @@ class Trainer:
         """Train to the end of the epoch that ``progress`` is in, or of the job if that comes first."""
         job, epoch = self.job, progress.epoch
         micro_batches = job.loader.micro_batches(epoch, progress.position)
-        with closing(closable(job.session.batches(micro_batches))) as batches:
+        with closing(closable(job.session.batches(map(job.arranged, micro_batches)))) as batches:
             while progress.epoch == epoch and progress.update < job.total_updates:
                 progress, stop, why = self.run_update(batches, progress)
+                evaluate, save = self.cadences.evaluations.due(progress), self.cadences.saves.due(progress)
+                if stop or why or evaluate or save or progress.update >= job.total_updates:
+                    progress, stop, why = self._all_read(progress, stop, why)
+                self.hooks.inspect(progress)
                 progress = self._after_update(
-                    progress,
-                    evaluate=self.cadences.evaluations.due(progress),
-                    save=why or ("due" if self.cadences.saves.due(progress) else None),
-                    stop=stop,
+                    progress, evaluate=evaluate, save=why or ("due" if save else None), stop=stop
                 )
                 if self._out_of_patience(progress):
                     break
@@ -152,19 +189,23 @@ class Trainer:
         """Run one update. Return the progress after it and what all ranks have agreed on: (end now, why to save now).
 
         Every ``report_every`` updates, and for every update that was skipped, ``on_update`` receives its
-        record.
+        record. Where the job is late, the record and what was agreed on are those of the update before.
         """
         job, clock = self.job, self.hooks.clock
         measures = _UpdateMeasures(start_s=clock())
         for i in range(job.accumulate):
             batch = self._next(batches, measures)
+            weight = self._shares.weight(i)
             if job.seeds_shards:
-                job.optimizer.seed_shard(i * job.session.collective.size + job.session.collective.rank)
-            with job.optimizer.micro_batch(last=i == job.accumulate - 1):
+                job.optimizer.seed_shard(self._shares.shard(i))
+            kept = {} if self._shares.moves_buffers(i) else {"moves_buffers": False}
+            with job.optimizer.micro_batch(last=i == job.accumulate - 1, **kept):
                 losses = job.model(batch)
-                job.optimizer.backward(losses["total"])
-            measures.losses = {name: measures.losses.get(name, 0.0) + x.detach() for name, x in losses.items()}
+                job.optimizer.backward(losses["total"] if weight == 1 else losses["total"] * weight)
+            measures.add(losses, weight=weight)
         rates = job.schedule(progress.update)
+        if job.late:
+            return self._run_late(measures, progress, rates)
         norm = job.optimizer.step(rates)
         after = advanced(
             progress,
@@ -174,6 +215,41 @@ class Trainer:
         )
         check_finite(progress, after, max_nonfinite=self.cadences.max_nonfinite)
         return after, *self._agree(measures, progress, rates, norm)
+
+    def _run_late(
+        self, measures: _UpdateMeasures, progress: Progress, rates: Rates
+    ) -> tuple[Progress, bool, Why | None]:
+        """Start the update of a late job, and return the progress after it and what the update before brought."""
+        job, former = self.job, self._unread
+        losses = [x / job.accumulate for x in measures.losses.values()]
+        read = job.optimizer.step_later(rates, [*self._requests(), measures.data_wait_s], losses)
+        self._unread = _Unread(before=progress, measures=measures, rates=rates, read=read)
+        after = moved(progress, updates_per_epoch=job.loader.updates_per_epoch, samples=job.global_batch)
+        return (after, False, None) if former is None else self._read(former, after)
+
+    def _all_read(self, progress: Progress, stop: bool, why: Why | None) -> tuple[Progress, bool, Why | None]:  # noqa: FBT001
+        """Return progress and requests with those of the last update, where its figures were not read yet."""
+        last, self._unread = self._unread, None
+        if last is None:
+            return progress, stop, why
+        progress, last_stop, last_why = self._read(last, progress)
+        return progress, stop or last_stop, "requested" if "requested" in (why, last_why) else why or last_why
+
+    def _read(self, unread: _Unread, progress: Progress) -> tuple[Progress, bool, Why | None]:
+        """Read the figures of an update, report it, and count it in ``progress``."""
+        norm, figures = unread.read()
+        finite = math.isfinite(norm)
+        before = replace(unread.before, skipped=progress.skipped, skipped_in_a_row=progress.skipped_in_a_row)
+        progress = counted(progress, finite=finite)
+        now = self.hooks.clock()
+        # The time between two readings: an update is started before the former one has been computed.
+        measures = replace(unread.measures, start_s=max(unread.measures.start_s, self._read_at))
+        self._read_at = now
+        check_finite(before, progress, max_nonfinite=self.cadences.max_nonfinite)
+        if before.update % self.cadences.report_every == 0 or not finite:
+            means = [float(x) for x in (*figures[3:], figures[2])]
+            self._report(measures, before, unread.rates, norm=norm, means=means)
+        return progress, bool(figures[0] > 0), _why(figures[1] * self.job.session.collective.size)
 
     def _next(self, batches: Iterator[Batch], measures: _UpdateMeasures) -> Batch:
         before = self.hooks.clock()
@@ -188,11 +264,9 @@ class Trainer:
 
         Return (end now, why to save now), equal on every rank.
         """
-        clock, collective = self.hooks.clock, self.job.session.collective
+        collective = self.job.session.collective
         reported = progress.update % self.cadences.report_every == 0 or not math.isfinite(norm)
-        overdue = self.cadences.saves.overdue(clock() - self._saved_at)
-        save = REQUESTED if self.hooks.save_requested() else OVERDUE * (overdue and collective.rank == 0)
-        figures = [float(self.hooks.stop()), save]
+        figures = self._requests()
         if reported:
             figures += [float(x) / self.job.accumulate for x in measures.losses.values()]
             figures.append(measures.data_wait_s)
@@ -200,6 +274,12 @@ class Trainer:
         if reported:
             self._report(measures, progress, rates, norm=norm, means=[float(x) for x in agreed[2:]])
         return bool(agreed[0] > 0), _why(agreed[1] * collective.size)
+
+    def _requests(self) -> list[float]:
+        """Return this rank's requests to end and to save, as numbers to add up over the ranks."""
+        overdue = self.cadences.saves.overdue(self.hooks.clock() - self._saved_at)
+        by_clock = OVERDUE * (overdue and self.job.session.collective.rank == 0)
+        return [float(self.hooks.stop()), REQUESTED if self.hooks.save_requested() else by_clock]
 
     def _report(
         self, measures: _UpdateMeasures, progress: Progress, rates: Rates, *, norm: float, means: list[float]

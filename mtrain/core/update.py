@@ -7,13 +7,13 @@ differ.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from mtrain.core.interfaces import Rates, Recipe
+from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.loss_scale import LossScaler
 from mtrain.core.masking import Masking
 from mtrain.core.quantising import Ranges
@@ -42,6 +42,10 @@ class Average(Protocol):
         """Fold in the weights after update ``update`` (1-based)."""
         ...
 
+    def remember(self) -> None:
+        """Copy what may change before ``follow`` is called for the update just made: the buffers."""
+        ...
+
     def restart(self) -> None:
         """Set the average to the current weights."""
         ...
@@ -51,14 +55,35 @@ class Average(Protocol):
         ...
 
 
+class _Late:
+    """The norm and the figures of an update that the device may still be computing."""
+
+    def __init__(self, read: Callable[[], Array]) -> None:
+        """Keep ``read``, which waits for the device and returns the norm followed by the figures."""
+        self._read: Callable[[], Array] | None = read
+        self._values: Array | None = None
+
+    def values(self) -> Array:
+        """Return the norm followed by the figures; the first call waits for the device."""
+        if self._values is None:
+            assert self._read is not None
+            self._values, self._read = self._read(), None
+        return self._values
+
+
 class UpdateOrder(ABC, Generic[Gradients]):
     """Runs an update in the order that ``core.interfaces.Optimizer`` defines, with the primitives of a framework.
 
     A subclass sets ``_average`` (None where the recipe has none) and calls ``_seed_next`` at the end of its
     constructor.
+
+    ``step`` reads the norm in mid-update. ``step_later`` leaves it on the device, which applies the update or not; what
+    the host has to know is read one update later, while the device computes the next one (``settle``).
     """
 
     _average: Average | None
+    knows_late = True
+    """Whether the primitives of ``step_later`` are there: not where ranks hold parts of arrays."""
 
     def __init__(self, recipe: Recipe, *, exchange: Exchange, rank: int) -> None:
         """Start at update 0; every rank must call."""
@@ -68,19 +93,26 @@ class UpdateOrder(ABC, Generic[Gradients]):
         self._scaler = LossScaler(recipe.precision)
         self._ranges: Ranges | None = None
         self._masking: Masking[Any] | None = None
+        self._late: _Late | None = None
         self.updates = 0
         self.skipped = 0
         self.skipped_in_a_row = 0
 
     # ------------------------------------------------------------------------------------------------- one update
     @contextmanager
-    def micro_batch(self, *, last: bool) -> Iterator[None]:
+    def micro_batch(self, *, last: bool, moves_buffers: bool = True) -> Iterator[None]:
         """See ``Optimizer.micro_batch``."""
+        restore_buffers = None if moves_buffers else self._copy_buffers()
         with self._exchange.during(last=last), self._forward_context():
             yield
+        if restore_buffers is not None:
+            with self._without_graph():
+                restore_buffers()
 
     def backward(self, loss: Any) -> None:
         """See ``Optimizer.backward``."""
+        if self._scaler.active:  # whether the update before was applied decides about the scale of this one
+            self.settle()
         with self._backward_context():
             factor = self._scaler.scale / self._recipe.accumulate
             self._differentiate(loss if factor == 1 else loss * factor)
@@ -90,6 +122,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
 
         An update whose norm is not finite changes no weight, moment or average; it is counted.
         """
+        self.settle()
         with self._without_graph():
             self._exchange.finish()
             gradients = self._gradients()
@@ -99,24 +132,74 @@ class UpdateOrder(ABC, Generic[Gradients]):
                 self._apply_rules(gradients, rates)
                 if self._masking is not None:
                     self._masking.follow(rates)
-                self.updates += 1
-                self.skipped_in_a_row = 0
-                self._scaler.good()
-                if self._average is not None:
-                    self._average.follow(self.updates)
-                    if self._masking is not None:
-                        self._masking.follow_average(self.ema())
-                if self._ranges is not None:
-                    self._ranges.follow(self.updates)
-            else:
-                self.skipped += 1
-                self.skipped_in_a_row += 1
-                self._scaler.bad()
-                if self._ranges is not None:
-                    self._ranges.begin(self.updates)
+            self._count(norm)
             self._clear_gradients()
             self._seed_next()
         return norm
+
+    def _count(self, norm: float) -> None:
+        """Count an update by its norm, and let the average and the ranges of rounded layers follow it."""
+        if math.isfinite(norm):
+            self.updates += 1
+            self.skipped_in_a_row = 0
+            self._scaler.good()
+            if self._average is not None:
+                self._average.follow(self.updates)
+                if self._masking is not None:
+                    self._masking.follow_average(self.ema())
+            if self._ranges is not None:
+                self._ranges.follow(self.updates)
+        else:
+            self.skipped += 1
+            self.skipped_in_a_row += 1
+            self._scaler.bad()
+            if self._ranges is not None:
+                self._ranges.begin(self.updates)
+
+    # ------------------------------------------------------------------------- an update that the host does not read
+    @property
+    def can_be_late(self) -> bool:
+        """Whether ``step_later`` can be used: nothing that the recipe asks for needs the norm in mid-update."""
+        recipe = self._recipe
+        needs_it = recipe.native_optimizer, recipe.prune, recipe.quantise
+        return self.knows_late and all(setting is None for setting in needs_it)
+
+    def step_later(
+        self, rates: Rates, numbers: Sequence[float], tensors: Sequence[Any]
+    ) -> Callable[[], tuple[float, Array]]:
+        """See ``Optimizer.step_later``: the same values as ``step``, bit for bit, without waiting for the device.
+
+        The average follows an update when the next one is about to change the weights, so its buffers are copied now.
+        """
+        self.settle()
+        with self._without_graph():
+            self._exchange.finish()
+            gradients = self._gradients()
+            norm = self._late_norm(gradients, self._scaler.scale)
+            if self._scaler.scale != 1 or math.isfinite(self._recipe.clip_norm):
+                self._clip_late(gradients, norm)
+            self._apply_rules(gradients, rates, norm)
+            late = self._late = _Late(self._send(norm, numbers, tensors))
+            if self._average is not None:
+                self._average.remember()
+            self._clear_gradients()
+            self._seed_next()
+
+        def read() -> tuple[float, Array]:
+            values = late.values()
+            return float(values[0]), values[1:]
+
+        return read
+
+    def settle(self) -> None:
+        """Count the update of the last ``step_later``, if that was not done yet; waits for the device."""
+        late, self._late = self._late, None
+        if late is not None:
+            norm = float(late.values()[0])
+            with self._without_graph():
+                self._count(norm)
+                if not math.isfinite(norm):
+                    self._set_rule_updates(self.updates)
 
     def _clip(self, gradients: Gradients, norm: float) -> None:
         """Clip and remove the loss scale in one pass, which is skipped where the factor is 1."""
@@ -134,7 +217,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         With accumulation, micro batch ``a`` of rank ``r`` is share ``a * size + r``, so that the random numbers of a
         sample's share do not depend on which rank computes it.
         """
-        key = [self._recipe.seed, shard, self.updates + self.skipped]
+        key = [self._recipe.seed, shard, self.updates + self.skipped + (self._late is not None)]
         self._seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1)
 
     def seed_value(self, value: int) -> None:
@@ -156,6 +239,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """See ``Optimizer.averaged``."""
+        self.settle()
         if self._average is not None:
             self._average.swap()
         restore_buffers = self._take_buffers_of_rank_0()
@@ -168,12 +252,14 @@ class UpdateOrder(ABC, Generic[Gradients]):
 
     def restart_ema(self) -> None:
         """Restart the average at the model's current weights and buffers."""
+        self.settle()
         if self._average is not None:
             self._average.restart()
 
     # --------------------------------------------------------------------------------------------------- counters
     def counters(self) -> dict[str, float]:
         """See ``State.counters``."""
+        self.settle()
         return {
             "updates": float(self.updates),
             "skipped": float(self.skipped),
@@ -184,6 +270,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
 
     def set_counters(self, counters: dict[str, float]) -> None:
         """Restore ``counters``. A saved loss scale is used only if this recipe scales its loss."""
+        self.settle()
         self.updates = int(counters.get("updates", 0))
         self.skipped = int(counters.get("skipped", 0))
         self.skipped_in_a_row = int(counters.get("skipped_in_a_row", 0))
@@ -228,8 +315,26 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """Multiply all gradients in place."""
 
     @abstractmethod
-    def _apply_rules(self, gradients: Gradients, rates: Rates) -> None:
-        """Update parameters and moments; the gradients may be overwritten."""
+    def _apply_rules(self, gradients: Gradients, rates: Rates, late_norm: Any = None) -> None:
+        """Update parameters and moments; the gradients may be overwritten.
+
+        ``late_norm``: the norm on the device, which changes nothing if it is not finite; None: it is.
+        """
+
+    @abstractmethod
+    def _late_norm(self, gradients: Gradients, scale: float) -> Any:
+        """Return ``_norm`` divided by ``scale`` as a float64 number on the device."""
+
+    @abstractmethod
+    def _clip_late(self, gradients: Gradients, norm: Any) -> None:
+        """Do what ``_clip`` does, by a norm on the device."""
+
+    @abstractmethod
+    def _send(self, norm: Any, numbers: Sequence[float], tensors: Sequence[Any]) -> Callable[[], Array]:
+        """Start sending the norm, and the means over ranks of numbers and tensors, to the host.
+
+        Returns a function that waits for them and returns them as one float64 vector.
+        """
 
     @abstractmethod
     def _clear_gradients(self) -> None:
@@ -238,6 +343,10 @@ class UpdateOrder(ABC, Generic[Gradients]):
     @abstractmethod
     def _seed(self, seed: int) -> None:
         """Seed the framework's random generators of this rank."""
+
+    @abstractmethod
+    def _copy_buffers(self) -> Callable[[], None]:
+        """Copy the model's buffers; return a function that restores them."""
 
     @abstractmethod
     def _take_buffers_of_rank_0(self) -> Callable[[], None]:

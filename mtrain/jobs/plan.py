@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mtrain.core.interfaces import Backend, Cluster, Command, Host, HostedJob, Launcher
+from mtrain.core.interfaces import Backend, Cluster, Command, Host, HostedJob, Launcher, Recipe
 from mtrain.core.plugin_classes import with_defaults
-from mtrain.core.recipe import make_recipe, scaling
+from mtrain.core.recipe import make_recipe, rounds, scaling
 from mtrain.core.schedule import total_updates
 from mtrain.errors import PluginError, SpecError
+from mtrain.jobs import elastic
+from mtrain.jobs.metrics_place import MetricsPlace
 from mtrain.jobs.own_code import files_of, own_code_of
 from mtrain.spec import former_keys, plugins
 from mtrain.spec.config import Loaded
@@ -58,6 +60,8 @@ class Machine:
     """The mtrain command that was typed here, word by word."""
     hosts: Sequence[str] = ()
     """Addresses of the hosts that the cluster has chosen; empty: those of the spec, or not known yet."""
+    present: Sequence[int] = ()
+    """Indices of the hosts that take part now, in the order of their ranks; empty: all hosts, in their own order."""
     address_of: Callable[[str], str] | None = None
     """Returns the IPv4 address of a host of the job, for launchers that take no names; None: addresses are not known
     yet, because no host has been asked."""
@@ -105,6 +109,8 @@ class Plan:
     """Files besides those of the spec that every host needs, equal on all: what each is -> path."""
     numbers: Mapping[str, Any]
     """Values derived from the spec (global batch, micro batch, rates ...), by name, in the order of printing."""
+    metrics: MetricsPlace | None = None
+    """Where each host answers Prometheus; None: nowhere."""
 
     @property
     def size(self) -> int:
@@ -165,7 +171,7 @@ def title_of(loaded: Loaded, *, name: str) -> str:
 def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Machine, mode: str = "train") -> Plan:
     """Make the plan of a loaded spec on ``machine``.
 
-    ``mode`` is the task of the ranks: "train", "evaluate" or "predict"; where there is a script, they run the script.
+    ``mode`` is the task of the ranks, such as "train" or "evaluate"; where there is a script, they run the script.
 
     Raises:
         SpecError: hosts, ranks and batch do not fit together, or the backend cannot follow the recipe.
@@ -181,14 +187,26 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     devices = _devices(spec, machine, option=str(getattr(options, "device", "auto")))
     devices.check()
     single = backend.rendezvous == "none" and loaded.origin("cluster.nproc_per_node").kind not in TYPED
-    hosts = _hosts(spec, machine, device=devices.option, single=single)
+    all_hosts = _hosts(spec, machine, device=devices.option, single=single)
+    elastic.check(spec, all_hosts)
+    shards = spec.cluster.shards or sum(host.slots for host in all_hosts)
+    hosts = _present(spec, all_hosts, machine, shards=shards, on_cpu=devices.on_cpu)
+    if machine.present:
+        spec = _with_hosts(spec, [host.address for host in hosts])
     ranks = max(host.slots for host in hosts)
     size = sum(host.slots for host in hosts)
     own_code = own_code_of(loaded, framework=backend.framework)
     recipe = make_recipe(spec if loaded.script is None else _sized_for(spec, size), size=size)
+    if loaded.script is not None and recipe.shards not in (None, size):
+        raise SpecError(
+            f"cluster.shards: {recipe.shards} given for {size} ranks of a script, whose own loop decides what a rank computes; "
+            "leave it out, or give cluster.sharing=ranks"
+        )
     if loaded.script is not None and spec.train.prune is not None:
         raise SpecError("train.prune: given for a script, whose own loop decides the updates; leave it out")
-    if mode == "train" and loaded.script is None:
+    if mode in ("train", "compare") and loaded.script is None:
+        spans_ranks = recipe.shards is not None and plugins.load("models", spec.model.name, policy=policy).spans_ranks
+        elastic.check_passes(recipe, size=size, model=spec.model.name, spans_ranks=spans_ranks)
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
     backend.check(recipe, size=size, on_cpu=devices.on_cpu)
     python = _python_on_hosts(spec, cluster, machine)
@@ -205,7 +223,15 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         _placed(dataclasses.replace(command, host=host.address), hosts, spec.cluster, machine)
         for command, host in zip(launcher.plan(argv, launched, ranks), hosts, strict=True)
     ]
+    if elastic.is_elastic(spec) and elastic.sharing(spec, on_cpu=devices.on_cpu) == elastic.RANKS:
+        elastic.check_every_number(
+            all_hosts if launcher_class.takes_names else _by_address(all_hosts, machine),
+            fewest=spec.cluster.min_nodes or 1,
+            shards=shards,
+            plan=lambda each: launcher.plan(argv, each, max(host.slots for host in each)),
+        )
     hosted_job = None if cluster is None else _hosted_job(spec, hosts, machine, python=python)
+    metrics = MetricsPlace.of(spec, mode)
     return Plan(
         title=title_of(loaded, name=run_dir.name),
         source=str(loaded.source),
@@ -230,8 +256,19 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
             else _script_numbers(loaded, hosts=hosts, threads=facts["threads"])
         )
         | {"devices": devices.words()}
-        | (_names_to_come(launcher_name, launched) if not launcher_class.takes_names else {}),
+        | _batchnorm_row(recipe, size=size, on_cpu=devices.on_cpu)
+        | (_names_to_come(launcher_name, launched) if not launcher_class.takes_names else {})
+        | ({} if metrics is None else {"metrics": f"{metrics.url()} on each host"}),
+        metrics=metrics,
     )
+
+
+def _present(spec: Spec, hosts: Sequence[Host], machine: Machine, *, shards: int, on_cpu: bool) -> Sequence[Host]:
+    """Return the hosts that take part, with their numbers of ranks."""
+    chosen = list(machine.present) or list(range(len(hosts)))
+    if elastic.is_elastic(spec) and elastic.sharing(spec, on_cpu=on_cpu) == elastic.RANKS:
+        return elastic.spread(hosts, chosen, shards=shards)
+    return [hosts[node] for node in chosen]
 
 
 def _by_address(hosts: Sequence[Host], machine: Machine) -> list[Host]:
@@ -400,6 +437,14 @@ def _launcher(name: str, launcher_class: type[Launcher], facts: Mapping[str, Any
     return launcher
 
 
+def _batchnorm_row(recipe: Recipe, *, size: int, on_cpu: bool) -> dict[str, str]:
+    """Say whose layers take the statistics of BatchNorm over ranks, where some do."""
+    if not recipe.sync_batchnorm or size == 1:
+        return {}
+    own = f"mtrain's own layers, over {size} ranks"
+    return {"sync BatchNorm": own if on_cpu else f"{own}; torch's own ones on CUDA, over torch's process group"}
+
+
 def _hosts(spec: Spec, machine: Machine, *, device: str, single: bool) -> list[Host]:
     """Return the hosts of the job with their numbers of ranks; ``single``: the backend trains in one process."""
     cluster = spec.cluster
@@ -456,9 +501,11 @@ def _launch_options(
 ) -> dict[str, Any]:
     """Return the values of ``LaunchOptions`` for the job."""
     cluster, alone = spec.cluster, len(spec.cluster.ips) <= 1
-    threads = max(1, machine.cores // ranks) if cluster.threads == "auto" else cluster.threads
+    # The bits of a result depend on the number of threads, so it must not change with the hosts that are there.
+    fitting = 1 if elastic.is_elastic(spec) else max(1, machine.cores // ranks)
+    threads = fitting if cluster.threads == "auto" else cluster.threads
     if cluster.master_port == "auto":
-        port = machine.free_port if alone else machine.meeting_port
+        port = machine.free_port if alone and not machine.present else machine.meeting_port
     else:
         port = cluster.master_port
     own = placement.loopback_like(cluster.ips[0]) if cluster.ips else LOOPBACK
@@ -505,6 +552,31 @@ def _placed(command: Command, hosts: Sequence[Host], cluster: ClusterSpec, machi
     return Command(host=command.host, argv=command.argv, env=env, stdin=command.stdin)
 
 
+def _largest_micro_batch(spec: Spec) -> dict[str, str]:
+    """Return a remark on a micro batch that is not decided yet."""
+    if spec.train.max_micro_batch != "auto":
+        return {}
+    return {"max_micro_batch": "auto: measured when the run starts, so there may be more micro batches than above"}
+
+
+def _shares(recipe: Recipe, size: int) -> str:
+    """Return into how many parts each micro batch of the job is divided, in words."""
+    return f"{size} ranks" if recipe.shards in (None, size) else f"{recipe.shards} shards"
+
+
+def _elastic_numbers(spec: Spec, recipe: Recipe, *, size: int) -> dict[str, Any]:
+    """Return what is different in an elastic job, or where ranks compute several shards."""
+    said: dict[str, Any] = {}
+    if elastic.is_elastic(spec):
+        said["elastic"] = f"goes on with {spec.cluster.min_nodes} of its hosts; threads and shards stay"
+    if recipe.shards not in (None, size):
+        passes = recipe.accumulate // rounds(recipe, size=size)
+        said["shards"] = (
+            f"{recipe.shards} among {size} ranks: {passes} passes of each rank for a micro batch of the job"
+        )
+    return said
+
+
 def _numbers(spec: Spec, recipe: Any, *, hosts: Sequence[Host], threads: int) -> dict[str, Any]:
     """Return the values that follow from the spec and the number of ranks, with the calculation that leads to each."""
     slots = [host.slots for host in hosts]
@@ -513,8 +585,10 @@ def _numbers(spec: Spec, recipe: Any, *, hosts: Sequence[Host], threads: int) ->
     decays = sorted({group[1].get("weight_decay", 0.0) for group in recipe.groups}, reverse=True)
     return {
         "ranks": f"{size} ({len(hosts)} host{'s' if len(hosts) > 1 else ''}{each})",
-        "global_batch": f"{train.batch_size} = {size} ranks x {recipe.micro_batch} (micro batch)"
-        f" x {recipe.accumulate} (accumulate)",
+        "global_batch": f"{train.batch_size} = {_shares(recipe, size)} x {recipe.micro_batch} (micro batch)"
+        f" x {rounds(recipe, size=size)} (accumulate)",
+        **_largest_micro_batch(spec),
+        **_elastic_numbers(spec, recipe, size=size),
         "precision": recipe.precision,
         "rate": f"{spec.optimizer.rate * factors.rate:.6g}"
         f" ({train.rate_scaling}: {spec.optimizer.rate:g} x {factors.rate:.6g})",

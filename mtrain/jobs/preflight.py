@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from mtrain.backup.place import Place
 from mtrain.core.cadence import check_continues
 from mtrain.core.checkpoint.format import MANIFEST, size_of
 from mtrain.core.checkpoint.store import listed, progress_of
@@ -11,7 +12,8 @@ from mtrain.core.recipe import check_frozen, is_frozen, make_recipe
 from mtrain.core.sampler import Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.errors import CheckpointError, SpecError
-from mtrain.rank.assembly import augmented, model_plugin, open_task, task_of
+from mtrain.jobs import metrics
+from mtrain.rank.assembly import augmented, model_plugin, open_task, recomputed, task_of
 from mtrain.rank.teaching import check_teacher
 from mtrain.spec import plugins
 from mtrain.spec.model import Spec
@@ -65,6 +67,9 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     make_recipe(spec, size=size)
     interpreter.check(spec)
     _check_port(spec)
+    if training:
+        _check_copies(spec)
+        metrics.check(spec)
     if task_of(spec).in_ranks:
         return _check_in_ranks(spec, training=training, resumed=resumed)
     task = open_task(spec, training=training)
@@ -83,11 +88,13 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     elif spec.model.weights is not None:
         check_start(spec, outline, training=training)
     if training:
+        recomputed(spec, model_plugin(spec))
         check_teacher(spec, type(model_plugin(spec)), list(task.task().class_names))
         _check_room(spec, resumed, outline)
         _check_freeze(spec, outline)
         order = Shuffled(task.length("train"), global_batch=spec.train.batch_size, seed=spec.train.seed)
         total_updates(spec, order.updates_per_epoch)
+        task.sample_weights({})
         progress = Progress() if resumed is None else progress_of(resumed)
         check_continues(progress, updates_per_epoch=order.updates_per_epoch, global_batch=spec.train.batch_size)
     unscored = "nothing is evaluated (evaluate.enabled is false): the last checkpoint counts as best"
@@ -103,6 +110,7 @@ def _check_in_ranks(spec: Spec, *, training: bool, resumed: Path | None) -> list
     elif spec.model.weights is not None:
         check_start(spec, outline, training=training)
     if training:
+        recomputed(spec, model_plugin(spec))
         if spec.train.distil is not None:
             raise SpecError(
                 "train.distil: given, but the model is your own code, whose loss mtrain does not know; compute the teacher's "
@@ -124,6 +132,14 @@ def check_script(spec: Spec, *, resumed: Path | None = None) -> None:
         raise CheckpointError(f"{resumed}: no checkpoint on {os.uname().nodename}, where rank 0 is; copy it there")
     interpreter.check(spec)
     _check_port(spec)
+    metrics.check(spec)
+    _check_copies(spec)
+
+
+def _check_copies(spec: Spec) -> None:
+    """Refuse an address for copies whose package is missing. Ranks of another interpreter look for it themselves."""
+    if spec.checkpoint.copy_to is not None and spec.backend.python is None:
+        Place(spec.checkpoint.copy_to).check_package()
 
 
 def _check_room(spec: Spec, resumed: Path | None, outline: SpecOutline) -> None:

@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from mtrain.core import binding, pruned
+from mtrain.core.collective import OneShardOnly
 from mtrain.core.completeness import check_session
 from mtrain.core.interfaces import (
     Array,
     Backend,
+    Collective,
     JobData,
     Loader,
     Model,
@@ -35,13 +37,15 @@ from mtrain.core.interfaces import (
 )
 from mtrain.core.noise import KeyedLoader
 from mtrain.core.quantising import is_range
-from mtrain.core.recipe import check_frozen, make_recipe
-from mtrain.core.sampler import Padded, Shuffled, rank_share
+from mtrain.core.recipe import check_frozen, make_recipe, rounds
+from mtrain.core.recomputing import patterns
+from mtrain.core.sampler import Drawn, Padded, Shares, Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.core.variations import Augmented
 from mtrain.data.loader.in_process import InProcess, reads_in_process
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import LaunchError, SpecError
+from mtrain.rank.draws import DrawingLoader, Draws
 from mtrain.rank.teaching import attach
 from mtrain.spec import plugins
 from mtrain.spec.model import Spec
@@ -77,13 +81,31 @@ class Assembly:
         """Return the order that assigns samples to updates."""
         return Shuffled(self.data.length("train"), global_batch=self.spec.train.batch_size, seed=self.spec.train.seed)
 
-    def training_loader(self) -> Loader:
-        """Make the loader of this rank's micro batches for training."""
-        order, collective, recipe = self.training_order(), self.session.collective, self.recipe
+    @property
+    def shares(self) -> Shares:
+        """Return which shards of an update this rank computes."""
+        collective, recipe = self.session.collective, self.recipe
+        return Shares(
+            rank=collective.rank,
+            size=collective.size,
+            shards=recipe.shards or collective.size,
+            rounds=rounds(recipe, size=collective.size),
+        )
+
+    def draws(self, data: TaskData) -> Draws | None:
+        """Return how samples are drawn by weights; None: each is trained once an epoch."""
+        if data.sample_weights({}) is None:
+            return None
+        train = self.spec.train
+        return Draws(data, Drawn(data.length("train"), global_batch=train.batch_size, seed=train.seed))
+
+    def training_loader(self, draws: Draws | None = None) -> Loader:
+        """Make the loader of this rank's micro batches for training; with ``draws``, of samples drawn by weights."""
+        order = self.training_order() if draws is None else draws.order
+        shares, recipe = self.shares, self.recipe
 
         def indices(epoch: int, update: int) -> list[Any]:
-            batch = order.global_batch_indices(epoch, update)
-            return rank_share(batch, rank=collective.rank, size=collective.size, accumulate=recipe.accumulate)
+            return shares.divided(order.global_batch_indices(epoch, update))
 
         loader: Loader = self.pool.loader(
             "train",
@@ -92,12 +114,14 @@ class Assembly:
             accumulate=recipe.accumulate,
             updates_per_epoch=order.updates_per_epoch,
             prefetch=self.spec.data.prefetch,
-            epochs=-(-total_updates(self.spec, order.updates_per_epoch) // order.updates_per_epoch),
+            # Weights of the next epoch are known after an evaluation, so nothing of it is prepared before.
+            epochs=0 if draws else -(-total_updates(self.spec, order.updates_per_epoch) // order.updates_per_epoch),
         )
+        if draws is not None:
+            loader = DrawingLoader(loader, draws)
         if self.plugin.native:
             return loader  # a user's own model gets its own batch and nothing else
-        all_places = np.arange(self.spec.train.batch_size)
-        places = rank_share(all_places, rank=collective.rank, size=collective.size, accumulate=recipe.accumulate)
+        places = shares.divided(np.arange(self.spec.train.batch_size))
         return KeyedLoader(loader, places, seed=self.spec.train.seed)
 
     def evaluation_loader(self) -> Loader:
@@ -169,6 +193,8 @@ def assembled(
     Raises:
         UsageError: The spec, the data or a plugin does not allow the job.
     """
+    if training:
+        check_settled(spec)
     sources = data.sources()
     pool = InProcess(sources) if reads_in_process(sources) else WorkerPool(sources, workers=loader_workers(spec))
     with closing(pool):
@@ -178,16 +204,22 @@ def assembled(
         binding.bind(backend.nn, backend.ops)
         with backend as session, _left_by(leave):
             check_session(session, backend=backend, name=spec.backend.name)
-            if spec.report.trace == "traffic":
+            if spec.report.times_waits:
                 session.time_waits()
             check_device(spec, backend, session)
-            recipe = replace(make_recipe(spec, size=session.collective.size), own_model=plugin.native)
+            recipe = replace(
+                make_recipe(spec, size=session.collective.size),
+                own_model=plugin.native,
+                recompute=recomputed(spec, plugin),
+            )
             task = data.task()
             task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
             built: list[Module] = []
+            several = training and recipe.shards not in (None, session.collective.size)
+            given: Collective = OneShardOnly(session.collective) if several else session.collective
 
             def build() -> Module:
-                built.append(pruned.build(plugin, task, session.collective, spec.model.pruned))
+                built.append(pruned.build(plugin, task, given, spec.model.pruned))
                 return built[0]
 
             model, optimizer = session.prepare(build, recipe)
@@ -393,6 +425,28 @@ def given_weights(
         CheckpointError: The weights cannot be read.
     """
     return match(read(path), entry_types(state), plugin.published, own=own)
+
+
+def check_settled(spec: Spec) -> None:
+    """Refuse a job that trains before ``train.max_micro_batch: auto`` was decided.
+
+    Raises:
+        SpecError: It was not.
+    """
+    if spec.train.max_micro_batch == "auto":
+        raise SpecError(
+            "train.max_micro_batch: auto is decided where `mtrain train` starts a job, and not by this command; give a number "
+            "or null"
+        )
+
+
+def recomputed(spec: Spec, plugin: Model) -> tuple[str, ...]:
+    """Return ``Recipe.recompute`` of the job.
+
+    Raises:
+        SpecError: The model names no blocks, and the spec none of its submodules.
+    """
+    return patterns(spec.train, plugin.recomputable, model=spec.model.name)
 
 
 def augmented(spec: Spec, plugin: Model) -> Augmented | None:

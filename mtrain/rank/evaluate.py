@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store as checkpoint
-from mtrain.core.evaluate import evaluate, interruptible
+from mtrain.core.evaluate import evaluate, interruptible, narrowing
 from mtrain.core.interfaces import Progress
 from mtrain.rank import process
 from mtrain.rank.assembly import assembled, augmented, open_task
@@ -38,6 +38,7 @@ def evaluate_only(
             predictions=job.plugin.predictions,
             evaluator=evaluator,
             augmented=augmented(spec, job.plugin),
+            narrow=narrowing(job.session, job.plugin.narrowed),
         )
         loader.close()
         headline = list(evaluator.headline)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store
-from mtrain.core.evaluate import outputs
+from mtrain.core.evaluate import narrowing, outputs
 from mtrain.core.interfaces import State
 from mtrain.errors import CheckpointError, DataError
 from mtrain.rank.assembly import Assembly, assembled, augmented, given_weights, model_plugin, task_kind
@@ -52,7 +52,11 @@ def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[
         with job.optimizer.averaged():
             job.model.eval()
             for output, host in outputs(
-                job.session, job.model, loader.micro_batches(0), augmented=augmented(spec, job.plugin)
+                job.session,
+                job.model,
+                loader.micro_batches(0),
+                augmented=augmented(spec, job.plugin),
+                narrow=narrowing(job.session, job.plugin.narrowed),
             ):
                 evaluator.add(host, job.plugin.predictions(output, host))
         loader.close()

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtrain.backup.copier import Copies
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.digest import digest
 from mtrain.core.interfaces import Collective, Progress, RankSession, State
 from mtrain.core.reporter import ReportedRun, Reporter
 from mtrain.rank.assembly import Assembly
 from mtrain.report import choosing
+from mtrain.report.live import LiveFigures
 from mtrain.report.reporter import Report, RunReport
 from mtrain.report.run_files import RunFiles
 from mtrain.spec import plugins
@@ -24,16 +26,18 @@ def report_weights(report: Report, job: Assembly) -> None:
         report.event(kind, message=sentence)
 
 
-def writers(job: Assembly, run_folder: RunFolder, progress: Progress) -> tuple[Report, checkpoint.CheckpointStore]:
-    """Return the report and the checkpoints of a training run."""
-    report = reporter(job, run_folder, progress)
-    if job.session.collective.rank != 0:
-        return report, checkpoint.NoCheckpoints()
-    rule = job.spec.checkpoint
-    store = checkpoint.Checkpoints(
-        run_folder.checkpoints, keep_last=rule.keep_last, keep_best=rule.keep_best, asynchronous=rule.asynchronous
+def checkpoints_of(spec: Any, run_folder: RunFolder, rank: int, copies: Copies) -> checkpoint.CheckpointStore:
+    """Return the checkpoints of a training run; each is copied once it is written."""
+    if rank != 0:
+        return checkpoint.NoCheckpoints()
+    rule = spec.checkpoint
+    return checkpoint.Checkpoints(
+        run_folder.checkpoints,
+        keep_last=rule.keep_last,
+        keep_best=rule.keep_best,
+        asynchronous=rule.asynchronous,
+        on_written=copies.written,
     )
-    return report, store
 
 
 def reporter(job: Assembly, run_folder: RunFolder, progress: Progress) -> Report:
@@ -61,6 +65,8 @@ def report_of(spec: Any, run: ReportedRun, more: Sequence[tuple[str, Reporter]] 
     """
     files = RunFiles(run.folder, plots=spec.report.plots) if run.rank == 0 else None
     reporters, failures = choosing.made(spec.report, run, policy=plugins.read_policy(spec.plugins))
+    if spec.report.metrics_port is not None:
+        more = [*more, ("live figures", LiveFigures({}, run))]
     report = RunReport(files, [*more, *reporters])
     for name, error in failures:
         report.failed(name, error)

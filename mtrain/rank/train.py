@@ -3,8 +3,8 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,25 @@ from mtrain.core import cadence
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.checkpoint.sharing import load_everywhere
 from mtrain.core.collective import barrier
-from mtrain.core.evaluate import evaluate, interruptible
+from mtrain.core.evaluate import evaluate, interruptible, narrowing
 from mtrain.core.interfaces import Evaluator, Progress, TaskData, Why
 from mtrain.core.schedule import Schedule, total_updates
 from mtrain.core.trace import Shares, Tracer, traffic
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 from mtrain.errors import Interrupted, SpecError
-from mtrain.rank import kept, process
+from mtrain.rank import copying, kept, process
 from mtrain.rank.assembly import Assembly, assembled, augmented, open_task, unused_gpus
+from mtrain.rank.draws import KEY
+from mtrain.rank.inspection import Inspection
 from mtrain.rank.records import (
+    checkpoints_of,
     left_out,
     log_to_stderr,
     progress_summary,
     report_update,
     report_weights,
+    reporter,
     result_summary,
-    writers,
 )
 from mtrain.report.reporter import PICTURES, RESULTS
 from mtrain.system.devices import device_words
@@ -51,20 +54,45 @@ def train(
             job.session.restore(job.model, job.optimizer, saved.state)
             run.adopt_spec()
         run.announce(resumed_from=resume)
+        copying.catch_up(run.copies, run_folder)
         run.report_teacher(saved)
-        try:
-            run.trainer(stop).run(run.progress)
-        except Interrupted:
-            run.end("interrupted", seconds=time.perf_counter() - started)
-            raise
-        except BaseException as error:
-            leave(error)
-            try:
-                run.end("failed", seconds=time.perf_counter() - started)
-            except Exception:
-                log.exception("after the failure")
-            raise
-        run.end("done", seconds=time.perf_counter() - started)
+        run.restore_draws(saved)
+        run.to_its_end(started, stop=stop, leave=leave)
+
+
+def train_repeatedly(
+    spec: Any, run_folder: RunFolder, rounds: Sequence[Path], *, stop: process.StopRequest, leave: process.Leaving
+) -> None:
+    """Train once into each folder of ``rounds``, then into ``run_folder``, each time from the same start.
+
+    Only the last training is traced as the spec says. The others count bytes and waits instead, as a comparison times them.
+    """
+    log_to_stderr()
+    started = time.perf_counter()
+    data = open_task(spec)
+    timed = spec.model_copy(update={"report": spec.report.model_copy(update={"trace": "traffic"})})
+    with assembled(timed, data, leave=leave, training=True) as job:
+        beginning = job.session.state(job.model, job.optimizer)
+        for folder in rounds:
+            _train_once(job, data, RunFolder(folder), started, stop=stop, leave=leave)
+            job.session.restore(job.model, job.optimizer, beginning)
+            started = time.perf_counter()
+        _train_once(replace(job, spec=spec), data, run_folder, started, stop=stop, leave=leave)
+
+
+def _train_once(
+    job: Assembly,
+    data: TaskData,
+    run_folder: RunFolder,
+    started: float,
+    *,
+    stop: process.StopRequest,
+    leave: process.Leaving,
+) -> None:
+    """Train an assembled job from its beginning to its end."""
+    run = TrainingRun(job, data, run_folder, Results.of(None))
+    run.announce(resumed_from=None)
+    run.to_its_end(started, stop=stop, leave=leave)
 
 
 class TrainingRun:
@@ -74,7 +102,8 @@ class TrainingRun:
         self.job = job
         self._data = data
         self.run_folder = run_folder
-        self.loader = job.training_loader()
+        self._draws = job.draws(data)
+        self.loader = job.training_loader(self._draws)
         self._tracer: Tracer | None = None
         self._shares = Shares()
         if job.spec.report.trace == "state":
@@ -86,13 +115,33 @@ class TrainingRun:
             )
             self.loader = self._tracer.watch(self.loader)
         self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
-        self.report, self.checkpoints = writers(job, run_folder, result.progress)
+        self.report = reporter(job, run_folder, result.progress)
+        collective = job.session.collective
+        self.copies = copying.made(job.spec, run_folder, collective)
+        self.checkpoints = checkpoints_of(job.spec, run_folder, collective.rank, self.copies)
+        self._inspection = Inspection(job, self.report, total_updates=self.updates)
         self._result = result
         self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
         self._stop: Callable[[], bool] = lambda: False
         self._save_request = process.SaveRequest()
         self.device = job.session.device
         """Description of this rank's device; once ``announce`` was called, of all ranks' devices."""
+
+    def to_its_end(self, started: float, *, stop: process.StopRequest, leave: process.Leaving) -> None:
+        """Train to the end, and write the last record; ``started``: ``time.perf_counter()`` at the start of the job."""
+        try:
+            self.trainer(stop).run(self.progress)
+        except Interrupted:
+            self.end("interrupted", seconds=time.perf_counter() - started)
+            raise
+        except BaseException as error:
+            leave(error)
+            try:
+                self.end("failed", seconds=time.perf_counter() - started)
+            except Exception:
+                log.exception("after the failure")
+            raise
+        self.end("done", seconds=time.perf_counter() - started)
 
     @property
     def progress(self) -> Progress:
@@ -123,7 +172,11 @@ class TrainingRun:
                 total_updates=self.updates,
                 accumulate=job.recipe.accumulate,
                 global_batch=spec.train.batch_size,
+                shares=job.shares,
                 seeds_shards=job.plugin.native,
+                # A trace looks at the state after every update, which must be that of the record.
+                arranged=job.plugin.arranged,
+                late=job.session.late and spec.report.trace == "none",
             ),
             Cadences(
                 report_every=spec.report.every_updates,
@@ -136,6 +189,7 @@ class TrainingRun:
             Hooks(
                 on_update=self.updated,
                 evaluate=self.evaluate,
+                inspect=self._inspection,
                 save=self.save,
                 stop=self._stop,
                 save_requested=self._save_request,
@@ -149,6 +203,7 @@ class TrainingRun:
             TrainingError: A background save has failed.
         """
         self.checkpoints.check()
+        copying.report(self.copies, self.report)
         return stop()
 
     def adopt_spec(self) -> None:
@@ -194,6 +249,18 @@ class TrainingRun:
             )
             self.report.event("warning", message=message)
 
+    def restore_draws(self, saved: checkpoint.Saved | None) -> None:
+        """Go on drawing samples as the resumed job did; warn if it chose them in another way."""
+        before = None if saved is None else saved.meta["extra"].get(KEY)
+        if self._draws is not None and before is not None:
+            self._draws.restore(before)
+        elif saved is not None and (self._draws is None) != (before is None):
+            message = (
+                f"the checkpoint was trained on samples {'drawn by weights' if before else 'of which each came once an epoch'}; "
+                "from here on, this job's spec chooses them in the other way"
+            )
+            self.report.event("warning", message=message)
+
     def updated(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped."""
         self._shares.take(record)
@@ -219,6 +286,7 @@ class TrainingRun:
             predictions=job.plugin.predictions,
             evaluator=evaluator,
             augmented=augmented(job.spec, job.plugin),
+            narrow=narrowing(job.session, job.plugin.narrowed),
         )
         if not figures:
             message = f"update {progress.update}: not scored: {'; '.join(evaluator.remarks())}"
@@ -227,6 +295,8 @@ class TrainingRun:
         figures["score"] = _score(figures, job.spec.evaluate.score)
         best = self._result.take(figures, progress, evaluator)
         self._result.evaluator = evaluator
+        if self._draws is not None:
+            self._draws.evaluated(figures)
         self.report.evaluation(
             figures,
             update=progress.update,
@@ -255,6 +325,7 @@ class TrainingRun:
                 "details": dict(job.task.details),
                 "results": self._result.figures(),
                 **({} if job.teacher is None else {"teacher": job.teacher}),
+                **({} if self._draws is None else {KEY: self._draws.state()}),
             },
         )
         folder = str(self.run_folder.checkpoints)
@@ -269,6 +340,7 @@ class TrainingRun:
         self.checkpoints.wait()
         if reason != "interrupted":
             self._close_loaders()
+        self._end_copies(reason)
         result, job = self._result, self.job
         summary: dict[str, Any] = {
             **progress_summary(
@@ -289,6 +361,7 @@ class TrainingRun:
             "headline": result.headline,
             "remarks": result.remarks,
             **left_out(reason, self._not_done(result.progress)),
+            **self.copies.summary(),
         }
         if reason == "done":
             summary |= result_summary(job.session.state(job.model, job.optimizer), self.checkpoints)
@@ -303,6 +376,14 @@ class TrainingRun:
             # When one rank ends, launchers soon end the others, and rank 0 must have written everything by then.
             barrier(self.job.session.collective)
             self._close_loaders()
+
+    def _end_copies(self, reason: str) -> None:
+        """Wait for the copy of the last checkpoint; every rank must call, unless ``reason`` is "failed"."""
+        # A job that is ending was asked to; a second request then ends its processes.
+        stop = (lambda: False) if reason == "interrupted" else self._stop
+        if reason != "failed":
+            copying.settle(self.job.spec, self.copies, self.job.session.collective, self.report, stop=stop)
+        self.copies.close()
 
     def _not_done(self, progress: Progress) -> list[str]:
         """Return what a job that ends now has not done yet."""

@@ -1,10 +1,11 @@
 """The program of one rank: it trains, evaluates, predicts, exports, adds up numbers or runs a script, as its arguments say.
 
-A launcher starts it as ``python -m mtrain.rank.worker --run-dir RUN [--mode train|evaluate|predict|export|allreduce|script]
+A launcher starts it as ``python -m mtrain.rank.worker --run-dir RUN [--mode train|compare|evaluate|predict|export|allreduce|script]
 [--resume CHECKPOINT] [-- SCRIPT ARGUMENTS]``.
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,10 +15,10 @@ from typing import Any
 from mtrain.rank import process
 from mtrain.rank.evaluate import evaluate_only
 from mtrain.rank.records import log_to_stderr
-from mtrain.rank.train import train
+from mtrain.rank.train import train, train_repeatedly
 from mtrain.spec import config
 from mtrain.spec.trial import Trial
-from mtrain.system.runfolder import RunFolder, keep_private
+from mtrain.system.runfolder import ROUNDS, RunFolder, keep_private
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument(
-        "--mode", choices=("train", "evaluate", "predict", "export", "allreduce", "script"), default="train"
+        "--mode",
+        choices=("train", "compare", "evaluate", "predict", "export", "allreduce", "script"),
+        default="train",
     )
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--script-digest", help="SHA-256 that the script must have")
@@ -40,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_folder = RunFolder(arguments.run_dir, Path(spec.cluster.log_dir) if spec.cluster.log_dir else None)
     modes: dict[str, Callable[[process.StopRequest, process.Leaving], None]] = {
         "train": lambda stop, leave: train(spec, run_folder, arguments.resume, stop=stop, leave=leave),
+        "compare": lambda stop, leave: train_rounds(spec, run_folder, stop=stop, leave=leave),
         "evaluate": lambda stop, leave: evaluate_only(spec, run_folder, arguments.resume, stop=stop, leave=leave),
         "predict": lambda stop, leave: predict_only(spec, run_folder, arguments.resume, leave=leave),
         "export": lambda stop, leave: export_only(spec, run_folder, arguments.resume, leave=leave),
@@ -47,6 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "script": lambda stop, leave: run_own_script(spec, run_folder, arguments, stop=stop, leave=leave),
     }
     return process.run(modes[arguments.mode], run_folder=run_folder, rank=process.number(os.environ))
+
+
+def train_rounds(spec: Any, run_folder: RunFolder, *, stop: process.StopRequest, leave: process.Leaving) -> None:
+    """Train as often as ``rounds.json`` of the run folder asks for."""
+    rounds = json.loads((run_folder.path / ROUNDS).read_text(encoding="utf-8"))
+    train_repeatedly(spec, run_folder, [Path(folder) for folder in rounds], stop=stop, leave=leave)
 
 
 def predict_only(spec: Any, run_folder: RunFolder, weights: Path | None, *, leave: process.Leaving) -> None:

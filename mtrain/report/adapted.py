@@ -19,7 +19,7 @@ class FunctionReporter:
         def told(record: Record) -> None:
             function(record, **(options or {}))
 
-        self.start = self.update = self.evaluation = self.checkpoint = told
+        self.start = self.update = self.evaluation = self.checkpoint = self.copied = told
         self.message = self.end = self.failure = told
 
 
@@ -30,6 +30,7 @@ class Adapted(Reporter):
         super().__init__(None, run)
         self.fatal = bool(getattr(told, "fatal", False))
         self.draws_pictures = bool(getattr(told, "draws_pictures", False))
+        self.inspect_every = getattr(told, "inspect_every", None)
         for method in METHOD_NAMES:
             if callable(getattr(told, method, None)):
                 setattr(self, method, getattr(told, method))
@@ -56,6 +57,10 @@ def of_objects(objects: Sequence[Any], run: ReportedRun) -> list[tuple[str, Repo
         told = FunctionReporter(given) if is_function else given
         if problem := refusal(told):
             raise ScriptError(f"mtrain.session: reporters[{number}]: {problem}, or a function that takes a record")
+        if getattr(told, "inspect_every", None) is not None:
+            raise ScriptError(
+                f"mtrain.session: reporters[{number}]: inspect_every is for jobs of a spec; a script has its own model to look at"
+            )
         name = getattr(given, "__name__", type(given).__name__)
         if run.rank == 0 or getattr(told, "every_rank", False):
             reporters.append((f"{name} {number}" if name in dict(reporters) else name, Adapted(told, run)))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mtrain.core.reporter import ReportedRun, Reporter
-from mtrain.errors import MtrainError, TrainingError
+from mtrain.errors import MtrainError, PluginError, TrainingError
 from mtrain.report.reporter import worded
 from mtrain.spec import plugins
 
@@ -56,8 +56,14 @@ def _made(
     if not target.is_on(run.rank):
         return []
     try:
-        return [(name, target(options, run))]
+        reporter = target(options, run)
     except Exception as error:
         if target.fatal and not isinstance(error, MtrainError):
             raise TrainingError(f"the reporter {name!r} cannot be made: {worded(error)}") from error
         raise
+    every = reporter.inspect_every
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        raise PluginError(
+            f"report.reporters.{name}: its inspect_every is {every!r}; expected a whole number of updates >= 1, or None"
+        )
+    return [(name, reporter)]

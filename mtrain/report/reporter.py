@@ -1,7 +1,7 @@
 """The report of a job on one rank: each record goes to the run's files, and to the reporters of this rank.
 
 Each line of ``metrics.jsonl`` is a JSON object, always with ``time`` (seconds since 1970) and ``kind``: "start", "update",
-"evaluation", "checkpoint", "note", "warning" or "end".
+"evaluation", "checkpoint", "copy", "note", "warning" or "end".
 """
 
 import json
@@ -11,10 +11,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from mtrain.core.reporter import Reporter, tell
+from mtrain.core.reporter import InspectedUpdate, Reporter, tell
 from mtrain.errors import MtrainError, TrainingError
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,15 @@ class Report(Protocol):
     @property
     def wants_pictures(self) -> bool:
         """Whether a reporter of this rank asks for pictures at each evaluation."""
+        ...
+
+    @property
+    def inspections(self) -> Sequence[int]:
+        """``inspect_every`` of each reporter of this rank that inspects updates."""
+        ...
+
+    def inspect(self, update: InspectedUpdate) -> None:
+        """Show an update to the reporters of this rank whose ``inspect_every`` asks for it."""
         ...
 
     def update(self, record: Mapping[str, Any]) -> None:
@@ -106,6 +116,17 @@ class RunReport:
         """See ``Report.wants_pictures``."""
         return any(reporter.draws_pictures for reporter in self._reporters.values())
 
+    @property
+    def inspections(self) -> Sequence[int]:
+        """See ``Report.inspections``."""
+        return [reporter.inspect_every for reporter in self._reporters.values() if reporter.inspect_every is not None]
+
+    def inspect(self, update: InspectedUpdate) -> None:
+        """See ``Report.inspect``."""
+        for name, reporter in list(self._reporters.items()):
+            if reporter.inspect_every is not None and update.update % reporter.inspect_every == 0:
+                self._guarded(name, reporter, partial(reporter.inspect, update))
+
     def update(self, record: Mapping[str, Any]) -> None:
         """See ``Report.update``."""
         self._report("update", record)
@@ -129,12 +150,13 @@ class RunReport:
         if kind == "end" and record.get("reason") == "failed":
             record["error"] = "" if error is None else f"{type(error).__name__}: {error}"
         for name, reporter in list(self._reporters.items()):
-            self._tell(name, reporter, record)
+            # Each gets a copy of the record, which it may keep or change.
+            self._guarded(name, reporter, partial(tell, reporter, plain(record)))
 
-    def _tell(self, name: str, reporter: Reporter, record: Mapping[str, Any]) -> None:
-        """Pass a reporter a copy of the record, which it may keep or change."""
+    def _guarded(self, name: str, reporter: Reporter, call: Callable[[], None]) -> None:
+        """Call a method of a reporter; switch the reporter off if it fails, and report its trouble."""
         try:
-            tell(reporter, plain(record))
+            call()
         except (Exception, SystemExit) as error:  # A reporter of a user may raise any exception, or call sys.exit.
             if reporter.fatal:
                 if isinstance(error, MtrainError):

@@ -75,7 +75,56 @@ class AdamW(_Rule):
         return {**self._common(), "rule": "adamw", "momentum": self.betas[0], "beta2": self.betas[1], "eps": self.eps}
 
 
-Rule: TypeAlias = SGD | Adam | AdamW
+@dataclass(frozen=True, kw_only=True)
+class Lion(_Rule):
+    """Lion (Chen et al. 2023, arXiv 2302.06675): steps are signs; weight decay is decoupled."""
+
+    betas: tuple[float, float] = (0.9, 0.99)
+
+    def section(self) -> dict[str, Any]:
+        """Return the spec's ``optimizer`` section with the same meaning."""
+        return {**self._common(), "rule": "lion", "momentum": self.betas[0], "beta2": self.betas[1]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSprop(_Rule):
+    """RMSprop (Tieleman and Hinton 2012), not centred, as in torch; weight decay is added to the gradient."""
+
+    alpha: float = 0.99
+    momentum: float = 0.0
+    eps: float = 1e-8
+
+    def section(self) -> dict[str, Any]:
+        """Return the spec's ``optimizer`` section with the same meaning."""
+        return {**self._common(), "rule": "rmsprop", "momentum": self.momentum, "beta2": self.alpha, "eps": self.eps}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adadelta(_Rule):
+    """Adadelta (Zeiler 2012, arXiv 1212.5701), whose steps are multiplied by the rate, as in torch."""
+
+    rho: float = 0.9
+    eps: float = 1e-6
+
+    def section(self) -> dict[str, Any]:
+        """Return the spec's ``optimizer`` section with the same meaning."""
+        return {**self._common(), "rule": "adadelta", "momentum": 0.0, "beta2": self.rho, "eps": self.eps}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LAMB(_Rule):
+    """LAMB (You et al. 2020, arXiv 1904.00962), for backends that keep arrays whole; weight decay is decoupled."""
+
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+
+    def section(self) -> dict[str, Any]:
+        """Return the spec's ``optimizer`` section with the same meaning."""
+        return {**self._common(), "rule": "lamb", "momentum": self.betas[0], "beta2": self.betas[1], "eps": self.eps}
+
+
+Rule: TypeAlias = SGD | Adam | AdamW | Lion | RMSprop | Adadelta | LAMB
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,11 @@ from mtrain.core.completeness import check_session
 from mtrain.core.evaluate import interruptible
 from mtrain.core.interfaces import Backend, Collective, Progress, RankSession, Why
 from mtrain.core.recipe import make_recipe
+from mtrain.core.recomputing import patterns
 from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
 from mtrain.errors import Interrupted, ScriptError
+from mtrain.rank import copying
 from mtrain.rank.script import RankJob, without_own_frames
 from mtrain.script import evaluation
 from mtrain.script.building import Building
@@ -68,7 +70,7 @@ def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> I
         backend: Backend = plugins.load("backends", choice.name, policy=policy)(options)
         rank = stack.enter_context(backend)
         check_session(rank, backend=backend, name=choice.name)
-        if job.spec.report.trace == "traffic":
+        if job.spec.report.times_waits:
             rank.time_waits()
         current = Session(job, backend, rank, reporters)
         Session.active = True
@@ -196,7 +198,12 @@ class Session:
         # The recipe needs a batch that divides among the ranks; the script names its own later, in `batches`.
         sized = changed(self._spec, {"train.batch_size": self.size * self._spec.train.accumulate})
         native_optimizer = recorded(optimizer, self._job.outside_paths)
-        recipe = replace(make_recipe(sized, size=self.size), own_model=True, native_optimizer=native_optimizer)
+        recipe = replace(
+            make_recipe(sized, size=self.size),
+            own_model=True,
+            native_optimizer=native_optimizer,
+            recompute=patterns(sized.train, (), model="of the script"),
+        )
         self._model, native = self._rank.prepare(building, recipe)
         self._module = building.module
         self._updater = Updater(native)
@@ -419,6 +426,7 @@ class Session:
     # ---------------------------------------------------------------------------------------------- saving and ending
     def _asked_to_end(self) -> bool:
         self._records.checkpoints.check()
+        copying.report(self._records.copies, self._records.report)
         return self._job.stop()
 
     def _save(self, progress: Progress, score: float | None, why: Why) -> None:

@@ -55,3 +55,20 @@ def _is_address(host: str) -> bool:
     if parsed.is_unspecified or parsed.is_multicast or address == BROADCAST:
         return False
     return not percent or _ZONE.fullmatch(zone) is not None
+
+
+def checked_listener(address: str) -> str:
+    """Return ``address`` if a server can be told to listen there: an IP address, or ``host`` for that of the host in the job.
+
+    Raises:
+        UsageError: ``address`` is anything else.
+    """
+    if address == "host":
+        return address
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError as error:
+        raise UsageError(
+            f"address {address[:LONGEST_HOST]!r}: expected an IP address of the host, such as 127.0.0.1, 0.0.0.0 for all of "
+            "them, or `host` for the address that the host has in the job"
+        ) from error

@@ -11,7 +11,8 @@ from pydantic import AfterValidator, Field
 
 from mtrain.errors import UsageError
 from mtrain.spec import references
-from mtrain.spec.hostnames import checked_host, checked_user
+from mtrain.spec.addresses import checked_address
+from mtrain.spec.hostnames import checked_host, checked_listener, checked_user
 from mtrain.spec.section import Count, Positive, Section
 from mtrain.spec.training import OptimizerSpec, ScheduleSpec, TrainSpec
 
@@ -26,6 +27,13 @@ def _is_host(text: str) -> str:
 def _is_user(text: str) -> str:
     try:
         return checked_user(text)
+    except UsageError as error:
+        raise ValueError(f"given {error}") from None
+
+
+def _is_address(text: str) -> str:
+    try:
+        return checked_address(text)
     except UsageError as error:
         raise ValueError(f"given {error}") from None
 
@@ -149,6 +157,21 @@ class ClusterSpec(Section):
         default=None,
         description="number of hosts to ask a scheduler for, where none is named; null: as many as ips, or one",
     )
+    min_nodes: PerHost | None = Field(
+        default=None,
+        description="an elastic job goes on while at least this many of its hosts are there, and takes the others back; "
+        "null: all of them are needed",
+    )
+    shards: PerHost | None = Field(
+        default=None,
+        description="equal parts of each micro batch of the job, on which alone its results depend, whoever computes "
+        "them; null: one per rank, in an elastic job one per rank of all its hosts",
+    )
+    sharing: Literal["auto", "ranks", "passes"] = Field(
+        default="auto",
+        description="how shards come to fewer hosts. ranks: each host starts more ranks, one per shard, to the same bits; "
+        "passes: a rank computes several shards, one after the other; auto: ranks on CPUs, passes on devices",
+    )
     nproc_per_node: PerHost | Literal["auto"] = Field(
         default="auto", description="ranks per host; auto: one per device, on CPU one"
     )
@@ -202,9 +225,16 @@ class ClusterSpec(Section):
         default=0, ge=0, description="times the job is started again from its newest checkpoint after a failure"
     )
     threads: PerHost | Literal["auto"] = Field(
-        default="auto", description="CPU threads per rank; auto: 1 on CPU-only ranks that share cores"
+        default="auto",
+        description="CPU threads per rank; auto: the cores of the host among its ranks, in an elastic job 1",
     )
     log_dir: str | None = Field(default=None, description="folder of the per-rank logs; null: logs/ in the run folder")
+
+    rejoin_s: int = Field(
+        default=5,
+        ge=0,
+        description="seconds that an elastic job waits for hosts that were lost before it goes on without them",
+    )
 
     @property
     def joining_s(self) -> int:
@@ -249,6 +279,22 @@ class CheckpointSpec(Section):
         default=1, ge=0, description="best ones kept besides, by evaluate.score; of equal ones the first"
     )
     asynchronous: bool = Field(default=True, description="write while training goes on")
+    copy_to: Annotated[str, AfterValidator(_is_address)] | None = Field(
+        default=None,
+        description="where each checkpoint is copied to as well, in the background: s3://bucket/prefix, file:///mnt/backup, or "
+        "any other address of fsspec, without a password; the run's name is added. null: nowhere",
+    )
+    copies_kept: Positive = Field(
+        default=2, description="newest copies kept at copy_to, and keep_best of the best besides"
+    )
+    copy_check: Literal["read", "size"] = Field(
+        default="read",
+        description="how a copy is verified: read, every byte is read back and its SHA-256 compared; size, sizes alone",
+    )
+    copy_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=1800.0,
+        description="seconds that one copy may take before it is given up; a job waits so long at its end for the last one",
+    )
 
 
 class ReportSpec(Section):
@@ -271,11 +317,25 @@ class ReportSpec(Section):
         description="what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the "
         "seconds waited for each other so far; state, the bytes, and digests of samples, weights, averages and moments",
     )
+    metrics_port: Port | None = Field(
+        default=None,
+        description="port of every host at which Prometheus can read the progress of a training job; null: none is opened",
+    )
+    metrics_address: Annotated[str, AfterValidator(checked_listener)] = Field(
+        default="127.0.0.1",
+        description="address at which that port is opened; `host`: the address of each host in the job; 0.0.0.0: all "
+        "addresses of the host",
+    )
     display: Literal["auto", "rich", "plain", "quiet"] = Field(
         default="auto",
         description="progress on the console; auto: rich on a terminal, one live output in a notebook, plain lines "
         "elsewhere",
     )
+
+    @property
+    def times_waits(self) -> bool:
+        """Whether ranks measure how long they wait for each other."""
+        return self.trace == "traffic" or self.metrics_port is not None
 
 
 class Spec(Section):

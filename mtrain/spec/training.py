@@ -129,8 +129,10 @@ class TrainSpec(Section):
     accumulate: Positive | Literal["auto"] = Field(
         default="auto", description="micro batches per update; auto: as few as max_micro_batch allows"
     )
-    max_micro_batch: Positive | None = Field(
-        default=None, description="largest micro batch of one rank that `accumulate: auto` may choose; null: no limit"
+    max_micro_batch: Positive | Literal["auto"] | None = Field(
+        default=None,
+        description="largest micro batch of one rank that `accumulate: auto` may choose; null: no limit; auto: the largest that "
+        "fits into memory, measured once before the run starts, see docs/memory.md",
     )
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = Field(
         default="fp32", description="of the forward and backward pass; fp64 is for proofs of equality"
@@ -160,6 +162,11 @@ class TrainSpec(Section):
     prune: PruneSpec | None = Field(
         default=None, description="zeros and an L1 penalty while training, see docs/pruning.md; null: none"
     )
+    recompute: bool | list[Pattern] = Field(
+        default=False,
+        description="compute inner results of blocks again in the backward pass, for less memory and the same bits: true: "
+        "the blocks that the model names; or regexes of names of its submodules; see docs/memory.md",
+    )
     patience: Positive | None = Field(
         default=None, description="stop after this many evaluations without a better score"
     )
@@ -171,6 +178,14 @@ class TrainSpec(Section):
     def _length_is_given_once(self) -> Self:
         if self.epochs is not None and self.updates is not None:
             raise ValueError(both_lengths(self.epochs, self.updates))
+        return self
+
+    @model_validator(mode="after")
+    def _one_pass_through_blocks(self) -> Self:
+        if self.recompute and self.compile:
+            raise ValueError(
+                "compile and recompute are both given, but a compiled model chooses itself what it keeps; set one to false"
+            )
         return self
 
 
@@ -193,15 +208,30 @@ class GroupSpec(Section):
 class OptimizerSpec(Section):
     """The rule that turns gradients into weights."""
 
-    rule: Literal["sgd", "adam", "adamw"] = Field(
-        default="sgd", description="sgd with momentum, adam, or adam with decoupled weight decay"
+    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb"] = Field(
+        default="sgd",
+        description="sgd with momentum, adam, adamw (decoupled weight decay), lion, rmsprop, adadelta, or lamb, which needs a "
+        "backend that keeps arrays whole; see docs/backends.md",
     )
     rate: float = Field(default=0.01, gt=0, description="learning rate after warm-up, before the schedule")
-    momentum: float = Field(default=0.937, ge=0, lt=1, description="sgd: momentum; adam and adamw: beta1")
+    momentum: float = Field(
+        default=0.937, ge=0, lt=1, description="sgd and rmsprop: momentum; adadelta: unused; others: beta1"
+    )
     nesterov: bool = Field(default=True, description="sgd: look ahead along the momentum")
     weight_decay: float = Field(default=0.0005, ge=0, description="of the groups that do not give their own")
-    beta2: float = Field(default=0.999, ge=0, lt=1, description="adam and adamw: decay of the squared gradient")
-    eps: float = Field(default=1e-8, gt=0, description="adam and adamw: added to the root of the squared gradient")
+    beta2: float = Field(
+        default=0.999,
+        ge=0,
+        lt=1,
+        description="decay of the squared gradient; lion: of the mean. Usual are 0.999 for adam, adamw and lamb, 0.99 for lion "
+        "and rmsprop, 0.9 for adadelta",
+    )
+    eps: float = Field(
+        default=1e-8,
+        gt=0,
+        description="added to the root of the squared gradient; adadelta: to the squares; lion: unused. Usual is 1e-6 for "
+        "adadelta and lamb",
+    )
     groups: list[GroupSpec] = Field(
         default_factory=lambda: [
             GroupSpec(match=r"\.bias$", weight_decay=0.0),

@@ -71,6 +71,13 @@ def proposed(request: Request, trials: Sequence[FrozenTrial], number: int) -> Fr
         start = {parameter.name: parameter.start for parameter in request.parameters}
         evolution = Evolution(start, seed=seed_of(request.seed, number))
         params = evolution.child(trials, space, maximise=request.direction == "max")
+    elif request.sampler == "cmaes":
+        from mtrain.sweeping.cma import GENERATION, Strategy  # needs the library of that name
+
+        start = {parameter.name: parameter.start for parameter in request.parameters}
+        strategy = Strategy(start, space, seed=seed_of(request.seed, number))
+        params, generation = strategy.proposal(trials, maximise=request.direction == "max")
+        notes = {GENERATION: generation}
     else:
         study = _study(request, trials, sampler=_sampler(request.sampler, seed_of(request.seed, number)))
         with warnings.catch_warnings():
@@ -110,8 +117,6 @@ def judged(request: Request, others: Sequence[FrozenTrial], values: Sequence[flo
 def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)
-    if name == "cmaes":
-        return optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
     return optuna.samplers.TPESampler(seed=seed)
 
 

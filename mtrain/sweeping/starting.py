@@ -187,20 +187,34 @@ def _request(wish: Wish, loaded: "Loaded", *, former: Request | None = None) -> 
         folder=str(Path.cwd()),
         base=dict(loaded.values),
     )
+    if request.sampler == "cmaes" and all(one.kind == "choice" for one in parameters):
+        raise UsageError(
+            "--sampler cmaes: needs a range, `low` and `high`, and all are choices; take another --sampler"
+        )
     if request.sampler == "grid" and request.grid_size > 10_000:
         raise UsageError(f"the grid has {request.grid_size} points; search fewer values, or take another --sampler")
     return request.model_copy(update={"trials": _trials(wish, request)})
 
 
 def _order(wish: Wish, request: Request, folder: Path) -> "Order":
+    from mtrain.sweeping.gpus import shares
     from mtrain.sweeping.sweep import Order
+    from mtrain.system import environment
 
+    queued = _is_queued(request)
+    several = bool(request.base["cluster"].get("ips"))
+    if several and not queued and wish.jobs > 1:
+        wish.tell(
+            f"--jobs {wish.jobs}: trials on several hosts run on the same GPUs, which are divided on one host only"
+        )
+    gpus = () if queued or several else shares(request, jobs=wish.jobs, environ=environment.caller())
     return Order(
         folder=folder,
         request=request,
         jobs=wish.jobs,
         max_failures=wish.max_failures,
-        queued=_is_queued(request),
+        queued=queued,
+        gpus=gpus,
         tell=wish.tell,
     )
 

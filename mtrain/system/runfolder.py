@@ -38,6 +38,8 @@ MAX_FAILURE_BYTES = 64 << 20
 LATEST = "latest"
 REQUEST_FILES = ("spec.json", "spec.yml", "plan.txt", "plan.json", "environment.json")
 """Files of a run folder that record the request: the spec, the plan and the environment."""
+ROUNDS = "rounds.json"
+"""File with the folders of the trainings that a job of `mtrain compare` does before its own, in one start."""
 
 
 def keep_private() -> None:

@@ -76,10 +76,25 @@ _LEARNS: Mapping[str, tuple[str, str, str]] = {
         "the same spec gives other weights under this backend.",
         "Recipe.rule adam: bias correction, decay inside the gradient",
     ),
+    "rmsprop": (
+        "RMSprop learns what it learns under solo.",
+        "the same spec gives other weights under this backend.",
+        "Recipe.rule rmsprop: moments of parts of arrays",
+    ),
     "quantised": (
         "Ranks that round weights and inputs to 8 bits learn what one rank learns, with its ranges.",
         "train.quantise does not do what it says.",
         "RankSession.prepare: Recipe.quantise; ranges that are not the same on all ranks",
+    ),
+    "taught": (
+        "Ranks that imitate a trained network learn what one rank learns of it.",
+        "train.distil does not do what it says.",
+        "RankSession.prepare: the module that `build` returns must be the one that runs, because the teacher is given to it",
+    ),
+    "masked": (
+        "Ranks that set small weights to 0 and shrink scales of BatchNorms learn what one rank learns, or refuse to.",
+        "train.prune does not do what it says.",
+        "Optimizer.step: Recipe.prune and Rates.sparsity, after the update and in the average; masks among the moments",
     ),
     "adamw": (
         "AdamW learns what it learns under solo.",
@@ -136,6 +151,12 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
         look="RankSession.prepare, RankSession.restore (core.state_checks.check_equal_start)",
     ): learning.starts_equal,
     **_learning(),
+    Check(
+        id="recompute.same_bits",
+        claim="Blocks that are computed again in the backward pass learn the same bits.",
+        means="train.recompute changes what is learnt.",
+        look="RankSession.prepare: Recipe.recompute; statistics that move twice, exchanges in the backward pass",
+    ): learning.recomputes,
     Check(
         id="traffic.once",
         claim="Gradients are exchanged once per update, not in every micro batch.",

@@ -8,7 +8,7 @@ import numpy as np
 
 from mtrain.core.collective import broadcast
 from mtrain.core.interfaces import Array, Module, Precision, RankSession, Rates, State
-from mtrain.errors import TrainingError
+from mtrain.errors import SpecError, TrainingError
 from mtrain.testing import training
 from mtrain.testing.check_context import CLIPPED, Site
 from mtrain.testing.checks import Measure, none_of
@@ -23,7 +23,10 @@ CASES: Mapping[str, Case] = {
     "unclipped": Case(clip_norm=math.inf, accumulate=2),
     "adam": Case(rule="adam", accumulate=2),
     "adamw": Case(rule="adamw", batchnorm="synced"),
+    "rmsprop": Case(rule="rmsprop", accumulate=2),
     "quantised": Case(quantised=True, accumulate=2),
+    "taught": Case(taught=True, batchnorm="synced", accumulate=2),
+    "masked": Case(masked=True, batchnorm="synced", accumulate=2),
 }
 ROUNDED_BOUND = 0.05
 """Largest relative difference in float32 between two jobs that round weights and inputs to 8 bits."""
@@ -35,7 +38,12 @@ def learns(name: str) -> Callable[[Site], list[Measure]]:
 
     def check(site: Site) -> list[Measure]:
         case = replace(CASES[name], precision=site.precision)
-        learnt = training.train(site.session, case)
+        try:
+            learnt = training.train(site.session, case)
+        except SpecError as error:
+            if not case.masked:
+                raise
+            return [Measure(what="masks are refused before a model is built", value=0.0, bound=0.0, detail=str(error))]
         expected = site.reference.learnt(case)
         differences = training.differences(expected, learnt)
         # In float32 the last bits of two jobs differ, so some values round to neighbouring integers.
@@ -112,6 +120,18 @@ def infer(session: RankSession, model: Module, count: int = 4) -> dict[str, Arra
         return session.infer(model, batch)
     finally:
         model.train()
+
+
+def recomputes(site: Site) -> list[Measure]:
+    """Check that blocks computed again in the backward pass give the bits of blocks that keep their results."""
+    measures = []
+    for what, case in (("", Case(batchnorm="synced", accumulate=2)), (" with rounded layers", Case(quantised=True))):
+        kept, again = (
+            training.train(site.session, replace(case, precision=site.precision, recomputed=recomputed), updates=4)
+            for recomputed in (False, True)
+        )
+        measures.append(none_of(f"arrays that recomputing changes{what}", training.changed(kept, again)))
+    return measures
 
 
 def clipped_updates(session: RankSession, precision: Precision) -> dict[str, Array]:

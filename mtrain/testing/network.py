@@ -5,11 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from mtrain.core import nn, ops
-from mtrain.core.interfaces import Tensor
+from mtrain.core.interfaces import Imitation, Tensor
 
 
 class ConvNet(nn.Module):
-    """Two convolutions with BatchNorm and one linear head; returns losses in training and logits in evaluation."""
+    """Two convolutions with BatchNorm and one linear head; returns losses in training and logits in evaluation.
+
+    With an ``imitation`` the square of the difference from the teacher's logits is added to ``total``.
+    """
+
+    imitation: Imitation | None = None
 
     def __init__(self, classes: int, drop: Any = None) -> None:
         """``drop``: a native dropout layer before the head; None: no dropout."""
@@ -24,15 +29,25 @@ class ConvNet(nn.Module):
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Map ``images`` (B, 3, H, W) and ``labels`` (B) to ``total`` and ``entropy``, or to ``logits`` (B,
         classes)."""
-        x = ops.astype(batch["images"], ops.dtype(self.conv1.weight))
-        x = ops.silu(self.bn1(self.conv1(x)))
-        x = ops.silu(self.bn2(self.conv2(x)))
-        logits = self.head(self.drop(ops.mean(x, axis=(2, 3))))
+        logits = self.signals(batch)
         if not self.training:
             return {"logits": logits}
         logits = ops.astype(logits, ops.dtype(self.head.weight))
         entropy = ops.mean(ops.cross_entropy(logits, batch["labels"]))
-        return {"total": 5 * entropy, "entropy": ops.detach(entropy)}
+        losses = {"total": 5 * entropy, "entropy": ops.detach(entropy)}
+        if self.imitation is None:
+            return losses
+        with nn.no_grad():
+            wanted = self.imitation.seen(batch)
+        apart = ops.mean(ops.square(logits - ops.astype(wanted, ops.dtype(logits))))
+        return {**losses, "total": losses["total"] + apart, "distil": ops.detach(apart)}
+
+    def signals(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Map ``images`` (B, 3, H, W) to logits (B, classes)."""
+        x = ops.astype(batch["images"], ops.dtype(self.conv1.weight))
+        x = ops.silu(self.bn1(self.conv1(x)))
+        x = ops.silu(self.bn2(self.conv2(x)))
+        return self.head(self.drop(ops.mean(x, axis=(2, 3))))
 
 
 class Stem(nn.Module):

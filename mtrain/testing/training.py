@@ -6,13 +6,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mtrain.core import ops
+from mtrain.core import nn, ops
 from mtrain.core.interfaces import (
     Array,
     Batch,
+    Imitation,
     Module,
     Optimizer,
     Precision,
+    Pruning,
     Quantise,
     RankSession,
     Rates,
@@ -27,8 +29,13 @@ TOLERANCE = 1e-12
 BOUNDS: Mapping[Precision, float] = {"fp64": TOLERANCE, "fp32": 2e-5}
 """Largest relative difference between two jobs that differ in the order of additions alone."""
 GROUPS = ((r"\.bias$", {"weight_decay": 0.0}), (r"bn\d\.weight$", {"weight_decay": 0.0}), ("", {"weight_decay": 5e-4}))
+SPARSITY = 0.5
+"""Share of each array that ``Case.masked`` leaves as zeros."""
 SGD = {"momentum": 0.9, "nesterov": 1.0}
 ADAM = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
+OPTIONS = {"sgd": SGD, "adam": ADAM, "adamw": ADAM, "rmsprop": {"momentum": 0.9, "beta2": 0.99, "eps": 1e-3}}
+RECOMPUTED = (r"^conv1$", r"^bn\d$", r"^head$")
+"""Submodules of the small network that a case with ``recomputed`` recomputes; those between them keep their results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +45,14 @@ class Case:
     batchnorm: Literal["frozen", "synced"] = "frozen"
     accumulate: int = 1
     clip_norm: float = 4.0
-    rule: Literal["sgd", "adam", "adamw"] = "sgd"
+    rule: Literal["sgd", "adam", "adamw", "rmsprop"] = "sgd"
     precision: Precision = "fp64"
     quantised: bool = False
+    taught: bool = False
+    """Whether the network imitates a trained one."""
+    masked: bool = False
+    """Whether small weights become zeros, and the scales of BatchNorms shrink."""
+    recomputed: bool = False
 
     @property
     def key(self) -> str:
@@ -55,7 +67,7 @@ class Case:
 
     def recipe(self, size: int) -> Recipe:
         """Return the recipe of this case for ``size`` ranks."""
-        options = SGD if self.rule == "sgd" else ADAM
+        options = OPTIONS[self.rule]
         return Recipe(
             rule=self.rule,
             groups=tuple((match, {**options, **more}) for match, more in GROUPS),
@@ -68,13 +80,23 @@ class Case:
             ema_ramp=5.0,
             sync_batchnorm=self.batchnorm == "synced",
             quantise=Quantise(start=1, freeze=4) if self.quantised else None,
+            recompute=RECOMPUTED if self.recomputed else (),
+            prune=Pruning(sparsity=SPARSITY, norm_l1=0.02) if self.masked else None,
             seed=SEED,
         )
 
 
-def started(session: RankSession, recipe: Recipe) -> tuple[Module, Optimizer]:
-    """Return the network and its optimizer, at the start weights."""
-    model, optimizer = session.prepare(build, recipe)
+def started(session: RankSession, recipe: Recipe, *, taught: bool = False) -> tuple[Module, Optimizer]:
+    """Return the network and its optimizer, at the start weights; ``taught``: it imitates another one."""
+    built: list[Module] = []
+
+    def noted() -> Module:
+        built.append(build())
+        return built[0]
+
+    model, optimizer = session.prepare(noted, recipe)
+    if taught:  # as ``rank.teaching.attach`` does: the teacher is given to the module that ``build`` has made
+        built[0].imitation = Imitation(teacher=nn.frozen(build(), teacher_weights, like=built[0]))
     session.restore(model, optimizer, State(weights=weights_for(recipe.precision)))
     return model, optimizer
 
@@ -84,6 +106,15 @@ def weights_for(precision: Precision) -> dict[str, Array]:
     return {
         name: array if precision == "fp64" or array.dtype.kind != "f" else array.astype(np.float32)
         for name, array in start_weights().items()
+    }
+
+
+def teacher_weights(state: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of the trained network that ``Case.taught`` imitates: others than the start weights."""
+    start = start_weights()
+    return {
+        name: (start[name] * (1.5 if array.dtype.kind == "f" else 1)).astype(array.dtype)
+        for name, array in state.items()
     }
 
 
@@ -108,11 +139,12 @@ def batches_of(session: RankSession, case: Case, *, start: int = 0, updates: int
     return session.batches(micro_batches(case, rank=c.rank, size=c.size, start=start, updates=updates))
 
 
-def rates(update: int) -> Rates:
-    """Return rates that differ between groups and updates, and a momentum that warms up."""
+def rates(update: int, *, masked: bool = False) -> Rates:
+    """Return rates that differ between groups and updates, a momentum that warms up, and when masks are chosen."""
     factor = 1 - update / 20
     momentum = 0.5 + 0.1 * update if update < 3 else None
-    return Rates(rates=(0.1 * factor, 0.05 * factor, 0.05 * factor), momentum=momentum)
+    sparsity = {1: SPARSITY / 2, 3: SPARSITY}.get(update) if masked else None
+    return Rates(rates=(0.1 * factor, 0.05 * factor, 0.05 * factor), momentum=momentum, sparsity=sparsity)
 
 
 def update_once(
@@ -125,12 +157,12 @@ def update_once(
             loss = model(next(batches))["total"]
             optimizer.backward(loss)
         total += float(ops.to_numpy(loss)) / case.accumulate
-    return optimizer.step(rates(update)), total
+    return optimizer.step(rates(update, masked=case.masked)), total
 
 
 def train(session: RankSession, case: Case, *, updates: int = UPDATES) -> dict[str, Array]:
     """Train and return norms, mean losses and the final state, as one flat dict of arrays."""
-    model, optimizer = started(session, case.recipe(session.collective.size))
+    model, optimizer = started(session, case.recipe(session.collective.size), taught=case.taught)
     batches = batches_of(session, case, updates=updates)
     norms, losses = [], []
     for update in range(updates):

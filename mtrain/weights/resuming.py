@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.checkpoint.format import described, shapes_of
+from mtrain.core.recipe import MOMENTS
 from mtrain.errors import CheckpointError
 from mtrain.spec.model import Spec
 from mtrain.weights.outline import SpecOutline
 
 _SHOWN = 3
-_MOMENTS = {"sgd": ("momentum",), "adam": ("mean", "square"), "adamw": ("mean", "square")}
-"""Maps ``optimizer.rule`` to the moments that a checkpoint contains for each trained parameter."""
 Shape = tuple[int, ...]
 
 
@@ -90,7 +89,7 @@ def checkpoint_bytes(spec: Spec, outline: SpecOutline) -> int | None:
         return None
     wide = 2 if spec.train.precision == "fp64" else 1
     weights = sum(math.prod(entry.shape) * np.dtype(entry.dtype).itemsize for entry in outline.state.values())
-    return weights * wide * (1 + (spec.train.ema is not None) + len(_MOMENTS[spec.optimizer.rule]))
+    return weights * wide * (1 + (spec.train.ema is not None) + len(MOMENTS[spec.optimizer.rule]))
 
 
 def _expected(outline: SpecOutline) -> Mapping[str, Shape] | None:
@@ -136,7 +135,7 @@ def _check_moments(spec: Spec, saved: Mapping[str, Any], folder: Path, weights: 
             f"on with the setting it was trained with, {remedy}"
         )
     saved_moments = sorted({name.partition("/")[0] for name in moments if name not in masked})
-    if saved_moments != sorted(_MOMENTS[spec.optimizer.rule]):
+    if saved_moments != sorted(MOMENTS[spec.optimizer.rule]):
         raise CheckpointError(
             f"optimizer.rule: {spec.optimizer.rule} given, but {folder} holds the moments of another rule "
             f"({', '.join(saved_moments)}); go on with the rule it was trained with, {remedy}"

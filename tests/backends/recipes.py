@@ -13,6 +13,8 @@ OPTIONS = {
     "sgd": {"momentum": 0.9, "nesterov": 1.0},
     "adam": {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
     "adamw": {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
+    "lamb": {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
+    "rmsprop": {"momentum": 0.9, "beta2": 0.99, "eps": 1e-8},
 }
 
 

@@ -23,7 +23,7 @@ SWITCHES = [] if NEEDED and not paddle.is_compiled_with_cuda() else ["set_cublas
 @pytest.mark.parametrize(
     "path",
     [
-        *(f"paddle:_C_ops.{name}" for name in ("sgd_", "momentum_", "squared_l2_norm")),
+        *(f"paddle:_C_ops.{name}" for name in ("sgd_", "momentum_", "squared_l2_norm", "put_along_axis")),
         *(f"paddle:Tensor.{name}" for name in ("_share_buffer_to", "_slice", "_register_backward_hook")),
         *(f"paddle.base.core:{name}" for name in SWITCHES),
         "paddle.distributed:new_group",
@@ -40,6 +40,23 @@ def test_kernels_do_what_their_names_say(dtype: str) -> None:
     internals.add_(x, 0.5, y)
     PADDLE.same("_C_ops.sgd_", x.tolist(), [3.0, -2.0])
     PADDLE.same("_C_ops.squared_l2_norm", internals.norm([paddle.to_tensor([3.0, 4.0], dtype)]), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "expected"), [("assign", [5.0, 2.0, 1.0]), ("add", [5.0, 3.0, 2.0]), ("amax", [5.0, 2.0, 1.0])]
+)
+def test_elements_are_put_without_a_look_at_the_indices(reduce: str, expected: list[float]) -> None:
+    x, indices = paddle.to_tensor([0.0, 1.0, 1.0]), paddle.to_tensor([0, 1], "int64")
+    if reduce == "add":
+        indices = paddle.to_tensor([0, 1, 1, 2], "int64")
+    values = paddle.to_tensor([5.0, 2.0] if reduce != "add" else [5.0, 1.0, 1.0, 1.0])
+    actual = internals.put_along_axis(x, indices, values, 0, reduce)
+    PADDLE.same("_C_ops.put_along_axis", actual.tolist(), expected)
+
+
+def test_a_norm_on_the_device_has_the_bits_of_the_one_that_is_read() -> None:
+    tensors = [paddle.to_tensor([0.1 * i, 3.0, -1e-3], "float32") for i in range(5)]
+    PADDLE.same("_C_ops.squared_l2_norm", internals.norm_on_device(tensors).item(), internals.norm(tensors))
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

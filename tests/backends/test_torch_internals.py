@@ -1,6 +1,7 @@
 """Every internal name of torch that mtrain uses exists, and does what mtrain takes for granted."""
 
 import inspect
+import math
 import socket
 import sys
 from datetime import timedelta
@@ -21,7 +22,10 @@ TORCH = Library("torch", internals)
 @pytest.mark.parametrize(
     "path",
     [
-        *(f"torch:_foreach_{name}" for name in ("mul_", "add_", "lerp_", "copy_", "norm")),
+        *(
+            f"torch:_foreach_{name}"
+            for name in ("mul_", "add_", "lerp_", "copy_", "norm", "mul", "div", "sqrt", "sign")
+        ),
         *(f"torch:_fused_{name}_" for name in ("sgd", "adam", "adamw")),
         "torch:batch_norm_update_stats",
         "torch:ops.aten.native_batch_norm_backward",
@@ -49,6 +53,16 @@ def test_functions_on_lists_do_what_their_names_say() -> None:
     TORCH.same("torch._foreach_lerp_", [each.tolist() for each in x], [[4.75, 6.5], 8.25])
     internals.copy_(x, y)
     TORCH.same("torch._foreach_copy_", [each.tolist() for each in x], [[5.0, 6.0], 7.0])
+    internals.shift_(x, -1.0)
+    TORCH.same("torch._foreach_add_", [each.tolist() for each in x], [[4.0, 5.0], 6.0])
+    for name, found, expected in (
+        ("mul", internals.products(x, 2.0), [[8.0, 10.0], 12.0]),
+        ("mul", internals.products(x, [torch.tensor(2.0), torch.tensor(3.0)]), [[8.0, 10.0], 18.0]),
+        ("div", internals.quotients(x, x), [[1.0, 1.0], 1.0]),
+        ("sqrt", internals.roots([torch.tensor([4.0, 9.0])]), [[2.0, 3.0]]),
+        ("sign", internals.signs([torch.tensor([-4.0, 0.0, 9.0])]), [[-1.0, 0.0, 1.0]]),
+    ):
+        TORCH.same(f"torch._foreach_{name}", [each.tolist() for each in found], expected)
     lengths = internals.norms([torch.tensor([3.0, -4.0]), torch.tensor(-7.0)])
     TORCH.same("torch._foreach_norm", [float(each) for each in lengths], [5.0, 7.0])
 
@@ -61,6 +75,30 @@ def test_a_step_of_sgd_is_that_of_the_formula(momentum: float) -> None:
     internals.sgd_(weights, grads, velocities, rate=0.5, momentum=momentum, decay=0.125, nesterov=False)
     velocity = momentum * (0.25 if momentum else 9.0) + 3.25
     TORCH.same("torch._fused_sgd_", (float(weights[0]), float(velocities[0])), (2.0 - 0.5 * velocity, velocity))
+
+
+def test_kernels_change_nothing_where_they_are_told_to_skip() -> None:
+    def tensors() -> tuple[list[torch.Tensor], ...]:
+        return tuple([torch.tensor([value, math.nan])] for value in (2.0, 3.0, 0.25, 0.5))
+
+    skip, rates = torch.tensor(1.0), {"betas": (0.9, 0.99), "eps": 0.0}
+    for momentum in (0.0, 0.9):
+        weights, grads, velocities, _ = tensors()
+        internals.sgd_(weights, grads, velocities, rate=0.5, momentum=momentum, decay=0.1, nesterov=False, skip=skip)
+        TORCH.same("torch._fused_sgd_", (weights[0][0].item(), velocities[0][0].item()), (2.0, 0.25))
+    for decoupled in (False, True):
+        weights, grads, means, squares = tensors()
+        updates = torch.tensor(1.0)
+        internals.adam_(
+            weights, grads, means, squares, updates, rate=0.1, decay=0.1, decoupled=decoupled, skip=skip, **rates
+        )
+        TORCH.same("torch._fused_adam_", [x[0][0].item() for x in (weights, means, squares)], [2.0, 0.25, 0.5])
+
+
+def test_a_list_is_multiplied_by_a_number_on_the_device() -> None:
+    x = [torch.tensor([1.0, 2.0]), torch.tensor(3.0)]
+    internals.scale_by_(x, torch.tensor(2.0))
+    TORCH.same("torch._foreach_mul_", [each.tolist() for each in x], [[2.0, 4.0], 6.0])
 
 
 @pytest.mark.parametrize("decoupled", [False, True])

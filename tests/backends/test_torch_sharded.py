@@ -5,7 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from mtrain.backends.deepspeed import DeepSpeed
+from mtrain.backends.torch_engine import LocalCollective, NoExchange, ShardedOptimizer
+from mtrain.core.interfaces import Recipe
+from mtrain.errors import SpecError
 from tests.backends.processes import ROOT
 
 RANK = """
@@ -54,7 +60,9 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize(("rule", "channels_last"), [("sgd", True), ("adamw", False)])
+@pytest.mark.parametrize(
+    ("rule", "channels_last"), [("sgd", True), ("adamw", False), ("lion", True), ("rmsprop", False), ("adadelta", True)]
+)
 def test_parts_step_as_whole_arrays_do(tmp_path: Path, rule: str, channels_last: bool) -> None:
     argv = [sys.executable, "-c", RANK, str(tmp_path / "meeting")]
     ranks = [
@@ -63,3 +71,21 @@ def test_parts_step_as_whole_arrays_do(tmp_path: Path, rule: str, channels_last:
     ]
     messages = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(messages)
+
+
+def test_a_rule_that_needs_whole_arrays_is_refused() -> None:
+    module = nn.Linear(3, 2)
+    parts = {name: p.detach() for name, p in module.named_parameters()}
+    recipe = Recipe(rule="lamb", groups=(("", {}),), micro_batch=1)
+    with pytest.raises(SpecError, match="lamb given with this backend, which splits arrays"):
+        ShardedOptimizer(
+            module,
+            recipe,
+            parts=parts,
+            exchange=NoExchange(),
+            collective=LocalCollective(),
+            device=torch.device("cpu"),
+        )
+    with pytest.raises(SpecError, match=r"lamb given with backend\.options\.stage 2"):
+        DeepSpeed(DeepSpeed.Options(stage=2)).check(recipe, size=2, on_cpu=True)
+    DeepSpeed(DeepSpeed.Options(stage=0)).check(recipe, size=2, on_cpu=True)

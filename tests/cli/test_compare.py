@@ -101,6 +101,31 @@ def test_ranks_that_never_exchange_gradients_are_detected(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backends", "planted"),
+    [
+        ("solo,ddp,horovod,deepspeed:stage=3,fleet", "untaught"),
+        ("solo,ddp,horovod,deepspeed:stage=0,fleet", "unmasked"),
+    ],
+)
+def test_backends_agree_on_a_teacher_and_on_masks_and_one_without_is_detected(backends, planted, tmp_path):
+    values = ("train.prune={sparsity: 0.5, norm_l1: 0.01, start: 0, end: 0.5, every_updates: 1}",)
+    if planted == "untaught":
+        teach = [*SPEC, "-b", "solo", "--nproc-per-node", "1", "--name", "teacher", "-o", "train.epochs=null"]
+        command = [sys.executable, "-m", "mtrain", "train", *teach, "train.updates=3", "report.plots=false"]
+        subprocess.run(command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=300)
+        values = ("train.distil={teacher: runs/teacher, temperature: 2}",)
+    more = ("--updates", "4", "--rounds", "0", "-o", "train.precision=fp64", *values)
+    actual, printed = compare(tmp_path / "out", f"{backends},{planted}", *more, status=1)
+    rows = rows_of(actual)
+    verdicts = {label: row["verdict"] for label, row in rows.items()}
+    print(printed)
+    assert verdicts.pop(planted) == "differs"
+    assert set(verdicts.values()) <= {"reference", "the same bits", "within float32"}
+    assert len(verdicts) == len(backends.split(","))
+
+
+@pytest.mark.slow
 def test_a_backend_that_cannot_run_is_reported_and_the_others_are_compared(tmp_path):
     actual, printed = compare(
         tmp_path / "out", "solo,solo:framework=paddle,summing", "--updates", "2", "--ranks", "1", "--rounds", "0",

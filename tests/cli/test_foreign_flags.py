@@ -33,6 +33,7 @@ VALUES = {
     "--label-smoothing 0.1": {"model.options.label_smoothing": 0.1},
     "--label_smoothing=0.1": {"model.options.label_smoothing": 0.1},
     "--cos-lr": {"schedule.name": "cosine"},
+    "--image-weights": {"data.image_weights": True},
     "--multi-scale": {"data.augment.multi_scale": 0.5},
     "--cos_lr": {"schedule.name": "cosine"},
     "--optimizer AdamW": {"optimizer.rule": "adamw"},
@@ -91,8 +92,8 @@ def test_a_job_without_a_length_is_refused_by_its_plan(here, capsys):  # noqa: F
 
 ANSWERED = {
     "--hyp 'my hyp.yaml'": "--hyp 'my hyp.yaml': hyper-parameters are part of the spec: mtrain config import 'my hyp.yaml' ",
-    "--slim_config prune.yml": "--slim-config prune.yml: mtrain has no pruning, quantisation or distillation",
-    "--evolve": "--evolve: mtrain does not search for hyper-parameters",
+    "--slim_config prune.yml": "--slim-config prune.yml: pruning, quantisation and distillation are sections of a spec",
+    "--evolve": "--evolve: the search is a command of its own: mtrain sweep",
     "--rect": "--rect: training pictures are square here",
     "--nosave": "checkpoint.keep_last=1",
     "--data nowhere.yaml": "--data nowhere.yaml: no such file; expected YOLOv5's data YAML",

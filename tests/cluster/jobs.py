@@ -23,7 +23,40 @@ ENDLESS = 100_000
 PLUGINS = """
 [models.exploding]
 module = "exploding:Exploding"
+[models.slow_yolov5]
+module = "slow:SlowYOLOv5"
+[models.slow_ppyoloe]
+module = "slow:SlowPPYOLOE"
+[models.slow_vit]
+module = "slow:SlowViT"
 """
+SLOW = """
+import time
+
+from mtrain.models.ppyoloe.model import PPYOLOEs
+from mtrain.models.vit.model import ViT
+from mtrain.models.yolov5.model import YOLOv5n
+
+
+class Slow:
+    def build(self, task, collective):
+        module = super().build(task, collective)
+        module.register_forward_pre_hook(lambda *arguments: time.sleep(0.7))
+        return module
+
+
+class SlowYOLOv5(Slow, YOLOv5n):
+    pass
+
+
+class SlowPPYOLOE(Slow, PPYOLOEs):
+    pass
+
+
+class SlowViT(Slow, ViT):
+    pass
+"""
+"""Models whose updates take long enough for hosts to be lost and to come back meanwhile."""
 EXPLODING = """
 from mtrain.models.yolov5.model import YOLOv5n
 
@@ -48,6 +81,8 @@ def prepare(folder: Path) -> None:
     subprocess.run([*make, "--train", "24", "--val", "6", "--size", "64"], check=True, stdout=subprocess.DEVNULL)
     (folder / "plugins.toml").write_text(PLUGINS)
     (folder / "exploding.py").write_text(EXPLODING)
+    (folder / "slow.py").write_text(SLOW)
+    (folder / "vit.yml").write_text(json.dumps(vit_spec()))
     (folder / "mtrain.yml").write_text(json.dumps(spec(folder)))
 
 
@@ -61,6 +96,19 @@ def spec(folder: Path) -> dict[str, Any]:
         "evaluate": {"every_epochs": None},
         "checkpoint": {"every_updates": 1},
         # On one host with three ranks, and on three with one each, sums must be made of the same parts.
+        "cluster": {"threads": 1},
+        "report": {"dir": "runs", "plots": False, "tensorboard": False},
+    }
+
+
+def vit_spec() -> dict[str, Any]:
+    """A small vision transformer on digits of 8 px."""
+    return {
+        "_BASE_": "vit_digits",
+        "train": {"epochs": None, "updates": UPDATES, "batch_size": 48},
+        "data": {"workers": 1},
+        "evaluate": {"every_epochs": None},
+        "checkpoint": {"every_updates": 1},
         "cluster": {"threads": 1},
         "report": {"dir": "runs", "plots": False, "tensorboard": False},
     }
@@ -232,6 +280,10 @@ class Jobs:
         placed = ["--ips", hosts] if hosts else []
         placed += ["--nproc-per-node", str(ranks)] if ranks else []
         return [sys.executable, "-m", "mtrain", "train", "--backend", backend, "--name", name, *placed, *pairs, *more]
+
+    def start_again(self, job: Job, node: str, **more: Any) -> Output:
+        """Type the command of a job that is started by hand on one more host."""
+        return self._start(node, self.argv(job.name, **more))
 
     def _start(self, node: str, argv: Sequence[str]) -> Output:
         file = self.lab.share / f"output-{time.monotonic_ns()}.txt"

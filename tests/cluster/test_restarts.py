@@ -4,12 +4,15 @@ leader."""
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import urllib.request
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -19,15 +22,18 @@ from mtrain.cluster.agent_processes import AgentProcesses
 from mtrain.cluster.attempt import Attempt, Limits
 from mtrain.cluster.connected_hosts import ConnectedHosts
 from mtrain.cluster.disconnection import Cause, Disconnection
+from mtrain.cluster.host_log import HostLog
 from mtrain.cluster.hosts import Member
 from mtrain.cluster.outcome import Loss, Outcome
 from mtrain.cluster.start_failures import SSH
 from mtrain.core.interfaces import Command, Host, HostedJob
 from mtrain.errors import UsageError
+from mtrain.jobs.metrics_place import MetricsPlace
 from mtrain.jobs.plan import Plan
 from mtrain.report.console import Plain
 from mtrain.system import processes
 from mtrain.system.environment import caller
+from tests.ports import held_port
 
 RANKS = Path(__file__).parents[1] / "launchers" / "ranks.py"
 HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
@@ -323,6 +329,53 @@ def test_a_job_is_started_again_on_a_host_that_was_lost_and_came_back(job, tmp_p
     assert job.result.code == 143
     assert "is lost: the connection was closed" in job.shown.getvalue()
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
+    known = HostLog(tmp_path).read()
+    assert (known["hosts"], known["restarts"]) == ([member.label for member in job.members.values()], 1)
+    assert [(loss["lost"], loss["why"]) for loss in known["lost"]] == [
+        (job.members[2].label, "the connection was closed")
+    ]
+
+
+def restarts_at(address: str, port: int) -> str:
+    """What a host tells Prometheus about restarts and hosts; empty while it does not answer."""
+    try:
+        with urllib.request.urlopen(f"http://{address}:{port}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+    except OSError:
+        return ""
+    return "; ".join(line for line in lines if line.startswith(("mtrain_restarts_total", "mtrain_hosts{")))
+
+
+def test_every_host_tells_of_a_restart_also_one_that_was_lost_and_came_back(job, tmp_path, meanwhile):
+    port, run = held_port(), f'{{run="{tmp_path.name}"}}'
+    told = []
+
+    def kill() -> None:
+        told.append([restarts_at(host, port) for host in HOSTS])
+        for rank in range(3):
+            (tmp_path / f"ready-{rank}").unlink()
+        job.agent(2).kill()
+        until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(3)))
+        told.append([restarts_at(host, port) for host in HOSTS])
+        job.requests.take(signal.SIGTERM)
+
+    meanwhile(kill)
+    metrics = MetricsPlace(port=port, address="host")
+    job.run(replace(make_plan(tmp_path, *["save_when_asked"] * 3, max_restarts=1), metrics=metrics))
+    assert told == [[f"mtrain_restarts_total{run} {n}.0; mtrain_hosts{run} 3.0"] * 3 for n in (0, 1)]
+    until(lambda: [restarts_at(host, port) for host in HOSTS] == ["", "", ""])
+
+
+def test_a_port_for_metrics_that_is_taken_on_one_host_starts_nothing(job, tmp_path):
+    port = held_port()
+    plan = replace(make_plan(tmp_path, *["save_when_asked"] * 3), metrics=MetricsPlace(port=port, address="host"))
+    with socket.create_server((HOSTS[1], port)), pytest.raises(UsageError) as error:
+        job.run(plan)
+    assert str(error.value).endswith(
+        f"report.metrics_port: {port} is in use on {HOSTS[1]}; give each job of a host a port of its own, or end what "
+        "listens there"
+    )
+    assert list(tmp_path.glob("ready-*")) == []
 
 
 def test_a_host_that_is_lost_after_it_has_ended_well_is_brought_back_for_the_next_attempt(job, tmp_path, monkeypatch):

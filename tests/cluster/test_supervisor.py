@@ -30,6 +30,7 @@ class Hosts:
         self.verdicts = list(verdicts)
         self.checkpoint = checkpoint
         self.plans: list[str] = []
+        self.changes: list[str] = []
         self.restored = 0
         self.shown = io.StringIO()
 
@@ -38,6 +39,7 @@ class Hosts:
         verdict = self.verdicts.pop(0)
         return SimpleNamespace(
             grace_s=None,
+            reformed="",
             plan=current,
             ok=verdict is None,
             lost={},
@@ -51,6 +53,9 @@ class Hosts:
 
     def newest(self):
         return self.checkpoint
+
+    def change(self, outcome):
+        return self.changes.pop(0) if self.changes else ""
 
     def restore(self, current, outcome) -> None:
         self.restored += 1
@@ -73,6 +78,16 @@ def test_a_failed_job_goes_on_from_the_newest_checkpoint_until_it_succeeds():
     assert hosts.shown.getvalue().splitlines()[:2] == [
         "rank 1 failed",
         "starting again from step-00000004 (2 more restarts allowed)",
+    ]
+
+
+def test_a_change_of_hosts_is_no_restart_that_counts():
+    hosts = Hosts(FAILED, FAILED, None, checkpoint=Path("step-00000004"))
+    hosts.changes = ["host 2 is lost", "host 2 is lost"]
+    assert hosts.supervise(0).code == 0
+    assert hosts.shown.getvalue().splitlines()[:2] == [
+        "rank 1 failed",
+        "starting again from step-00000004 on 1 of its hosts",
     ]
 
 

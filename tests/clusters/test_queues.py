@@ -5,7 +5,9 @@ import json
 import pytest
 
 import mtrain
+from mtrain.cluster.host_log import HostLog
 from mtrain.errors import UsageError
+from tests.cluster.lab import wait_for
 from tests.clusters.conftest import run, says
 
 SUBMIT = ("submit", "-c", "spec.yml", "-b", "solo", "--cluster", "background")
@@ -48,6 +50,13 @@ def test_two_submissions_of_one_spec_have_runs_of_their_own_and_each_can_be_canc
     refused = run(*SUBMIT, "--name", "spec")
     assert refused.returncode == 2
     assert "has this name and is running" in refused.stderr
+    for name in names:
+        wait_for((here / "runs" / name).is_dir)
+        log = HostLog(here / "runs" / name)
+        log.began(["node1", "node2"], restarts=1)
+        log.lost("node2", "silent for 26 s")
+    assert "\ntakes part: node1, started again 1 time\nlost " in says("status", "spec-2")
+    assert json.loads(says("status", "--json", "spec"))["participants"]["hosts"] == ["node1"]
     for name in names:
         assert "asked to end" in says("cancel", name)
     for name in names:

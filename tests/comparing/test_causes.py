@@ -132,6 +132,22 @@ def test_other_samples_start_weights_or_losses_are_named_as_the_cause():
     assert "the forward pass is rounded differently" in told(Planted(loss_factor=1 + 1e-7))[0]
 
 
+def test_a_loss_or_a_moment_that_only_one_backend_has_is_named_as_the_cause():
+    plain = run()
+    taught = replace(plain, losses={**plain.losses, "distil": plain.losses["total"]})
+    part = plain.named("moments")[0]
+    masked = replace(
+        plain,
+        digests={**plain.digests, "mask/0": plain.digests[part]},
+        sketches={**plain.sketches, "mask/0": plain.sketches[part]},
+    )
+    for whole, name, what in ((taught, "distil", "loss"), (masked, "mask/0", "moments")):
+        for a, b, words in ((whole, plain, "lacks"), (plain, whole, "has")):
+            actual = difference(a, b)
+            assert (actual.first, actual.what[0]) == (0, what)
+            assert f"it {words} {name}" in causes(a, b, actual, FACTS)[0]
+
+
 def test_rounding_of_the_gradient_is_named_as_the_cause():
     message, _, what = told(Planted(noise=1e-7))
     assert "gradients are added up in another order" in message

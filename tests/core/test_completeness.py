@@ -32,7 +32,7 @@ class Whole(Former):
 
     def __getattr__(self, name):
         if name in ("collective", "device", "prepare", "batches", "infer", "state", "restore", "measure", "time_waits",
-                    "export"):
+                    "export", "late"):
             return getattr(self._entered, name)
         raise AttributeError(name)
 
@@ -119,7 +119,7 @@ def test_a_backend_with_all_members_may_be_its_own_session(run: Any, name: str) 
     [
         (
             "Former",
-            "backend 'former': `__enter__` returned a Former without collective, device, prepare, batches, infer, state, "
+            "backend 'former': `__enter__` returned a Former without collective, device, late, prepare, batches, infer, state, "
             "restore, measure, time_waits, export; return the session, such as the engine that it makes, and not the backend; "
             "see RankSession in mtrain.core.interfaces",
         ),

@@ -279,6 +279,7 @@ T01 = RNG.random((3, 4))
 GOLDENS = {
     "arange": lambda t: [(ops.arange(1, 7, 2, like=t(X)), np.arange(1.0, 7, 2)), (ops.arange(0, 3, like=t(X), dtype="int64"), np.arange(3))],
     "asarray": lambda t: [(ops.asarray(X), X), (ops.asarray([[1, 2]], like=t(X)), np.asarray([[1.0, 2]])), (ops.asarray(X > 0, like=t(X), dtype="int64"), (X > 0).astype(np.int64))],
+    "constant": lambda t: [(ops.constant(((1, 2),), like=t(X)), np.asarray([[1.0, 2]])), (ops.constant((1, 2), like=t(X), dtype="int64"), np.asarray([1, 2])), (ops.constant(0.1, like=t(X)), np.asarray(0.1))],
     "full": lambda t: [(ops.full((2, 3), 4.0, like=t(X)), np.full((2, 3), 4.0)), (ops.full((), 0.1, like=t(X)), np.asarray(0.1)), (ops.full((2,), 2**53 + 1, like=t(KEYS)), np.full(2, 2**53 + 1))],
     "zeros": lambda t: [(ops.zeros((2,), like=t(X), dtype="int64"), np.zeros(2, np.int64))],
     "zeros_like": lambda t: [(ops.zeros_like(t(X)), np.zeros_like(X))],

@@ -70,6 +70,10 @@ class Descent:
         self.gradient = 0.0
         return norm
 
+    def step_later(self, rates: Rates, numbers: Any, tensors: Any) -> Callable[[], tuple[float, np.ndarray]]:
+        norm = self.step(rates)
+        return lambda: (norm, np.array([*numbers, *tensors], float))
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         saved, self.model.weight = self.model.weight, 2.0
@@ -117,6 +121,8 @@ class Numbers:
 class Bench:
     """A trainer with everything it calls written down."""
 
+    late = False
+
     def __init__(self, *, updates: int = 10, poison: Iterable[int] = (), scores: Iterable[float] = (), **cadences: Any):
         self.model = Line()
         self.optimizer = Descent(self.model, 2)
@@ -136,6 +142,7 @@ class Bench:
             total_updates=updates,
             accumulate=2,
             global_batch=6,
+            late=self.late,
         )
         hooks = Hooks(
             on_update=self.records.append,
@@ -325,6 +332,76 @@ def test_skipped_updates_are_counted_over_resumes() -> None:
     third = Bench(updates=10, poison=[4, 5], max_nonfinite=3)
     with pytest.raises(NonFiniteError, match="3 updates in a row"):
         third.trainer.run(progress)
+
+
+class Late(Bench):
+    """A trainer that reads the figures of an update after the next one was started."""
+
+    late = True
+
+
+def test_a_late_job_learns_records_and_saves_what_a_prompt_one_does() -> None:
+    settings: dict[str, Any] = {
+        "updates": 10,
+        "poison": [2, 3, 6],
+        "scores": [0.1, 0.3, 0.2],
+        "evaluations": Cadence(every_updates=3),
+        "saves": Cadence(every_updates=4),
+        "max_nonfinite": 3,
+    }
+    prompt, late = Bench(**settings), Late(**settings)
+    assert late.trainer.run(Progress()) == prompt.trainer.run(Progress())
+    assert (late.log, late.saved, late.weight) == (prompt.log, prompt.saved, prompt.weight)
+    timeless = [
+        [{k: v for k, v in record.items() if k not in ("seconds", "samples_per_s", "wait_share")} for record in one]
+        for one in (late.records, prompt.records)
+    ]
+    assert repr(timeless[0]) == repr(timeless[1])  # nan differs from itself
+
+
+def test_a_late_record_comes_after_the_next_update_was_started() -> None:
+    late, started = Late(updates=6), []
+    step = late.optimizer.step_later
+    late.optimizer.step_later = lambda *given: started.append(len(late.records)) or step(*given)  # type: ignore[assignment]
+    late.trainer.run(Progress())
+    assert started == [0, 0, 1, 2, 3, 4]
+    assert [record["update"] for record in late.records] == list(range(6))
+
+
+def test_a_late_job_follows_a_request_to_stop_after_the_next_update() -> None:
+    late = Late(updates=10)
+    late.stop_at = 3  # three records are there when the fifth update is started
+    with pytest.raises(Interrupted, match=r"update 6, state saved"):
+        late.trainer.run(Progress())
+    assert len(late.records) == 6, "nothing is left unread"
+    assert (late.saved.update, late.weight) == (6, late.model.weight)
+    whole, second = Late(updates=10), Late(updates=10)
+    second.model.weight = late.weight
+    whole.trainer.run(Progress())
+    second.trainer.run(late.saved)
+    assert second.model.weight == whole.model.weight
+
+
+def test_a_late_job_saves_on_request_once() -> None:
+    late = Late(updates=10, evaluate_at_end=False)
+    asked = [False] * 4 + [True] * 20
+    late.trainer.hooks = replace(late.trainer.hooks, save_requested=lambda: asked.pop(0))
+    save = late.trainer.hooks.save
+
+    def served(progress: Progress, score: float | None, why: Why) -> None:
+        asked[:] = [False] * 20
+        save(progress, score, why)
+
+    late.trainer.hooks = replace(late.trainer.hooks, save=served)
+    late.trainer.run(Progress())
+    assert late.reasons == ["requested", "due"]
+
+
+def test_a_late_job_refuses_updates_without_end_one_update_later() -> None:
+    late = Late(updates=10, poison=[3, 4, 5], max_nonfinite=3)
+    with pytest.raises(NonFiniteError, match="3 updates in a row, the last is update 5 of epoch 1"):
+        late.trainer.run(Progress())
+    assert len(late.optimizer.lasts) == 2 * 7
 
 
 def test_another_global_batch_or_split_is_refused_at_a_resume() -> None:

@@ -328,3 +328,43 @@ def test_suppression_is_that_of_each_class_alone(max_candidates, max_detections)
 def test_a_picture_where_nothing_is_found_has_no_rows():
     output = {"boxes": np.zeros((2, 84, 4), np.float32), "scores": np.zeros((2, 84, 3), np.float32)}
     assert [rows.shape for rows in PPYOLOEs().predictions(output, {})] == [(0, 6), (0, 6)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 17, 63, 64, 65, 200])
+def test_objects_are_padded_to_numbers_that_repeat(count: int) -> None:
+    from mtrain.models.ppyoloe.truth import rows_for
+
+    rows = rows_for(count)
+    assert max(count, 1) <= rows <= max(count * 1.125, 1)
+    assert len({rows_for(n) for n in range(64, 129)}) == 9
+
+
+def test_an_arranged_micro_batch_has_the_losses_of_the_plain_one_bit_for_bit(framework) -> None:
+    """Padding more rows changes no bit either, in both assigners."""
+    from mtrain.core.collective import OneRank
+    from mtrain.core.interfaces import Task
+    from mtrain.spec import plugins
+
+    plugin = plugins.load("models", "ppyoloe_s")(
+        plugins.options("models", "ppyoloe_s", {"static_assigner_epoch": 1}, path="")
+    )
+    task = Task(kind="detection", class_names=("a", "b"), image_size=64, global_batch=2)
+    network = plugin.build(task, OneRank())
+    values = plugin.initial({n: tuple(x.shape) for n, x in framework.state(network).items()}, task, seed=0)
+    framework.load(network, values)
+    network.train()
+    random = np.random.default_rng(0)
+    boxes = np.concatenate((random.random((11, 2)), random.random((11, 2)) * 0.5 + 0.1), 1)
+    rows = np.concatenate((np.array([[i % 4 == 0, i % 2] for i in range(11)]), boxes), 1).astype(np.float32)
+    images = random.integers(0, 255, (2, 64, 64, 3), dtype=np.uint8)
+    for epoch in (0, 1):
+        plain = {"images": images, "targets": rows, "epoch": np.array([epoch])}
+        arranged = dict(plugin.arranged(plain))
+        assert ("static" in arranged, "targets" in arranged) == (epoch == 0, False)
+        padded = {**arranged, "labels": np.pad(arranged["labels"], ((0, 0), (0, 9))),
+                  "boxes": np.pad(arranged["boxes"], ((0, 0), (0, 9), (0, 0)))}  # fmt: skip
+        losses = []
+        for batch in (plain, arranged, padded):
+            tensors = {name: framework.tensor(array) for name, array in batch.items()}
+            losses.append({n: framework.ops.to_numpy(x).tobytes() for n, x in network(tensors).items()})
+        assert losses[0] == losses[1] == losses[2]

@@ -169,7 +169,8 @@ def test_four_mistakes_in_one_file_give_four_messages(here):
     first, second, third, fourth = problems("a.yml")
     assert first == "a.yml:2 train.batch_size: given 'eight', expected an integer > 0"
     assert second == "a.yml:4 optimizer.momentun: unknown key; did you mean 'momentum'?"
-    assert third == "a.yml:5 optimizer.rule: given 'sdg', expected 'sgd', 'adam' or 'adamw'; did you mean 'sgd'?"
+    rules = "'sgd', 'adam', 'adamw', 'lion', 'rmsprop', 'adadelta' or 'lamb'"
+    assert third == f"a.yml:5 optimizer.rule: given 'sdg', expected {rules}; did you mean 'sgd'?"
     assert fourth.startswith("a.yml:6 model.name: no model 'yolov5q' (known: liteseg, ppyoloe_l, ")
 
 

@@ -93,6 +93,39 @@ def test_yolov5s_space_fits_its_specs_and_keeps_their_values_in_its_ranges() -> 
     assert all(one.start is None or one.low <= one.start <= one.high for one in parameters)
 
 
+YOLOV5 = {
+    "lr0": ("optimizer.rate", 1e-5, 0.1),
+    "lrf": ("schedule.final_factor", 0.01, 1.0),
+    "momentum": ("optimizer.momentum", 0.6, 0.98),
+    "weight_decay": ("optimizer.weight_decay", 0.0, 0.001),
+    "warmup_epochs": ("schedule.warmup.epochs", 0.0, 5.0),
+    "warmup_momentum": ("schedule.warmup.momentum_from", 0.0, 0.95),
+    "warmup_bias_lr": ("optimizer.groups.0.warmup_from", 0.0, 0.2),
+    "box": ("model.options.box", 0.02, 0.2),
+    "cls": ("model.options.cls", 0.2, 4.0),
+    "cls_pw": ("model.options.cls_pw", 0.5, 2.0),
+    "obj": ("model.options.obj", 0.2, 4.0),
+    "obj_pw": ("model.options.obj_pw", 0.5, 2.0),
+    "anchor_t": ("model.options.anchor_threshold", 2.0, 8.0),
+    "hsv_h": ("data.augment.hsv_h", 0.0, 0.1),
+    "hsv_s": ("data.augment.hsv_s", 0.0, 0.9),
+    "hsv_v": ("data.augment.hsv_v", 0.0, 0.9),
+    "degrees": ("data.augment.degrees", 0.0, 45.0),
+    "translate": ("data.augment.translate", 0.0, 0.9),
+    "scale": ("data.augment.scale", 0.0, 0.9),
+    "shear": ("data.augment.shear", 0.0, 10.0),
+    "flipud": ("data.augment.flip_ud", 0.0, 1.0),
+    "mosaic": ("data.augment.mosaic", 0.0, 1.0),
+    "mixup": ("data.augment.mixup", 0.0, 1.0),
+}
+"""The ranges that YOLOv5's `train.py --evolve` (v6, v7) has under its own names; those with a gain of 0 are left out."""
+
+
+def test_yolov5s_space_has_the_published_ranges() -> None:
+    shipped = {(one.name, one.low, one.high) for one in read_space("yolov5")}
+    assert shipped == set(YOLOV5.values())
+
+
 @pytest.mark.parametrize("source", ["yolo5", "/dev/zero", "."])
 def test_what_is_no_file_is_refused(source: str) -> None:
     with pytest.raises(SpecError, match="--space"):

@@ -1,6 +1,7 @@
 """`mtrain sweep` with real jobs: ended, killed and resumed, over backends and rank counts, and what it refuses."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from mtrain.cli import main
 from tests.sweeping.jobs import SPACE, TINY
 
 MTRAIN = (sys.executable, "-m", "mtrain")
-DEADLINE_S = 240
+DEADLINE_S = 900
 
 
 @pytest.fixture
@@ -103,6 +104,39 @@ def test_a_sweep_that_is_ended_killed_and_resumed_has_the_table_of_an_undisturbe
     assert best.report.name is None
 
 
+STEPPED = {
+    "optimizer.rate": {"choices": [0.001, 0.01]},
+    "optimizer.weight_decay": {"low": 0.0, "high": 0.1, "step": 0.1},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("sampler", "begun"), [("grid", 1), ("random", 1), ("tpe", 10), ("cmaes", 4), ("evolve", 1)]
+)  # TPE learns after ten trials, CMA-ES of one number after four.
+def test_a_killed_sweep_has_the_table_of_an_undisturbed_one_with_every_sampler(
+    sampler: str, begun: int, folder: Path
+) -> None:
+    trials = begun + 1
+    if sampler == "grid":
+        (folder / "space.yml").write_text(yaml.safe_dump(STEPPED))
+    settings = ["-c", "tiny.yml", "--space", "space.yml", "--sampler", sampler, "--out"]
+    code, output = ended(started(*settings, "whole", "--trials", str(begun)))
+    assert code == 0, output
+    shutil.copytree(folder / "whole", folder / "cut")
+    code, output = ended(started(*settings, "whole", "--trials", str(trials), "--resume"))
+    assert code == 0, output
+    records = folder / "cut" / "trials" / f"{begun:04d}" / "metrics.jsonl"
+    process = started(*settings, "cut", "--trials", str(trials), "--resume")
+    wait_for(records.exists, process)
+    process.kill()  # while the last trial runs, which ends with it
+    process.communicate()
+    code, output = ended(started("--resume", "--out", "cut"))
+    assert code == 0, output
+    assert (folder / "cut" / "trials.csv").read_bytes() == (folder / "whole" / "trials.csv").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -114,6 +148,7 @@ def test_a_sweep_that_is_ended_killed_and_resumed_has_the_table_of_an_undisturbe
         (("--space", "space.yml", "--out", "."), "is not an empty folder"),
         (("--space", "space.yml", "-o", "evaluate.every_updates=null"), "trials are judged by their evaluations"),
         (("--space", "space.yml", "-o", "data.root=/nowhere", "data.format=coco"), "error: "),
+        (("--over", "optimizer.rate=0.1,0.2", "--sampler", "cmaes"), "needs a range"),
         (("--over", "backend=dpp"), "did you mean 'ddp'?"),
         (("--resume",), "there is no sweep in runs"),
         (("--resume", "--out", "nowhere"), "no such folder"),

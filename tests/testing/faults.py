@@ -1,5 +1,6 @@
 """Sessions on torch with one planted fault each, and the check that must notice it."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtrain.core.interfaces import Rates, Recipe, State
+from mtrain.core.interfaces import Pruning, Rates, Recipe, State
 
 
 class Faulty:
@@ -158,6 +159,22 @@ class Inexact(Faulty):
         return model, optimizer
 
 
+class Copied(Faulty):
+    """The module that is trained is a copy of the one that the caller has built, so a teacher given to that is lost."""
+
+    def prepare(self, build: Any, recipe: Recipe) -> tuple[Any, Any]:
+        return super().prepare(lambda: copy.deepcopy(build()), recipe)
+
+
+class UnmaskedAverage(Faulty):
+    """Averaged weights keep what masks have taken from the weights."""
+
+    def with_optimizer(self, model: Any, optimizer: Any, recipe: Recipe) -> Any:
+        if recipe.prune is not None:
+            optimizer._masking.follow_average = lambda averages: None
+        return optimizer
+
+
 class Views(Faulty):
     def state(self, model: Any, optimizer: Any) -> State:
         actual = super().state(model, optimizer)
@@ -273,6 +290,10 @@ FAULTS: dict[str, tuple[type[Faulty], str]] = {
     ),
     "a default limit": (recipe(clip_norm=1.0), "learns.unclipped"),
     "nothing is rounded": (recipe(quantise=None), "learns.quantised"),
+    "a copy of the network is trained": (Copied, "learns.taught"),
+    "nothing is masked": (recipe(prune=None), "learns.masked"),
+    "masks without the penalty": (recipe(prune=Pruning(sparsity=0.5)), "learns.masked"),
+    "masks are left out of the average": (UnmaskedAverage, "learns.masked"),
     "adam for adamw": (recipe(rule="adam"), "learns.adamw"),
     "adamw for adam": (recipe(rule="adamw"), "learns.adam"),
     "no average": (recipe(ema_decay=0.0), "learns.sgd"),

@@ -31,6 +31,15 @@ class Average:
         self._names = names
         self._pairs = [(flat.copy(), flat) for flat in live]
         self._shares = shares
+        self._remembered: dict[int, Tensor] = {}
+
+    def remember(self) -> None:
+        """Copy the buffers, which forward passes change before ``follow`` is called for the update just made."""
+        self._remembered = {
+            i: live.buffer.clone()
+            for i, (_, live) in enumerate(self._pairs)
+            if all(tensor.stop_gradient for tensor in live.tensors.values())
+        }
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the averages by name, in the order of the model."""
@@ -41,9 +50,10 @@ class Average:
     def follow(self, update: int) -> None:
         """Fold the weights of update ``update`` (1-based) in: shadow = keep * shadow + take * live."""
         keep, take = self._shares(update)
-        for shadow, live in self._pairs:
+        for i, (shadow, live) in enumerate(self._pairs):
             shadow.buffer.scale_(keep)
-            add_(shadow.buffer, take, live.buffer)
+            add_(shadow.buffer, take, self._remembered.get(i, live.buffer))
+        self._remembered = {}
 
     def restart(self) -> None:
         """Set the average to the current weights: shadow = live."""

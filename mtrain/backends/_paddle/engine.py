@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import paddle
 from paddle.nn import Layer
 from typing_extensions import override
 
 from mtrain.backends import paddle_limits
-from mtrain.backends._paddle import batches, device, internals, precision, quantising, state, syncbn
+from mtrain.backends._paddle import batches, device, internals, precision, quantising, recompute, state, syncbn
 from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
 from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
-from mtrain.core.interfaces import Array, Batch, HostBatch, RankSession, Recipe, State
+from mtrain.core.interfaces import Array, Batch, HostBatch, Narrow, RankSession, Recipe, State
 from mtrain.core.program import Program
 from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
@@ -52,6 +52,8 @@ class PaddleEngine(RankSession):
         self.collective = collective
         self.target = target
         self.waits: Waits | None = None
+        self.late_figures: bool | Literal["auto"] = "auto"
+        """The backend's option ``late_figures``."""
         self._check = check
         self._recipe: Recipe | None = None
 
@@ -83,6 +85,8 @@ class PaddleEngine(RankSession):
             raise SpecError(nothing_to_train(recipe))
         called, exchange = self.wrap(model, recipe)
         optimizer = PaddleOptimizer(model, recipe, exchange=exchange, collective=self.collective)
+        wanted = not on_cpu if self.late_figures == "auto" else self.late_figures
+        self.late = wanted and optimizer.can_be_late
         optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
         self._recipe = recipe
         return called, optimizer
@@ -103,6 +107,7 @@ class PaddleEngine(RankSession):
         syncbn.freeze(model)
         if recipe.sync_batchnorm and self.collective.size > 1:
             syncbn.synchronize(model, self.collective)
+        recompute.attach(model, recipe)
         return model.to(dtype="float64") if recipe.precision == "fp64" else model
 
     @override
@@ -110,10 +115,12 @@ class PaddleEngine(RankSession):
         return batches.upload(loader, self.target)
 
     @override
-    def infer(self, model: Layer, batch: Batch) -> dict[str, Array]:
+    def infer(self, model: Layer, batch: Batch, *, narrow: Narrow | None = None) -> dict[str, Array]:
         assert self._recipe is not None, "prepare comes first"
         with paddle.no_grad(), precision.forward_context(self._recipe.precision):
-            output: dict[str, Any] = inner(model)(batch)
+            output: Mapping[str, Any] = inner(model)(batch)
+            if narrow is not None:
+                output = narrow(output)
         return {name: state.to_numpy(x) for name, x in output.items()}
 
     @override
@@ -122,6 +129,7 @@ class PaddleEngine(RankSession):
 
         Sets the buffers of all ranks to rank 0's, so that training continues with what is saved.
         """
+        optimizer.settle()
         model = inner(model)
         ema = optimizer.ema()
         parameters = {name for name, _ in model.named_parameters()}
@@ -136,6 +144,7 @@ class PaddleEngine(RankSession):
 
     @override
     def restore(self, model: Layer, optimizer: PaddleOptimizer, saved: State) -> None:
+        optimizer.settle()
         model = inner(model)
         saved = fitted(saved, model.state_dict())
         if saved.weights:
@@ -155,6 +164,9 @@ class PaddleEngine(RankSession):
     @override
     def measure(self) -> dict[str, float]:
         measured = {"memory_bytes": float(device.peak_memory_bytes(self.target))}
+        free_bytes = device.free_memory_bytes(self.target)
+        if free_bytes is not None:
+            measured["device_free_bytes"] = float(free_bytes)
         return measured if self.waits is None else {**measured, "communication_s": self.waits.seconds}
 
     @override

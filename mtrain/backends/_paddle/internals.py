@@ -50,6 +50,23 @@ def norm(tensors: Sequence[Tensor]) -> float:
     return math.sqrt(sum(_KERNELS.squared_l2_norm(tensor).item() for tensor in tensors))
 
 
+def norm_on_device(tensors: Sequence[Tensor]) -> Tensor:
+    """Return ``norm`` as a float64 number on the device, with the same rounding."""
+    total = paddle.zeros([], "float64")
+    for tensor in tensors:
+        total = total + _KERNELS.squared_l2_norm(tensor).astype("float64").reshape([])
+    return total.sqrt()
+
+
+def put_along_axis(x: Tensor, indices: Tensor, values: Tensor, axis: int, reduce: Any) -> Tensor:
+    """Do what ``paddle.put_along_axis`` does without broadcasting, without waiting for the device."""
+    # The public function reads from the device whether all indices are in range.
+    if not paddle.in_dynamic_mode():
+        return paddle.put_along_axis(x, indices, values, axis, reduce, broadcast=False)
+    put: Tensor = _KERNELS.put_along_axis(x, indices, values, axis, reduce, True)  # noqa: FBT003 - x counts, too
+    return put
+
+
 # ------------------------------------------------------------------------------------------------------------- memory
 def share_memory(memory: Tensor, tensor: Tensor) -> None:
     """Make ``tensor`` lie in ``memory``, which has as many elements; both objects stay valid."""
@@ -68,6 +85,23 @@ def sharing_array(array: Any) -> Tensor:
     """Return a CPU tensor that shares the memory of a writable C-contiguous array and keeps the array alive."""
     # paddle.to_tensor copies. These arguments of the constructor are not documented.
     return paddle.Tensor(value=array, place=paddle.CPUPlace(), zero_copy=True, stop_gradient=True)
+
+
+def downloaded(vector: Tensor) -> Callable[[], Any]:
+    """Start copying ``vector`` to the host; return a function that waits for the copy and returns it as an array."""
+    if vector.place.is_cpu_place():
+        array: Callable[[], Any] = vector.numpy
+        return array
+    # The public functions wait for the copy.
+    host = vector._copy_to(paddle.CUDAPinnedPlace(), False)  # noqa: FBT003 - it is not blocking
+    copied: Any = paddle.device.cuda.Event()
+    copied.record()
+
+    def read() -> Any:
+        copied.synchronize()
+        return host.numpy()
+
+    return read
 
 
 # -------------------------------------------------------------------------------------------------- devices and layers

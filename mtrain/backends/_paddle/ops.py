@@ -15,7 +15,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
-from mtrain.backends._paddle import paddle2_compatibility
+from mtrain.backends._paddle import internals, paddle2_compatibility
 from mtrain.core.interfaces import Array
 
 _DTYPES = {
@@ -31,6 +31,9 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _WIDE_SUMS = (paddle.bool, paddle.uint8, paddle.int32)
 """Types that are added up as int64."""
+
+_kept: dict[Any, Tensor] = {}
+"""What ``constant`` has sent to a device, by values, place and dtype."""
 
 zeros_like, ones_like = paddle.zeros_like, paddle.ones_like
 concat, stack, reshape, permute_dims = paddle.concat, paddle.stack, paddle.reshape, paddle.transpose
@@ -65,6 +68,15 @@ def asarray(values: Any, *, like: Tensor | None = None, dtype: str | None = None
     if like is None:
         return paddle.to_tensor(values, None if dtype is None else _DTYPES[dtype], paddle.CPUPlace())
     return paddle.to_tensor(values, like.dtype if dtype is None else _DTYPES[dtype], like.place)
+
+
+def constant(values: Any, *, like: Tensor, dtype: str | None = None) -> Tensor:
+    if not paddle.in_dynamic_mode():
+        return asarray(values, like=like, dtype=dtype)
+    key = values, str(like.place), like.dtype if dtype is None else _DTYPES[dtype]
+    if key not in _kept:
+        _kept[key] = paddle.to_tensor(values, key[2], like.place)
+    return _kept[key]
 
 
 def zeros(shape: Sequence[int], *, like: Tensor, dtype: str | None = None) -> Tensor:
@@ -132,8 +144,8 @@ def put_along_axis(
     x: Tensor, indices: Tensor, values: Tensor, *, axis: int, reduce: Literal["set", "add", "max"] = "set"
 ) -> Tensor:
     if reduce == "max":
-        return paddle.put_along_axis(x.detach(), indices, values.detach(), axis, "amax", broadcast=False)
-    return paddle.put_along_axis(x, indices, values, axis, "assign" if reduce == "set" else "add", broadcast=False)
+        return internals.put_along_axis(x.detach(), indices, values.detach(), axis, "amax")
+    return internals.put_along_axis(x, indices, values, axis, "assign" if reduce == "set" else "add")
 
 
 def topk(x: Tensor, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """The Paddle engine's optimizer: the primitives of ``core.update.UpdateOrder`` on Paddle tensors."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from paddle import Tensor
 from paddle.nn import Layer
 from typing_extensions import override
 
-from mtrain.backends._paddle import internals, precision, rules
+from mtrain.backends._paddle import internals, late, precision, rules
 from mtrain.backends._paddle.average import Average
 from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.flat import Flat
@@ -21,7 +22,7 @@ from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.quantising import is_range
 from mtrain.core.recipe import assign, ema_shares
 from mtrain.core.state_checks import aliases
-from mtrain.core.update import Exchange, UpdateOrder
+from mtrain.core.update import NORM_EPSILON, Exchange, UpdateOrder
 
 __all__ = ["Exchange", "PaddleOptimizer"]
 
@@ -128,7 +129,24 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
                 piece.grad.scale_(factor)
 
     @override
-    def _apply_rules(self, gradients: Gradients, rates: Rates) -> None:
+    def _late_norm(self, gradients: Gradients, scale: float) -> Tensor:
+        return internals.norm_on_device([piece.grad for pieces in gradients for piece in pieces]) / scale
+
+    @override
+    def _clip_late(self, gradients: Gradients, norm: Tensor) -> None:
+        limit = self._recipe.clip_norm
+        factor = limit / (norm + NORM_EPSILON) if math.isfinite(limit) else paddle.ones_like(norm)
+        factor = factor.clip(max=1.0) / self._scaler.scale
+        for pieces in gradients:
+            for piece in pieces:
+                piece.grad = piece.grad * factor.astype(piece.grad.dtype)
+
+    @override
+    def _send(self, norm: Tensor, numbers: Sequence[float], tensors: Sequence[Tensor]) -> Callable[[], Array]:
+        return late.send(norm, numbers, tensors, collective=self._collective)
+
+    @override
+    def _apply_rules(self, gradients: Gradients, rates: Rates, late_norm: Tensor | None = None) -> None:
         if not self._places_checked:
             for group in self._groups:
                 group.parameters.check()
@@ -138,7 +156,8 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
             return
         for group, pieces in zip(self._groups, gradients, strict=True):
             if pieces and group.rule is not None:
-                group.rule.apply(pieces, rate=rates.rates[group.place], momentum=rates.momentum)
+                with late.undone_unless_finite(late_norm, [group.parameters, *group.rule.moments.values()]):
+                    group.rule.apply(pieces, rate=rates.rates[group.place], momentum=rates.momentum)
 
     @override
     def _clear_gradients(self) -> None:
@@ -153,15 +172,20 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
         paddle.seed(seed)
 
     @override
-    def _take_buffers_of_rank_0(self) -> Callable[[], None]:
-        # Also with one rank: a user's module may change its buffers in evaluation mode, too.
+    def _copy_buffers(self) -> Callable[[], None]:
         own_buffers = [buffer.clone() for buffer in self._buffers]
-        self._collective.broadcast_(self._buffers)
 
         def restore() -> None:
             for buffer, own in zip(self._buffers, own_buffers, strict=True):
                 paddle.assign(own, buffer)
 
+        return restore
+
+    @override
+    def _take_buffers_of_rank_0(self) -> Callable[[], None]:
+        # Also with one rank: a user's module may change its buffers in evaluation mode, too.
+        restore = self._copy_buffers()
+        self._collective.broadcast_(self._buffers)
         return restore
 
     @override

@@ -6,7 +6,8 @@ neutral names.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import paddle
@@ -135,8 +136,153 @@ class Adam:
         self._updates = updates
 
 
+class Lion:
+    """Lion: Chen et al. 2023 (arXiv 2302.06675), algorithm 2. Steps are signs of a mixture of mean and gradient."""
+
+    def __init__(self, parameters: Flat, options: Mapping[str, float]) -> None:
+        self._parameters = parameters
+        self._options = options
+        self._mean = parameters.zeros()
+        self.moments = {"mean": self._mean}
+
+    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+        """See ``Rule.apply``."""
+        beta1 = self._options.get("beta1", 0.9) if momentum is None else momentum
+        beta2, decay = self._options.get("beta2", 0.99), self._options.get("weight_decay", 0.0)
+        for piece in grad_pieces:
+            x, mean = (flat.span(piece.first, piece.end) for flat in (self._parameters, self._mean))
+            step = paddle.sign(mean * beta1 + piece.grad * (1 - beta1))
+            if decay:
+                x.scale_(1 - rate * decay)
+            add_(x, -rate, step)
+            _follow_(mean, piece.grad, beta2)
+
+    def set_updates(self, updates: int) -> None:
+        """Do nothing: Lion does not depend on the number of updates."""
+
+
+class RmsProp:
+    """``torch.optim.RMSprop``, not centred: Tieleman and Hinton 2012, lecture 6.5; with momentum as Graves 2013 adds it."""
+
+    def __init__(self, parameters: Flat, options: Mapping[str, float]) -> None:
+        self._parameters = parameters
+        self._options = options
+        self._square, self._velocity = parameters.zeros(), parameters.zeros()
+        self.moments = {"square": self._square, "momentum": self._velocity}
+
+    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+        """See ``Rule.apply``."""
+        momentum = self._options.get("momentum", 0.0) if momentum is None else momentum
+        for piece in grad_pieces:
+            x, square, velocity = (
+                flat.span(piece.first, piece.end) for flat in (self._parameters, self._square, self._velocity)
+            )
+            if decay := self._options.get("weight_decay", 0.0):
+                add_(piece.grad, decay, x)
+            _follow_(square, piece.grad.square(), self._options.get("beta2", 0.99))
+            velocity.scale_(momentum)
+            add_(velocity, 1.0, piece.grad.divide(_shifted(square.sqrt(), self._options.get("eps", 1e-8))))
+            add_(x, -rate, velocity)
+
+    def set_updates(self, updates: int) -> None:
+        """Do nothing: RMSprop does not depend on the number of updates."""
+
+
+class Adadelta:
+    """``torch.optim.Adadelta``: Zeiler 2012 (arXiv 1212.5701), algorithm 1, whose step is multiplied by the rate."""
+
+    def __init__(self, parameters: Flat, options: Mapping[str, float]) -> None:
+        self._parameters = parameters
+        self._options = options
+        self._square, self._step_square = parameters.zeros(), parameters.zeros()
+        self.moments = {"square": self._square, "step_square": self._step_square}
+
+    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+        """See ``Rule.apply``; ``momentum`` has no meaning here."""
+        share, eps = self._options.get("beta2", 0.9), self._options.get("eps", 1e-6)
+        for piece in grad_pieces:
+            x, square, step_square = (
+                flat.span(piece.first, piece.end) for flat in (self._parameters, self._square, self._step_square)
+            )
+            if decay := self._options.get("weight_decay", 0.0):
+                add_(piece.grad, decay, x)
+            _follow_(square, piece.grad.square(), share)
+            step = _shifted(step_square, eps).sqrt().divide(_shifted(square, eps).sqrt()) * piece.grad
+            _follow_(step_square, step.square(), share)
+            add_(x, -rate, step)
+
+    def set_updates(self, updates: int) -> None:
+        """Do nothing: Adadelta does not depend on the number of updates."""
+
+
+class Lamb:
+    """LAMB: You et al. 2020 (arXiv 1904.00962), algorithm 2, with the identity as its function phi.
+
+    Adam's step of each array, decay included, gets the length of the array; without either length it stays as it is.
+    """
+
+    def __init__(self, parameters: Flat, options: Mapping[str, float]) -> None:
+        self._parameters = parameters
+        self._options = options
+        self._mean, self._square = parameters.zeros(), parameters.zeros()
+        self.moments = {"mean": self._mean, "square": self._square}
+        self._updates = 0
+
+    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+        """See ``Rule.apply``."""
+        self._updates += 1
+        beta1 = self._options.get("beta1", 0.9) if momentum is None else momentum
+        beta2, decay = self._options.get("beta2", 0.999), self._options.get("weight_decay", 0.0)
+        for piece in grad_pieces:
+            x, mean, square = (
+                flat.span(piece.first, piece.end) for flat in (self._parameters, self._mean, self._square)
+            )
+            _follow_(mean, piece.grad, beta1)
+            _follow_(square, piece.grad.square(), beta2)
+            root = _shifted((square * (1 / (1 - beta2**self._updates))).sqrt(), self._options.get("eps", 1e-6))
+            step = (mean * (1 / (1 - beta1**self._updates))).divide(root)
+            if decay:
+                step = step + x * decay
+            self._add(piece, step, rate)
+
+    def _add(self, piece: Piece, steps: Tensor, rate: float) -> None:
+        """Add the step of each array, stretched to the array's length."""
+        start = 0
+        for place in range(piece.first, piece.end):
+            x = self._parameters.span(place, place + 1)
+            step = internals.view(steps, start, start + x.size)
+            start += x.size
+            lengths = internals.norm([x]), internals.norm([step])
+            add_(x, -rate * (lengths[0] / lengths[1] if lengths[0] > 0 and lengths[1] > 0 else 1.0), step)
+
+    def set_updates(self, updates: int) -> None:
+        """See ``Rule.set_updates``."""
+        self._updates = updates
+
+
+def _follow_(average: Tensor, value: Tensor, share: float) -> None:
+    """Compute ``share * average + (1 - share) * value`` in place."""
+    average.scale_(share)
+    add_(average, 1 - share, value)
+
+
+def _shifted(x: Tensor, by: float) -> Tensor:
+    # A number added to a tensor is rounded to float32 first.
+    return x + paddle.full([1], by, x.dtype)
+
+
+KINDS: Mapping[str, Callable[[Flat, Mapping[str, float]], Rule]] = {
+    "sgd": Sgd,
+    "adam": partial(Adam, decoupled=False),
+    "adamw": partial(Adam, decoupled=True),
+    "lion": Lion,
+    "rmsprop": RmsProp,
+    "adadelta": Adadelta,
+    "lamb": Lamb,
+}
+"""Maps ``Recipe.rule`` to its class."""
+
+
 def make(rule: str, parameters: Flat, options: Mapping[str, float]) -> Rule:
-    """Make the update rule of one group: ``sgd``, ``adam`` or ``adamw``."""
-    if rule == "sgd":
-        return Sgd(parameters, options)
-    return Adam(parameters, options, decoupled=rule == "adamw")
+    """Make the update rule of one group: one of ``KINDS``."""
+    return KINDS[rule](parameters, options)

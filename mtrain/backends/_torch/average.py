@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from mtrain.backends._torch import internals
@@ -24,11 +25,23 @@ class Average:
         self.live = live
         self.shadow = [tensor.detach().clone() for tensor in live]
         self._shares = shares
+        self._remembered: dict[int, Tensor] = {}
+        self._copies: list[Tensor] = []
+
+    def remember(self) -> None:
+        """Copy the buffers, which forward passes change before ``follow`` is called for the update just made."""
+        places = [i for i, tensor in enumerate(self.live) if not tensor.requires_grad]
+        if not self._copies:
+            self._copies = [torch.empty_like(self.live[i]) for i in places]
+        if places:
+            internals.copy_(self._copies, [self.live[i].detach() for i in places])
+        self._remembered = dict(zip(places, self._copies, strict=True))
 
     def follow(self, update: int) -> None:
         """Fold the weights of update ``update`` (1-based) in: shadow = keep * shadow + take * live."""
         keep, take = self._shares(update)
-        live = [x.detach() for x in self.live]
+        live = [self._remembered.get(i, x.detach()) for i, x in enumerate(self.live)]
+        self._remembered = {}
         if take == 1 - keep:
             internals.mix_(self.shadow, live, take)
         else:

@@ -88,4 +88,23 @@ def on_cuda(loader: Iterable[HostBatch], device: torch.device) -> Iterator[Devic
 
 def upload(loader: Iterable[HostBatch], device: torch.device) -> Iterator[DeviceBatch]:
     """Yield micro batches on ``device``, prefetched on CUDA."""
-    return on_cuda(loader, device) if device.type == "cuda" else on_host(loader)
+    return on_cuda(searched_while_few(loader), device) if device.type == "cuda" else on_host(loader)
+
+
+_FEW = 4
+"""Shapes of pictures that training and evaluation of one size have, with some to spare."""
+
+
+def searched_while_few(loader: Iterable[HostBatch]) -> Iterator[HostBatch]:
+    """Yield the micro batches, and stop cuDNN's search for the fastest algorithm where shapes of pictures keep changing.
+
+    cuDNN tries all algorithms for each new shape, which takes longer than they save where sizes change all the time, as in
+    multi-scale training.
+    """
+    shapes: set[tuple[tuple[int, ...], ...]] = set()
+    for host_batch in loader:
+        if len(shapes) <= _FEW:
+            shapes.add(tuple(array.shape for array in host_batch.values() if array.ndim >= 4))
+            if len(shapes) > _FEW:
+                torch.backends.cudnn.benchmark = False
+        yield host_batch

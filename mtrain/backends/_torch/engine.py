@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from typing_extensions import override
 
-from mtrain.backends._torch import batches, device, layout, precision, quantising, state, syncbn
+from mtrain.backends._torch import batches, device, layout, precision, quantising, recompute, state, syncbn
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.completeness import check_members
-from mtrain.core.interfaces import Array, Batch, HostBatch, RankSession, Recipe, State
+from mtrain.core.interfaces import Array, Batch, HostBatch, Narrow, RankSession, Recipe, State
 from mtrain.core.program import Program
 from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
@@ -55,6 +55,8 @@ class TorchEngine(RankSession):
         self.collective = collective
         self.target = target
         self.waits: Waits | None = None
+        self.late_figures: bool | Literal["auto"] = "auto"
+        """The backend's option ``late_figures``."""
         self._check = check
         self._recipe: Recipe | None = None
 
@@ -86,8 +88,12 @@ class TorchEngine(RankSession):
         called, exchange = self.wrap(model, recipe)
         self._recipe = recipe
         optimizer = self.optimizer(model, recipe, exchange)
+        self.late = self._wants_late() and optimizer.can_be_late
         optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
         return called, optimizer
+
+    def _wants_late(self) -> bool:
+        return self.target.type == "cuda" if self.late_figures == "auto" else self.late_figures
 
     def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
         """Return the module that is called in training, and how its gradients are exchanged.
@@ -110,7 +116,11 @@ class TorchEngine(RankSession):
         if not recipe.own_model:
             syncbn.make_exact(model)
         if recipe.sync_batchnorm and self.collective.size > 1:
-            syncbn.synchronize(model, self.collective)
+            if syncbn.has_native(self.target, self.collective):
+                syncbn.use_native(model)
+            else:
+                syncbn.synchronize(model, self.collective)
+        recompute.attach(model, recipe)
         model = model.to(self.target)
         if recipe.precision == "fp64":
             model = model.double()
@@ -129,10 +139,12 @@ class TorchEngine(RankSession):
         return batches.upload(loader, self.target)
 
     @override
-    def infer(self, model: nn.Module, batch: Batch) -> dict[str, Array]:
+    def infer(self, model: nn.Module, batch: Batch, *, narrow: Narrow | None = None) -> dict[str, Array]:
         assert self._recipe is not None, "prepare comes first"
         with torch.no_grad(), precision.forward_context(self._recipe.precision, self.target):
-            output: dict[str, Any] = inner(model)(batch)
+            output: Mapping[str, Any] = inner(model)(batch)
+            if narrow is not None:
+                output = narrow(output)
         return {name: state.to_numpy(x) for name, x in output.items()}
 
     @override
@@ -141,6 +153,7 @@ class TorchEngine(RankSession):
 
         Sets the buffers of all ranks to rank 0's, so that training continues with what is saved.
         """
+        optimizer.settle()
         model = inner(model)
         ema = optimizer.ema()
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -154,6 +167,7 @@ class TorchEngine(RankSession):
 
     @override
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
+        optimizer.settle()
         model = inner(model)
         saved = fitted(saved, model.state_dict())
         if saved.weights:
@@ -173,6 +187,9 @@ class TorchEngine(RankSession):
     @override
     def measure(self) -> dict[str, float]:
         measured = {"memory_bytes": float(device.peak_memory_bytes(self.target))}
+        free_bytes = device.free_memory_bytes(self.target)
+        if free_bytes is not None:
+            measured["device_free_bytes"] = float(free_bytes)
         return measured if self.waits is None else {**measured, "communication_s": self.waits.seconds}
 
     @override

@@ -7,7 +7,7 @@ there and not in a job.
 import inspect
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
@@ -33,6 +33,11 @@ def scale_(tensors: list[Tensor], factor: float) -> None:
     torch._foreach_mul_(tensors, factor)
 
 
+def scale_by_(tensors: list[Tensor], factor: Tensor) -> None:
+    """Multiply all ``tensors`` by ``factor``, a number of their type on their device."""
+    torch._foreach_mul_(tensors, factor)
+
+
 def add_scaled_(tensors: list[Tensor], others: list[Tensor], factor: float) -> None:
     """Add ``factor * other`` to each tensor."""
     torch._foreach_add_(tensors, others, alpha=factor)
@@ -46,6 +51,31 @@ def mix_(tensors: list[Tensor], others: list[Tensor], share: float) -> None:
 def copy_(tensors: list[Tensor], others: list[Tensor]) -> None:
     """Overwrite each tensor with its other."""
     torch._foreach_copy_(tensors, others)
+
+
+def products(tensors: Sequence[Tensor], factor: float | Sequence[Tensor]) -> list[Tensor]:
+    """Return each tensor times ``factor``, or times its own factor; new tensors."""
+    return list(torch._foreach_mul(list(tensors), factor if isinstance(factor, float) else list(factor)))
+
+
+def quotients(tensors: list[Tensor], divisors: list[Tensor]) -> list[Tensor]:
+    """Return each tensor divided by its divisor."""
+    return list(torch._foreach_div(tensors, divisors))
+
+
+def roots(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the square roots of each tensor."""
+    return list(torch._foreach_sqrt(tensors))
+
+
+def signs(tensors: list[Tensor]) -> list[Tensor]:
+    """Return -1, 0 or 1 for each element of each tensor."""
+    return list(torch._foreach_sign(tensors))
+
+
+def shift_(tensors: list[Tensor], by: float) -> None:
+    """Add a number to each tensor."""
+    torch._foreach_add_(tensors, by)
 
 
 def norms(tensors: list[Tensor]) -> tuple[Tensor, ...]:
@@ -62,8 +92,12 @@ def sgd_(  # noqa: PLR0913 - the rule has as many settings
     momentum: float,
     decay: float,
     nesterov: bool,
+    skip: Tensor | None = None,
 ) -> None:
-    """Do one step of SGD with coupled weight decay on all ``weights``; without momentum, velocity = gradient."""
+    """Do one step of SGD with coupled weight decay on all ``weights``; without momentum, velocity = gradient.
+
+    ``skip``: a float32 number on the device; 1: nothing is changed.
+    """
     # torch.optim.SGD runs the same kernel, but constructing it imports torch's compiler. The kernel refuses velocities
     # with a momentum of 0; its first step overwrites them with the gradient, whatever the momentum.
     without_momentum = momentum == 0
@@ -78,6 +112,7 @@ def sgd_(  # noqa: PLR0913 - the rule has as many settings
         nesterov=nesterov and not without_momentum,
         maximize=False,
         is_first_step=without_momentum,
+        found_inf=skip,
     )
 
 
@@ -93,8 +128,12 @@ def adam_(  # noqa: PLR0913 - the rule has as many settings
     decay: float,
     eps: float,
     decoupled: bool,
+    skip: Tensor | None = None,
 ) -> None:
-    """Do one step of Adam, or of AdamW if the decay is ``decoupled``; ``updates``: number of updates, this one included."""
+    """Do one step of Adam, or of AdamW if the decay is ``decoupled``; ``updates``: number of updates, this one included.
+
+    ``skip``: a float32 number on the device; 1: nothing is changed.
+    """
     # torch.optim.Adam runs the same kernels, but constructing it imports torch's compiler.
     kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
     kernel(
@@ -111,6 +150,7 @@ def adam_(  # noqa: PLR0913 - the rule has as many settings
         eps=eps,
         amsgrad=False,
         maximize=False,
+        found_inf=skip,
     )
 
 

@@ -5,6 +5,7 @@ native function fulfils the contract, it is used directly.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -61,6 +62,18 @@ def asarray(values: Any, *, like: Tensor | None = None, dtype: str | None = None
     return torch.tensor(values, dtype=like.dtype if dtype is None else _DTYPES[dtype]).to(
         like.device, non_blocking=True
     )
+
+
+def constant(values: Any, *, like: Tensor, dtype: str | None = None) -> Tensor:
+    if type(like) is not Tensor or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        # A tracer must see the values: what it makes of a tensor does not outlive the trace.
+        return asarray(values, like=like, dtype=dtype)
+    return _kept(values, like.device, like.dtype if dtype is None else _DTYPES[dtype])
+
+
+@lru_cache(maxsize=512)
+def _kept(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(values, dtype=dtype).to(device)
 
 
 def zeros(shape: Sequence[int], *, like: Tensor, dtype: str | None = None) -> Tensor:

@@ -1,5 +1,6 @@
 """The torch engine's optimizer: it scales the loss, exchanges, clips, updates and averages, in this order."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mtrain.backends._torch import internals, precision, rules
+from mtrain.backends._torch import internals, late, precision, rules
 from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.masking import TorchMasking
@@ -18,7 +19,7 @@ from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.quantising import is_range
 from mtrain.core.recipe import assign, ema_shares
 from mtrain.core.state_checks import aliases
-from mtrain.core.update import Exchange, UpdateOrder
+from mtrain.core.update import NORM_EPSILON, Exchange, UpdateOrder
 from mtrain.errors import SpecError
 
 __all__ = ["Exchange", "Gradients", "TorchOptimizer", "global_norm"]
@@ -126,10 +127,43 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         if tensors := gradients.all:
             internals.scale_(tensors, factor)
 
+    @property
     @override
-    def _apply_rules(self, gradients: Gradients, rates: Rates) -> None:
+    def can_be_late(self) -> bool:
+        # The other rules have no kernel that can be told on the device to change nothing.
+        return super().can_be_late and all(isinstance(rule, rules.Sgd | rules.Adam) for rule in self._rules)
+
+    @override
+    def _late_norm(self, gradients: Gradients, scale: float) -> Tensor:
+        grads = gradients.all
+        if not grads:
+            return torch.zeros((), dtype=torch.float64, device=self._device)
+        return norm_of(grads).double() / scale
+
+    @override
+    def _clip_late(self, gradients: Gradients, norm: Tensor) -> None:
+        factor = (
+            self._recipe.clip_norm / (norm + NORM_EPSILON) if math.isfinite(self._recipe.clip_norm) else 1 + 0 * norm
+        )
+        factor = factor.clamp(max=1.0) / self._scaler.scale
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in gradients.all:
+            by_type.setdefault(tensor.dtype, []).append(tensor)
+        for dtype, tensors in by_type.items():
+            internals.scale_by_(tensors, factor.to(dtype))
+
+    @override
+    def _send(self, norm: Tensor, numbers: Sequence[float], tensors: Sequence[Tensor]) -> Callable[[], Array]:
+        return late.send(norm, numbers, tensors, collective=self._collective)
+
+    @override
+    def _apply_rules(self, gradients: Gradients, rates: Rates, late_norm: Tensor | None = None) -> None:
         if not self._layouts_checked:
             self._match_layouts(gradients)
+        skip = None if late_norm is None else (~torch.isfinite(late_norm)).float()
+        for rule in self._rules:
+            if isinstance(rule, rules.Sgd | rules.Adam):
+                rule.leave_out(skip)
         for rule, places, group, rate in zip(self._rules, gradients.places, gradients.groups, rates.rates, strict=True):
             if places:
                 rule.apply(places, group, rate=rate, momentum=rates.momentum)
@@ -156,15 +190,20 @@ class TorchOptimizer(UpdateOrder[Gradients]):
             torch.cuda.manual_seed(seed)
 
     @override
-    def _take_buffers_of_rank_0(self) -> Callable[[], None]:
-        # Also with one rank: a user's module may change its buffers in evaluation mode, too.
+    def _copy_buffers(self) -> Callable[[], None]:
         own_buffers = [buffer.clone() for buffer in self._buffers]
-        self._collective.broadcast_(self._buffers)
 
         def restore() -> None:
             for buffer, own in zip(self._buffers, own_buffers, strict=True):
                 buffer.copy_(own)
 
+        return restore
+
+    @override
+    def _take_buffers_of_rank_0(self) -> Callable[[], None]:
+        # Also with one rank: a user's module may change its buffers in evaluation mode, too.
+        restore = self._copy_buffers()
+        self._collective.broadcast_(self._buffers)
         return restore
 
     @override
@@ -200,9 +239,12 @@ class TorchOptimizer(UpdateOrder[Gradients]):
 
 def global_norm(grads: Sequence[Tensor]) -> float:
     """Return the L2 norm over all elements of all gradients, as ``clip_grad_norm_`` does; waits for the device."""
-    if not grads:
-        return 0.0
-    return float(torch.linalg.vector_norm(torch.stack(internals.norms(list(grads)))))
+    return float(norm_of(grads)) if grads else 0.0
+
+
+def norm_of(grads: Sequence[Tensor]) -> Tensor:
+    """Return ``global_norm`` of at least one gradient as a number on the device."""
+    return torch.linalg.vector_norm(torch.stack(internals.norms(list(grads))))
 
 
 def _grad(parameter: Tensor) -> Tensor:

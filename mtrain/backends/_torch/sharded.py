@@ -14,7 +14,7 @@ from mtrain.backends._torch.optimizer import Exchange, Gradients, TorchOptimizer
 from mtrain.backends._torch.shard_rules import ShardRule
 from mtrain.backends._torch.shards import Part, Parts, spans_of, tied
 from mtrain.core.interfaces import Recipe
-from mtrain.core.recipe import ema_shares
+from mtrain.core.recipe import check_parts, ema_shares
 from mtrain.errors import SpecError
 
 BUCKET = 4 * 1024 * 1024
@@ -25,6 +25,7 @@ class PartsOptimizer(TorchOptimizer):
     """A TorchOptimizer that clips by the norm of whole arrays even where a rank holds only parts of them."""
 
     parts: Parts
+    knows_late = False
 
     @override
     def _norm(self, gradients: Gradients) -> float:
@@ -70,6 +71,7 @@ class ShardedOptimizer(PartsOptimizer):
             collective: As for ``TorchOptimizer``.
             device: As for ``TorchOptimizer``.
         """
+        check_parts(recipe, splits="this backend")
         if recipe.prune is not None:
             raise SpecError("train.prune: this backend splits weights over the ranks, but masks need whole ones")
         held_model = cast(nn.Module, Held(model, parts))

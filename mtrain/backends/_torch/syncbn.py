@@ -5,12 +5,13 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn import functional as F
 from typing_extensions import override
 
 from mtrain.backends._kernels import library
 from mtrain.backends._torch import batchnorm
-from mtrain.backends._torch.collective import TorchCollective
+from mtrain.backends._torch.collective import DistributedCollective, TorchCollective
 from mtrain.backends._torch.internals import AnyBatchNorm
 from mtrain.backends._torch.nn import BatchNorm2d
 from mtrain.errors import SpecError
@@ -127,24 +128,87 @@ def use_kernels(model: nn.Module) -> None:
             module.kernels = True
 
 
+class NativeSyncBatchNorm(nn.SyncBatchNorm):
+    """torch's own SyncBatchNorm, a few kernels on CUDA, with the running variance that the layer had before."""
+
+    unbiased_variance: bool
+    silu: bool = False
+    """Whether SiLU is part of the layer, as in the neutral BatchNorm2d that it was."""
+    running_var: Tensor | None
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        output = self._normalized(input)
+        return F.silu(output) if self.silu else output
+
+    def _normalized(self, input: Tensor) -> Tensor:
+        own = self.running_var
+        if not self.training or self.unbiased_variance or own is None or self.momentum is None:
+            return super().forward(input)
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        count = ranks * input.numel() // input.shape[1]
+        # torch follows the variance divided by (count - 1), in a scratch tensor, since autograd may have saved it.
+        self.running_var = own.clone()
+        try:
+            output = super().forward(input)
+            with torch.no_grad():
+                kept = own * (1 - self.momentum)
+                own.copy_(kept + (self.running_var - kept) * ((count - 1) / count))
+        finally:
+            self.running_var = own
+        return output
+
+
+def has_native(device: torch.device, collective: TorchCollective) -> bool:
+    """Return whether torch's own SyncBatchNorm, which knows CUDA and torch's process groups alone, can be used."""
+    return device.type == "cuda" and isinstance(collective, DistributedCollective)
+
+
+def use_native(model: nn.Module) -> None:
+    """Turn every trainable BatchNorm of ``model`` into torch's own SyncBatchNorm over all ranks, in place.
+
+    Names and state stay as they were.
+
+    Raises:
+        SpecError: there is one of a class of its own, whose forward pass would be lost.
+    """
+    for module in _trainable(model):
+        unbiased = getattr(module, "unbiased_variance", True)
+        module.__class__ = NativeSyncBatchNorm
+        native = cast(NativeSyncBatchNorm, module)
+        native.unbiased_variance, native.process_group = unbiased, None
+
+
+def _trainable(model: nn.Module) -> list[nn.Module]:
+    """Return the BatchNorms of ``model`` whose statistics can be taken over all ranks.
+
+    Raises:
+        SpecError: there is one of a class of its own, whose forward pass would be lost.
+    """
+    chosen: list[nn.Module] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, AnyBatchNorm) or isinstance(module, _Frozen | nn.SyncBatchNorm):
+            continue
+        if type(module) not in OVER_RANKS and not isinstance(module, BatchNorm2d):
+            raise SpecError(
+                f"train.sync_batchnorm: true given, but {name or 'the model'} is a {type(module).__name__}, a BatchNorm of its "
+                "own class; use one of torch.nn, or false"
+            )
+        chosen.append(module)
+    return chosen
+
+
 def synchronize(model: nn.Module, collective: TorchCollective) -> None:
     """Make every trainable BatchNorm of ``model`` take its statistics over all ranks, in place.
 
     Raises:
         SpecError: there is one of a class of its own, whose forward pass would be lost.
     """
-    for name, module in model.named_modules():
-        if not isinstance(module, AnyBatchNorm) or isinstance(module, _Frozen | nn.SyncBatchNorm):
-            continue
+    for module in _trainable(model):
         if type(module) in OVER_RANKS:
             module.__class__ = OVER_RANKS[type(module)]
-        elif isinstance(module, BatchNorm2d):
-            _turn_into(SyncBatchNorm2d, module)
         else:
-            raise SpecError(
-                f"train.sync_batchnorm: true given, but {name or 'the model'} is a {type(module).__name__}, a BatchNorm of its "
-                "own class; use one of torch.nn, or false"
-            )
+            _turn_into(SyncBatchNorm2d, cast(BatchNorm2d, module))
         cast(SyncBatchNorm2d, module).collective = collective
 
 

@@ -313,9 +313,8 @@ def _ports(hosts: Sequence[HostFacts]) -> list[Finding] | str:
             free += not obstacle
             if obstacle:
                 text = f"{key}: {port} is taken on {host.address}: {obstacle}"
-                problems.append(
-                    _bad("ports", host, text, f"give another port, or `auto` for {key}, or end what listens there")
-                )
+                automatic = f", or `auto` for {key}" if key.startswith("cluster.") else ""
+                problems.append(_bad("ports", host, text, f"give another port{automatic}, or end what listens there"))
     return problems or (
         f"{free} ports that the spec fixes are free" if free else "the spec fixes none; free ones are taken"
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core.interfaces import Dataset
+from mtrain.jobs import metrics
 from mtrain.jobs.plan import Plan
 from mtrain.spec import plugins, remedies
 from mtrain.spec.model import Spec
@@ -67,6 +68,8 @@ def _ports(spec: Spec, plan: Plan, index: int) -> list[tuple[int, str]]:
         ports.append((master, "cluster.master_port"))
     if start != "auto" and "--start_port" in plan.commands[index].argv:
         ports += [(port, "cluster.start_port") for port in range(start, min(start + plan.hosts[index].slots, 65536))]
+    if plan.metrics is not None:
+        ports.append((plan.metrics.port, metrics.KEY))
     return ports
 
 

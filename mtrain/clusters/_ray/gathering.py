@@ -73,6 +73,10 @@ class RayAgents:
                 members[node] = Member(node=node, host=wire.host, channel=wire.channel, hello=greeting)
         return members, findings
 
+    def arrivals(self, nodes: Sequence[int]) -> dict[int, Member]:
+        """Return nothing: nodes that Ray places anew are taken when the job starts again, see ``gather``."""
+        return {}
+
     def last_words(self, node: int) -> str:
         """Return how the agent of a host, its actor or its node ended; "" where that is unknown."""
         return self._wires[node].last_words() if node in self._wires else ""

@@ -19,8 +19,8 @@ def normalised(batch: Batch, *, mean: Sequence[float], std: Sequence[float], dty
         dtype: Type of the network's weights.
     """
     x_BSS3 = ops.astype(batch["pixels"][:, :, :, :3], "float64" if dtype == "float64" else "float32") / 255
-    mean_3 = ops.asarray(list(mean), like=x_BSS3, dtype=ops.dtype(x_BSS3))
-    std_3 = ops.asarray(list(std), like=x_BSS3, dtype=ops.dtype(x_BSS3))
+    mean_3 = ops.constant(tuple(mean), like=x_BSS3, dtype=ops.dtype(x_BSS3))
+    std_3 = ops.constant(tuple(std), like=x_BSS3, dtype=ops.dtype(x_BSS3))
     return ops.permute_dims(ops.astype((x_BSS3 - mean_3) / std_3, dtype), (0, 3, 1, 2))
 
 

@@ -1,5 +1,6 @@
 """A real-time segmentation network in the manner of PP-LiteSeg as a model plugin. Only ``build`` needs a framework."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import BaseModel
@@ -14,6 +15,12 @@ class LiteSeg(Segmenter):
     (arXiv 2104.13188); 6.7 million parameters."""
 
     Options: ClassVar[type[BaseModel]] = LiteSegOptions
+    spans_ranks: ClassVar[bool] = True
+    recomputable: ClassVar[Sequence[str]] = (
+        r"^stem\.\d+$",
+        r"^stages\.\d+\.\d+$",
+        r"^(pooling|fuse_16|fuse_8|head)$",
+    )
 
     @property
     def stride(self) -> int:

@@ -9,11 +9,10 @@ levels, C classes. Boxes are ``[x1, y1, x2, y2]``.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from mtrain.core import ops
 from mtrain.core.interfaces import Array, Tensor
 from mtrain.models.common.boxes import overlap_N
+from mtrain.models.ppyoloe.truth import grouped
 
 _CELL_SIDE = 5.0
 """Side of a point's anchor box, in strides."""
@@ -84,26 +83,8 @@ def points_of(sizes: Sequence[tuple[int, ...]], strides: Sequence[int], *, like:
 
 
 def truth_of(targets_T6: Array, *, shape: tuple[int, ...], like: Tensor) -> Truth:
-    """Group target rows by picture, and convert their boxes to corners in pixels.
-
-    Args:
-        targets_T6: Rows ``[image, class, xc, yc, w, h]`` on the host, boxes as shares of the picture.
-        shape: (B, height, width) of the pictures.
-        like: A tensor on the device on which the result is to be.
-    """
-    batch, height, width = shape
-    image_T = targets_T6[:, 0].astype(np.int64)
-    order_T = np.argsort(image_T, kind="stable")
-    image_T = image_T[order_T]
-    counts_B = np.bincount(image_T, minlength=batch)
-    row_T = np.arange(len(image_T)) - (np.cumsum(counts_B) - counts_B)[image_T]
-    count = max(int(counts_B.max(initial=0)), 1)
-    centre_T2, half_T2 = targets_T6[order_T, 2:4], targets_T6[order_T, 4:6] / 2
-    sides = np.asarray((width, height), np.float32)
-    labels_BN, boxes_BN4 = np.zeros((batch, count), np.int64), np.zeros((batch, count, 4), np.float32)
-    labels_BN[image_T, row_T] = targets_T6[order_T, 1]
-    boxes_BN4[image_T, row_T, :2] = (centre_T2 - half_T2) * sides
-    boxes_BN4[image_T, row_T, 2:] = (centre_T2 + half_T2) * sides
+    """Do what ``grouped`` does, and send the result to the device of ``like``."""
+    labels_BN, boxes_BN4 = grouped(targets_T6, shape=shape)
     return Truth(
         labels_BN=ops.asarray(labels_BN, like=like, dtype="int64"),
         boxes_BN4=ops.asarray(boxes_BN4, like=like, dtype="float32"),

@@ -11,10 +11,11 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Variation
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Tensor, Variation
 from mtrain.errors import SpecError
 from mtrain.models.common.nms import detections_by_class
 from mtrain.models.ppyoloe.fusing import fuse
+from mtrain.models.ppyoloe.truth import STATIC, grouped
 
 _STRIDE = 32
 """Stride of the coarsest level, in pixels."""
@@ -58,7 +59,15 @@ class PPYOLOE(Model):
 
     Options: ClassVar[type[BaseModel]] = PPYOLOEOptions
     kind: ClassVar[str] = "detection"
+    recomputable: ClassVar[Sequence[str]] = (
+        r"^backbone\.stem\.conv\d$",
+        r"^backbone\.stages\.\d+\.(conv_down|conv\d|attn|blocks\.\d+)$",
+        r"^neck\.(fpn|pan)_routes\.\d+$",
+        r"^neck\.(fpn|pan)_stages\.\d+\.\d+\.(conv\d|convs\.\w+)$",
+        r"^yolo_head\.stem_\w+\.\d+$",
+    )
     imitates: ClassVar[Sequence[str]] = ("outputs", "features")
+    spans_ranks: ClassVar[bool] = True
     size_step: int = _STRIDE
     published: ClassVar[Published] = Published(
         float32=("yolo_head.proj_conv.weight",),
@@ -125,6 +134,24 @@ class PPYOLOE(Model):
         distances.
         """
         return {name: self._initial_value(name, shape, seed) for name, shape in shapes.items()}
+
+    def arranged(self, batch: HostBatch) -> HostBatch:
+        """Return the micro batch with its objects by picture, ``labels`` and ``boxes``, in place of ``targets``.
+
+        ``epoch`` becomes an entry ``static`` that is there or not, since a value would have to be read from the device.
+        """
+        labels_BN, boxes_BN4 = grouped(batch["targets"], shape=batch["images"].shape[:3])
+        others = {name: array for name, array in batch.items() if name not in ("targets", "epoch")}
+        static = int(batch["epoch"][0]) < self.options.static_assigner_epoch
+        marked = {STATIC: np.zeros(1, np.int64)} if static else {}
+        return {**others, "labels": labels_BN, "boxes": boxes_BN4, **marked}
+
+    def narrowed(self, output: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Leave out the points without a score above ``confidence``."""
+        from mtrain.core import ops
+        from mtrain.models.common.narrowing import narrowed
+
+        return narrowed(output, ops.max(output["scores"], axis=2), above=self.options.confidence)
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
         """Return the detections of each picture: float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.

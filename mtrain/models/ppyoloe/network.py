@@ -18,6 +18,7 @@ from mtrain.models.common.imitation import Detections, Imitator, Signals
 from mtrain.models.ppyoloe.assign import Points, Truth, points_of, truth_of
 from mtrain.models.ppyoloe.blocks import ConvNorm, HeadStem, NeckStage, Stage
 from mtrain.models.ppyoloe.loss import LossSettings, Outputs, decode, loss
+from mtrain.models.ppyoloe.truth import STATIC
 
 STRIDES = (32, 16, 8)
 BINS = 17
@@ -161,7 +162,8 @@ class Network(Imitator):
 
         Args:
             batch: ``images`` uint8 (B, H, W, 3) RGB, sides multiples of 32; in training also ``targets`` float32 (T, 6)
-                ``[image, class, xc, yc, w, h]``, boxes as shares of the picture, and ``epoch`` int64 (1,).
+                ``[image, class, xc, yc, w, h]``, boxes as shares of the picture, and ``epoch`` int64 (1,); or what
+                ``PPYOLOE.arranged`` makes of these.
 
         Returns: In training see ``loss``. In evaluation ``boxes`` ``[x1, y1, x2, y2]`` in pixels of the input, and
             ``scores`` in 0..1.
@@ -171,13 +173,19 @@ class Network(Imitator):
             outputs, points = self.outputs(self.prepared(images_BHW3))
             boxes_BL4, _ = decode(outputs, points)
             return {"boxes": boxes_BL4 * points.stride_L1, "scores": ops.sigmoid(outputs.logits_BLC)}
-        # Reading a tensor on the host waits for the device, so it is done before the network's kernels are queued.
-        static = int(ops.to_numpy(batch["epoch"])[0]) < self.settings.static_assigner_epoch
-        truth = truth_of(ops.to_numpy(batch["targets"]), shape=ops.shape(images_BHW3)[:3], like=batch["targets"])
+        static, truth = self._truth(batch)
         maps = self.maps(self.prepared(images_BHW3))
         outputs, points = self.read(maps)
         losses = self.loss(outputs, points, truth, static=static)
         return self.taught(losses, batch, lambda: _signals(maps, outputs, points))
+
+    def _truth(self, batch: Batch) -> tuple[bool, Truth]:
+        """Return whether objects are assigned statically, and the objects."""
+        if "labels" in batch:  # arranged by the model's plugin: nothing is read from the device
+            return STATIC in batch, Truth(labels_BN=batch["labels"], boxes_BN4=batch["boxes"])
+        static = int(ops.to_numpy(batch["epoch"])[0]) < self.settings.static_assigner_epoch
+        shape = ops.shape(batch["images"])[:3]
+        return static, truth_of(ops.to_numpy(batch["targets"]), shape=shape, like=batch["targets"])
 
     def signals(self, batch: Batch) -> Signals:
         """Show the predictions, one a cell, and the neck's maps."""
@@ -192,8 +200,8 @@ class Network(Imitator):
     def prepared(self, images_BHW3: Tensor) -> Tensor:
         """Convert pictures, uint8 (B, H, W, 3), to normalised (B, 3, H, W) in the dtype of the weights."""
         x_BHW3 = ops.astype(images_BHW3, "float32")
-        scale_3 = ops.asarray([1 / (255 * d) for d in _DEVIATION], like=x_BHW3)
-        shift_3 = ops.asarray([-m / d for m, d in zip(_MEAN, _DEVIATION, strict=True)], like=x_BHW3)
+        scale_3 = ops.constant(tuple(1 / (255 * d) for d in _DEVIATION), like=x_BHW3)
+        shift_3 = ops.constant(tuple(-m / d for m, d in zip(_MEAN, _DEVIATION, strict=True)), like=x_BHW3)
         x_BHW3 = ops.astype(x_BHW3 * scale_3 + shift_3, ops.dtype(self.yolo_head.pred_cls[0].weight))
         return ops.permute_dims(x_BHW3, (0, 3, 1, 2))
 

@@ -45,6 +45,7 @@ class ResNet(Model):
 
     Options: ClassVar[type[BaseModel]] = ResNetOptions
     kind: ClassVar[str] = "classification"
+    recomputable: ClassVar[Sequence[str]] = (r"^layer\d\.\d+$",)
     imitates: ClassVar[Sequence[str]] = ("outputs", "features")
     size_step: int = 1
     published: ClassVar[Published] = Published(per_class=(r"^fc\.(weight|bias)$",))

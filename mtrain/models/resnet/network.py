@@ -137,8 +137,8 @@ class Network(Imitator):
         """Normalise pictures, uint8 (B, S, S, 3), to (B, 3, S, S) in the dtype of the weights."""
         dtype = ops.dtype(self.conv1.weight)
         x_BSS3 = ops.astype(images_BSS3, "float64" if dtype == "float64" else "float32") / 255
-        mean_3 = ops.asarray(self.mean, like=x_BSS3, dtype=ops.dtype(x_BSS3))
-        std_3 = ops.asarray(self.std, like=x_BSS3, dtype=ops.dtype(x_BSS3))
+        mean_3 = ops.constant(tuple(self.mean), like=x_BSS3, dtype=ops.dtype(x_BSS3))
+        std_3 = ops.constant(tuple(self.std), like=x_BSS3, dtype=ops.dtype(x_BSS3))
         return ops.permute_dims(ops.astype((x_BSS3 - mean_3) / std_3, dtype), (0, 3, 1, 2))
 
     def features(self, pixels_B3SS: Tensor) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """A U-Net as a model plugin. Only ``build`` needs a framework."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import BaseModel
@@ -13,6 +14,8 @@ class UNet(Segmenter):
     """The U-Net: Ronneberger et al. 2015 (arXiv 1505.04597), with padding and BatchNorm; 7.8 million parameters."""
 
     Options: ClassVar[type[BaseModel]] = UNetOptions
+    spans_ranks: ClassVar[bool] = True
+    recomputable: ClassVar[Sequence[str]] = (r"^(down|up)\.\d+$",)
 
     @property
     def stride(self) -> int:

@@ -76,6 +76,7 @@ class ViT(Model):
 
     Options: ClassVar[type[BaseModel]] = ViTOptions
     kind: ClassVar[str] = "classification"
+    recomputable: ClassVar[Sequence[str]] = (r"^blocks\.\d+$",)
     imitates: ClassVar[Sequence[str]] = ("outputs",)
     published: ClassVar[Published] = Published(per_class=(r"^head\.(weight|bias)$",))
 

@@ -74,7 +74,7 @@ def match(targets_T6: Tensor, anchors_LA2: Tensor, sizes: Sequence[tuple[int, ..
     """
     levels, per_level, count = len(sizes), anchors_LA2.shape[1], targets_T6.shape[0]
     blocks, rows = len(_OFFSETS), len(_OFFSETS) * per_level * count
-    grid_L12 = ops.asarray([[[float(w), float(h)]] for h, w in sizes], like=targets_T6)
+    grid_L12 = ops.constant(tuple(((float(w), float(h)),) for h, w in sizes), like=targets_T6)
     xy_LT2, wh_LT2 = targets_T6[None, :, 2:4] * grid_L12, targets_T6[None, :, 4:6] * grid_L12
     ratio_LAT2 = wh_LT2[:, None] / anchors_LA2[:, :, None]
     near_LAT = ops.max(ops.maximum(ratio_LAT2, 1 / ratio_LAT2), axis=3) < threshold
@@ -85,13 +85,13 @@ def match(targets_T6: Tensor, anchors_LA2: Tensor, sizes: Sequence[tuple[int, ..
     sides_LKT = ops.permute_dims(ops.concat((own_LT1, lower_LT2, upper_LT2), axis=2), (0, 2, 1))
     valid_LKAT = sides_LKT[:, :, None] & near_LAT[:, None]
 
-    offsets_K12 = ops.asarray([[offset] for offset in _OFFSETS], like=targets_T6)
+    offsets_K12 = ops.constant(tuple((offset,) for offset in _OFFSETS), like=targets_T6)
     cell_LKT2 = ops.trunc(xy_LT2[:, None] + offsets_K12[None])
     cell_LKT2 = ops.minimum(ops.clip(cell_LKT2, 0), grid_L12[:, None] - 1)
     wh_LKT2 = ops.broadcast_to(wh_LT2[:, None], (levels, blocks, count, 2))
     box_LKT4 = ops.concat((xy_LT2[:, None] - cell_LKT2, wh_LKT2), axis=3)
     index_LKT2 = ops.astype(cell_LKT2, "int64")
-    size_L112 = ops.asarray([[[[w, h]]] for h, w in sizes], like=targets_T6, dtype="int64")
+    size_L112 = ops.constant(tuple((((w, h),),) for h, w in sizes), like=targets_T6, dtype="int64")
     image_T = ops.astype(targets_T6[:, 0], "int64")
     flat_LKT = (image_T * size_L112[..., 1] + index_LKT2[..., 1]) * size_L112[..., 0] + index_LKT2[..., 0]
     anchor_A = ops.arange(0, per_level, like=image_T)
@@ -184,7 +184,7 @@ def _objectness_loss(obj: Sequence[Tensor], iou_LR: Tensor, matches: Matches, se
     rows = ops.shape(iou_LR)[1]
     logits_N = ops.concat(obj)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    start_L1 = ops.asarray([[start] for start in starts], like=matches.cell_LR)
+    start_L1 = ops.constant(tuple((start,) for start in starts), like=matches.cell_LR)
     spare = sum(sizes)  # an extra cell, dropped at the end, receives the rows that are no match
     cell_M = ops.reshape(ops.where(matches.valid_LR, matches.cell_LR + start_L1, spare), (-1,))
     row_M = ops.arange(1, len(sizes) * rows + 1, like=cell_M)

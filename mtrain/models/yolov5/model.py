@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Variation
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Tensor, Variation
 from mtrain.errors import SpecError
 from mtrain.models.common.nms import Selection, detections
 from mtrain.models.yolov5 import anchors as fitting
@@ -96,6 +96,7 @@ class YOLOv5(Model):
     Options: ClassVar[type[BaseModel]] = YOLOv5Options
     kind: ClassVar[str] = "detection"
     size_step: int = STRIDES[-1]
+    recomputable: ClassVar[Sequence[str]] = (r"^model\.(?!(?:11|12|15|16|19|22|24)$)\d+$",)
     imitates: ClassVar[Sequence[str]] = ("outputs", "features")
     published: ClassVar[Published] = Published(
         left_out=(r"^balance\.moved_L$",),
@@ -181,6 +182,15 @@ class YOLOv5(Model):
                 rows[:, 4] += math.log(8 / (640 / stride) ** 2)
                 rows[:, 5:] += math.log(0.6 / (len(task.class_names) - 0.99999))
         return values
+
+    def narrowed(self, output: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Leave out the rows without a score above ``confidence``, objectness times class score."""
+        from mtrain.core import ops
+        from mtrain.models.common.narrowing import narrowed
+
+        decoded_BNC = output["decoded"]
+        score_BN = ops.max(decoded_BNC[:, :, 5:], axis=2) * decoded_BNC[:, :, 4]
+        return narrowed(output, score_BN, above=self.options.confidence)
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
         """Return the detections of each picture: float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.

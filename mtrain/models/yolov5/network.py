@@ -58,7 +58,7 @@ class LevelBalance(nn.Module):
 
     def weights_L(self, like: Tensor) -> Tensor:
         """Return a copy of the weights (L,) for this micro batch."""
-        return ops.astype(self.moved_L, ops.dtype(like)) * 1 if self.adapt else ops.asarray(START_BALANCE, like=like)
+        return ops.astype(self.moved_L, ops.dtype(like)) * 1 if self.adapt else ops.constant(START_BALANCE, like=like)
 
     def update(self, weights_L: Tensor, obj_L: Tensor) -> None:
         """Move the weights according to each level's mean objectness loss in this micro batch."""

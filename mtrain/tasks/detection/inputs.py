@@ -24,7 +24,10 @@ NO_WAY_BACK: ScalePad = (1.0, 1.0, 0.0, 0.0)
 Drawn = tuple[NDArray[np.float32], ScalePad]
 """(N, 5) rows ``[class, xc, yc, w, h]``, normalised, and the map of positions as :data:`ScalePad`."""
 Key = tuple[int, int, int]
-"""Epoch, update of the epoch, index of the sample: the values on which a sample may depend besides the seed."""
+"""Epoch, update of the epoch, index of the sample: the values on which a sample may depend besides the seed.
+
+The index of a repetition is higher by a multiple of the number of pictures: see ``core.sampler.Drawn``.
+"""
 
 
 class View(Protocol):
@@ -72,7 +75,8 @@ class LetterboxTraining:
         """See ``View.draw``."""
         epoch, _, index = key
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
-        return self._augmenter.draw(rng, index, out, mosaics=epoch < self._last_mosaic), NO_WAY_BACK
+        picture = index % len(self.pictures)
+        return self._augmenter.draw(rng, picture, out, mosaics=epoch < self._last_mosaic), NO_WAY_BACK
 
 
 class StretchTraining:
@@ -95,7 +99,8 @@ class StretchTraining:
         """See ``View.draw``."""
         epoch, update, index = key
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
-        return self._stretcher.draw(rng, index, out, method=self._shared(epoch, update)[1]), NO_WAY_BACK
+        picture = index % len(self.pictures)
+        return self._stretcher.draw(rng, picture, out, method=self._shared(epoch, update)[1]), NO_WAY_BACK
 
     def _shared(self, epoch: int, update: int) -> tuple[int, int]:
         return shared_by_update(self._spec, image_size=self._image_size, key=(self._seed, epoch, update))
@@ -183,7 +188,7 @@ class Transformed:
             DataError: also if the pipeline fails, or changes the size of the input.
         """
         rows, scale_pad = self._view.draw(key, out)
-        side, origin = len(out), str(self.pictures.path(key[2]))
+        side, origin = len(out), str(self.pictures.path(key[2] % len(self.pictures)))
         centres, halves = rows[:, 1:3].astype(np.float64) * side, rows[:, 3:5].astype(np.float64) * (side / 2)
         boxes = np.concatenate([centres - halves, centres + halves], axis=1)
         seeds = (self._seed, key[0], key[2])

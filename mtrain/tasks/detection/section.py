@@ -107,6 +107,11 @@ class DetectionDataSpec(DividedDataSpec):
     cache: Literal["none", "ram", "disk"] = Field(default="none", description="where decoded pictures are kept")
     cache_dir: str | None = Field(default=None, description="folder of the disk cache; null: the user's cache folder")
     augment: AugmentSpec = Field(default=AugmentSpec(), description="of the training split")
+    image_weights: bool = Field(
+        default=False,
+        description="each epoch draws its pictures with replacement, those more often whose classes are rare or had a low AP "
+        "in the last evaluation before the epoch; YOLOv5's --image-weights",
+    )
 
     @model_validator(mode="after")
     def _augmentation_suits_the_resize(self) -> Self:

@@ -74,7 +74,7 @@ class DetectionSource:
 
     def describe(self, index: int) -> str:
         """Return the sample's picture file, for error messages."""
-        return str(self.pictures.path(index))
+        return str(self.pictures.path(index % len(self)))
 
     def shape(self, epoch: int, update: int) -> tuple[int, int, int]:
         """Return the shape (S, S, 3) of the pictures of one update."""
@@ -96,7 +96,7 @@ class DetectionSource:
 
         """
         rows, scale_pad = self._view.draw((epoch, update, index), out)
-        return DetectionItem(index, rows, scale_pad)
+        return DetectionItem(index % len(self), rows, scale_pad)
 
     def collate(self, samples: Sequence[DetectionItem]) -> dict[str, Array]:
         """Combine samples to a micro batch.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mtrain.tasks.datasets import OpenData
     from mtrain.tasks.detection.annotations import Annotations
     from mtrain.tasks.detection.evaluator import CocoEvaluator
+    from mtrain.tasks.detection.image_weights import ImageWeights
     from mtrain.tasks.detection.live import LiveDetection
     from mtrain.tasks.detection.prediction import DetectionPictures
 
@@ -35,6 +36,7 @@ class DetectionTask(TaskBase):
         self._data = data
         self._training = training
         self._scored = spec.evaluate.enabled or not training
+        self._image_weights: ImageWeights | None = None
 
     @classmethod
     def divided(cls, data: Any, read_all: Callable[[], "Annotations"]) -> "tuple[Annotations, Annotations] | None":
@@ -141,11 +143,27 @@ class DetectionTask(TaskBase):
         section = self._section
         return statistics(self._data.train, image_size=section.image_size, stretch=section.resize == "stretch")
 
+    def sample_weights(self, figures: Mapping[str, float]) -> Array | None:
+        """See ``TaskData.sample_weights``: by the classes of each picture's boxes, see ``image_weights``."""
+        if not self._section.image_weights:
+            return None
+        if self._image_weights is None:
+            from mtrain.tasks.detection.image_weights import ImageWeights
+
+            self._image_weights = ImageWeights(self._data.train)
+        return self._image_weights.at(figures)
+
     def evaluator(self) -> "CocoEvaluator":
         """Create an evaluator for the evaluation split."""
         from mtrain.tasks.detection.evaluator import CocoEvaluator
 
         return CocoEvaluator(self._data.val, max_detections=self._limit)
+
+    def evaluator_of(self, indices: Sequence[int]) -> "CocoEvaluator":
+        """See ``TaskBase.evaluator_of``: objects of other pictures are not missed."""
+        from mtrain.tasks.detection.evaluator import CocoEvaluator
+
+        return CocoEvaluator(self._data.val, max_detections=self._limit, only=indices)
 
     def labels(self) -> dict[str, Any]:
         """Return the class names, and their ids in the annotation file, for the checkpoint."""

@@ -88,7 +88,10 @@ class OwnOptimizerSpec(OptimizerSpec):
     """One group of parameters, no momentum and no weight decay, unless they are given."""
 
     momentum: float = Field(
-        default=0.0, ge=0, lt=1, description="sgd: momentum; adam and adamw: beta1, which is 0.9 if it is not given"
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="sgd and rmsprop: momentum; adadelta: unused; others: beta1, which is 0.9 if it is not given",
     )
     nesterov: bool = Field(default=False, description="sgd: look ahead along the momentum")
     weight_decay: float = Field(default=0.0, ge=0, description="of the groups that do not give their own")
@@ -99,7 +102,11 @@ class OwnOptimizerSpec(OptimizerSpec):
     @model_validator(mode="before")
     @classmethod
     def _beta1(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("rule") in ("adam", "adamw") and "momentum" not in values:
+        if (
+            isinstance(values, dict)
+            and values.get("rule") in ("adam", "adamw", "lion", "lamb")
+            and "momentum" not in values
+        ):
             return {**values, "momentum": 0.9}
         return values
 

@@ -1,5 +1,6 @@
 """Backends that train wrongly, each in one thing."""
 
+import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,20 @@ class Silent(Wrong, DDP):
         exchange = optimizer.micro_batch
         optimizer.micro_batch = lambda *, last: exchange(last=False)
         return model, optimizer
+
+
+class Untaught(Wrong, Solo):
+    """Trains a copy of the network that the job has built, so the teacher that the job gives to that is lost."""
+
+    def preparing(self, session: Any, prepare: Any, build: Any, recipe: Any) -> Any:
+        return prepare(lambda: copy.deepcopy(build()), recipe)
+
+
+class Unmasked(Wrong, Solo):
+    """Sets no weight to 0."""
+
+    def preparing(self, session: Any, prepare: Any, build: Any, recipe: Any) -> Any:
+        return prepare(build, replace(recipe, prune=None))
 
 
 class Late(Wrong):

@@ -12,6 +12,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from mtrain.backends.torch_backend import TorchBackend, TorchOptions
+from mtrain.core.interfaces import Recipe
+from mtrain.errors import SpecError
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +37,14 @@ class Fsdp(TorchBackend):
     def __init__(self, options: Options) -> None:
         self.options = options
         self._engine: FsdpEngine | None = None
+
+    @override
+    def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
+        if recipe.rule == "lamb":
+            raise SpecError(
+                "optimizer.rule: lamb given with backend fsdp, which splits arrays over the ranks, but the rule needs the "
+                "lengths of whole ones; use another rule such as adamw, or a backend that keeps arrays whole"
+            )
 
     @override
     def __enter__(self) -> FsdpEngine:

@@ -1,0 +1,41 @@
+"""Make blocks of a model compute their inner results again in the backward pass (``train.recompute``), in place."""
+
+from functools import partial
+from typing import Any, cast
+
+import paddle
+from paddle.distributed.fleet.utils import recompute
+from paddle.nn import Layer
+
+from mtrain.core.interfaces import Recipe
+from mtrain.core.recomputing import Block, Pass, chosen_blocks
+
+
+def attach(model: Layer, recipe: Recipe) -> None:
+    """Make the blocks that ``recipe`` chooses recompute.
+
+    Raises:
+        SpecError: See ``chosen_blocks``.
+    """
+    layers = dict(model.named_sublayers(include_self=True))
+    for name in chosen_blocks(layers, recipe) if recipe.recompute else ():
+        cast(Any, layers[name]).forward = _Forward(layers[name])
+
+
+class _Forward:
+    """The forward pass of a block, as an attribute of the block in the place of its class's method."""
+
+    def __init__(self, block: Layer) -> None:
+        self._layer = block
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        forward = partial(type(self._layer).forward, self._layer)
+        if not (self._layer.training and paddle.is_grad_enabled()):
+            return forward(*inputs, **named)
+        layers = self._layer.sublayers(include_self=True)
+        buffers = [(layer, name) for layer in layers for name, _ in layer.named_buffers(include_sublayers=False)]
+        repeatable = Pass(block=Block(forward=forward, modules=layers, buffers=buffers))
+        # Paddle logs a warning in each pass of a block none of whose inputs takes a gradient, as the first one's pictures.
+        variable = paddle.zeros([1])
+        variable.stop_gradient = False
+        return recompute(lambda _, *given: repeatable(*given, **named), variable, *inputs, use_reentrant=False)

@@ -1,0 +1,117 @@
+"""Elastic jobs: how the shards of each micro batch come to the hosts that are there.
+
+What a job computes depends on its shards alone (``cluster.shards``), not on who computes them. There are two ways to
+have fewer hosts compute all of them: more ranks on each host, one per shard, or ranks that compute several shards one
+after the other (``cluster.sharing``).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mtrain.core.interfaces import Host, Recipe
+from mtrain.errors import SpecError
+from mtrain.spec.model import Spec
+
+RANKS, PASSES = "ranks", "passes"
+"""Values of ``cluster.sharing``, besides "auto"."""
+
+
+def is_elastic(spec: Spec) -> bool:
+    """Return whether the job may lose hosts and go on."""
+    return spec.cluster.min_nodes is not None
+
+
+def sharing(spec: Spec, *, on_cpu: bool) -> str:
+    """Return how fewer hosts compute all shards; two ranks cannot share a device with NCCL."""
+    chosen = spec.cluster.sharing
+    return chosen if chosen != "auto" else RANKS if on_cpu else PASSES
+
+
+def check(spec: Spec, hosts: Sequence[Host]) -> None:
+    """Refuse an elastic job that could never run as the spec says.
+
+    Raises:
+        SpecError: fewer hosts are named than it needs, or there are fewer shards than hosts.
+    """
+    fewest, shards = spec.cluster.min_nodes, spec.cluster.shards
+    if fewest is not None and fewest > len(hosts):
+        raise SpecError(
+            f"cluster.min_nodes: {fewest} given for {len(hosts)} hosts; name that many with --ips, or give fewer"
+        )
+    if is_elastic(spec) and shards is not None and shards < len(hosts):
+        raise SpecError(
+            f"cluster.shards: {shards} given for {len(hosts)} hosts, so some would compute nothing; give at least "
+            f"{len(hosts)}"
+        )
+
+
+def check_passes(recipe: Recipe, *, size: int, model: str, spans_ranks: bool) -> None:
+    """Refuse what cannot be computed shard after shard on one rank.
+
+    Raises:
+        SpecError: there are other numbers of shards and ranks, and the model or an option needs all shards of a micro
+            batch at the same time.
+    """
+    if recipe.shards in (None, size):
+        return
+    reasons = {
+        "train.sync_batchnorm: it normalises over all shards of a micro batch": recipe.sync_batchnorm,
+        f"model.name: the loss of {model} is divided by a sum over all shards of a micro batch": spans_ranks,
+        "train.quantise: ranges of inputs are those of all shards of a micro batch": recipe.quantise is not None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise SpecError(
+                f"{reason}, and here {size} rank{'s' if size > 1 else ''} would compute {recipe.shards} shards one after "
+                "the other; give cluster.sharing=ranks, or as many ranks as shards (cluster.shards)"
+            )
+
+
+def spread(hosts: Sequence[Host], present: Sequence[int], *, shards: int) -> list[Host]:
+    """Return the hosts that are present, with one rank per shard.
+
+    Each host keeps its own number of ranks where it can. What is missing goes one by one to the host that is the least
+    crowded in proportion to its own number, of equal ones to the first.
+
+    Args:
+        hosts: All hosts of the job, with the numbers of ranks that they have when all are there.
+        present: Indices of the hosts that are there.
+        shards: Ranks of the job.
+    """
+    own = [hosts[node].slots for node in present]
+    counts = list(own) if sum(own) <= shards else [0] * len(own)
+    while sum(counts) < shards:
+        place = min(range(len(own)), key=lambda each: ((counts[each] + 1) / own[each], each))
+        counts[place] += 1
+    chosen = [replace(hosts[node], slots=count) for node, count in zip(present, counts, strict=True)]
+    return [host for host in chosen if host.slots]
+
+
+def check_every_number(
+    hosts: Sequence[Host], *, fewest: int, shards: int, plan: Callable[[Sequence[Host]], object]
+) -> None:
+    """Refuse, before anything is started, a job whose launcher could not start it on fewer hosts.
+
+    Args:
+        hosts: All hosts of the job.
+        fewest: ``cluster.min_nodes``.
+        shards: Ranks of the job.
+        plan: Makes the launcher's commands for hosts with numbers of ranks.
+
+    Raises:
+        SpecError: the launcher refuses some number of hosts; the message says which.
+    """
+    for count in range(len(hosts), fewest - 1, -1):
+        try:
+            plan(spread(hosts, range(count), shards=shards))
+        except SpecError as error:
+            several = [number for number in range(1, 65) if not _uneven(number * shards, fewest, len(hosts))]
+            advice = f"; or give cluster.shards={several[0] * shards}" if several else ""
+            raise SpecError(
+                f"with {count} of {len(hosts)} hosts this elastic job could not go on: {error}{advice}"
+            ) from error
+
+
+def _uneven(shards: int, fewest: int, most: int) -> bool:
+    """Return whether some number of hosts does not divide the shards."""
+    return any(shards % count for count in range(fewest, most + 1))

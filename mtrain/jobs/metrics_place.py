@@ -1,0 +1,62 @@
+"""Where the hosts of a job answer Prometheus, and what the leader of the job tells them for it: plain values."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mtrain.spec.model import Spec
+from mtrain.system import placement
+
+OWN = "host"
+"""Value of ``report.metrics_address`` that means the address of each host in the job."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricsPlace:
+    """Where each host of a job answers Prometheus."""
+
+    port: int
+    address: str
+    """An IP address, or ``OWN``."""
+
+    @classmethod
+    def of(cls, spec: Spec, mode: str) -> "MetricsPlace | None":
+        """Return the place that a spec names; None: it names none, or the ranks do not train."""
+        port = spec.report.metrics_port
+        trains = mode in ("train", "script")
+        return cls(port=port, address=spec.report.metrics_address) if port is not None and trains else None
+
+    def on(self, host: str) -> "MetricsPlace":
+        """Return the place on the host that has the address or name ``host`` in the job."""
+        return MetricsPlace(port=self.port, address=host) if self.address == OWN else self
+
+    def url(self) -> str:
+        """Return the address for Prometheus, for people."""
+        host = "HOST" if self.address == OWN else placement.bracketed(self.address)
+        return f"http://{host}:{self.port}/metrics"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as plain values, for a message to an agent."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptFacts:
+    """The facts about an attempt that only the process which leads the job knows."""
+
+    hosts: int
+    """Number of hosts that take part."""
+    restarts: int
+    """How often the job was started again."""
+    ranks: range
+    """The ranks on this host."""
+
+
+def facts_of(message: Mapping[str, Any]) -> AttemptFacts:
+    """Read the facts from a "start" message."""
+    first = int(message["first_rank"])
+    return AttemptFacts(
+        hosts=int(message.get("hosts", 1)),
+        restarts=int(message.get("restarts", 0)),
+        ranks=range(first, first + int(message["ranks"])),
+    )

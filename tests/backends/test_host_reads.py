@@ -1,0 +1,123 @@
+"""An update reads nothing from its device but, one update later, its figures. Under both frameworks; see docs/gpu.md."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtrain.core.interfaces import HostBatch, Progress, Rates, State, Task
+from mtrain.core.recipe import make_recipe
+from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
+from mtrain.spec import plugins
+from tests.backends.host_reads import counted
+from tests.framework import Framework
+
+SIDE = {"yolov5n": 64, "ppyoloe_s": 64, "vit": 8}
+READ = {"numpy in mtrain/core/update.py:values": 1}
+FIGURES = {
+    # Numbers of the host go to the device from pinned memory, without waiting.
+    "torch": {**READ, "tensor in mtrain/backends/_torch/late.py:_uploaded": 1},
+    "paddle": READ,
+}
+"""What is left of an update: one read, of figures that were sent an update before."""
+
+
+class Batches:
+    """Loader of micro batches with four objects each."""
+
+    updates_per_epoch = 100
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def micro_batches(self, epoch: int, start: int = 0) -> Iterator[HostBatch]:
+        """Yield the same micro batch again and again."""
+        side, random = SIDE[self._model], np.random.default_rng(0)
+        images = random.integers(0, 255, (2, side, side, 3), dtype=np.uint8)
+        epoch_1 = np.full(1, epoch)
+        rows = np.array([[i, 0, 0.4 + 0.1 * j, 0.5, 0.3, 0.4] for i in range(2) for j in range(2)], np.float32)
+        parts = {"labels": np.array([0, 1])} if self._model == "vit" else {"targets": rows}
+        while True:
+            yield {"images": images, "epoch": epoch_1, **parts}
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def spec_of(model: str) -> Any:
+    """The part of a spec of which a recipe is made."""
+    from mtrain.spec.model import Spec
+
+    return Spec.model_validate(
+        {
+            "data": {"format": "digits"},
+            "model": {"name": model},
+            "train": {"batch_size": 2, "accumulate": 1, "clip_norm": 5.0, "ema": {"decay": 0.99}},
+        }
+    )
+
+
+def reads_of_an_update(framework: Framework, model: str, *, late: bool) -> dict[str, int]:
+    """Return the reads of one update in mid-job, by kind and place.
+
+    A micro batch is handed over as memory of the host, which is left out: CUDA's path copies it from pinned memory.
+    """
+    plugin = plugins.load("models", model)(plugins.options("models", model, {}, path=""))
+    task = Task(kind=plugin.kind, class_names=("a", "b"), image_size=SIDE[model], global_batch=2)
+    task = plugin.prepare_task(task, {})
+    by_update: list[dict[str, int]] = []
+    with framework.solo(late_figures=late) as session, counted(framework.name) as reads:
+        network, optimizer = session.prepare(
+            lambda: plugin.build(task, session.collective), make_recipe(spec_of(model), size=1)
+        )
+        shapes = {name: array.shape for name, array in session.state(network, optimizer).weights.items()}
+        session.restore(network, optimizer, State(weights=plugin.initial(shapes, task, seed=0)))
+
+        def schedule(update: int) -> Rates:
+            by_update.append({name: n for name, n in reads.calls.items() if "/batches.py" not in name})
+            reads.calls.clear()
+            return Rates(rates=(1e-3,) * len(optimizer.groups))
+
+        job = Job(
+            session=session,
+            model=network,
+            optimizer=optimizer,
+            loader=Batches(model),
+            schedule=schedule,
+            total_updates=4,
+            accumulate=1,
+            global_batch=2,
+            late=session.late,
+            **({"arranged": plugin.arranged} if late else {}),
+        )
+        records: list[Any] = []
+        Trainer(job, Cadences(), Hooks(on_update=records.append)).run(Progress())
+    assert [record["update"] for record in records] == list(range(4))
+    assert all(np.isfinite(record["norm"]) for record in records)
+    assert by_update[2] == by_update[3]
+    return by_update[3]
+
+
+@pytest.mark.parametrize("model", SIDE)
+def test_an_update_reads_its_figures_one_update_later_and_nothing_else(framework: Framework, model: str) -> None:
+    assert reads_of_an_update(framework, model, late=True) == FIGURES[framework.name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", SIDE)
+def test_without_it_norm_and_losses_are_read_in_the_update(framework: Framework, model: str) -> None:
+    calls = reads_of_an_update(framework, model, late=False)
+    assert sum(calls.values()) >= 2, calls
+    print(framework.name, model, sum(calls.values()), calls)
+
+
+def test_the_shim_sees_reads(framework: Framework) -> None:
+    with counted(framework.name) as reads:
+        x = framework.tensor(np.arange(3.0))
+        reads.calls.clear()
+        float(x[1])
+        bool(x[1] > 0)
+        x.numpy()
+        framework.ops.nonzero(x)
+    assert sum(reads.calls.values()) >= 4, reads.calls

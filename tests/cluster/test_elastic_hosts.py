@@ -1,0 +1,197 @@
+"""Which hosts an elastic job goes on with, and when it does not."""
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mtrain.cluster.attempt import Limits
+from mtrain.cluster.elastic_hosts import ElasticHosts
+from mtrain.cluster.hosts import Member
+from mtrain.errors import LaunchError
+from mtrain.report.console import Quiet
+from mtrain.system.processes import Requests
+
+
+class Agent:
+    """The channel to an agent that answers each request at once."""
+
+    def __init__(self, checkpoint: str | None = None) -> None:
+        self.checkpoint, self.lost, self.silence_s, self.silent_s = checkpoint, None, 1.0, 0.0
+        self.sent: list[dict[str, Any]] = []
+        self.closed = False
+
+    def send(self, message) -> None:
+        self.sent.append(message)
+
+    def receive(self) -> list[Any]:
+        return []
+
+    def ask(self, verb: str, **fields: Any) -> int:
+        self.sent.append({"do": verb, **fields})
+        return 0
+
+    def answer(self, number: int, **limits: Any) -> dict[str, Any]:
+        return {"checkpoint": self.checkpoint} if self.sent[-1]["do"] == "newest" else {}
+
+    def close(self, **limits: Any) -> None:
+        self.closed = True
+
+
+class Gathering:
+    """Hosts that arrive when a test says so."""
+
+    forwards = True
+
+    def __init__(self) -> None:
+        self.coming: dict[int, Member] = {}
+        self.gone: list[int] = []
+
+    def arrivals(self, nodes):
+        return {node: self.coming.pop(node) for node in list(self.coming) if node in nodes}
+
+    def let_go(self, node: int) -> None:
+        self.gone.append(node)
+
+
+def member(node: int, checkpoint: str | None = None) -> Member:
+    return Member(node=node, host=f"10.0.0.{node + 1}", channel=Agent(checkpoint), hello={})  # type: ignore[arg-type]
+
+
+def plan() -> Any:
+    return SimpleNamespace(run_dir=Path("runs/x"), log_dir=None, resume=None, metrics=None)
+
+
+def outcome(*, ended=(), lost=(), reformed="") -> Any:
+    verdict = SimpleNamespace(headline="host 10.0.0.3 is lost")
+    return SimpleNamespace(
+        ended=dict.fromkeys(ended), lost=dict.fromkeys(lost), reformed=reformed, judge=lambda: verdict
+    )
+
+
+def hosts(*checkpoints: str | None, fewest: int = 1, saved: int = -1, back_s: float = 0.3) -> Any:
+    """An elastic job on as many hosts as checkpoints are given: the newest one that each host has."""
+    shown = io.StringIO()
+    made = ElasticHosts(
+        members={node: member(node, checkpoint) for node, checkpoint in enumerate(checkpoints)},
+        gathering=Gathering(),
+        display=Quiet(shown),
+        requests=Requests(),
+        files=lambda plan: {},
+        replan=lambda plan, checkpoint, nodes: SimpleNamespace(nodes=list(nodes), checkpoint=checkpoint),
+        forwarded={},
+        limits=Limits(silence_s=1.0),
+        back_s=back_s,
+        all_nodes=range(len(checkpoints)),
+        names=[f"10.0.0.{node + 1}" for node in range(len(checkpoints))],
+        fewest=fewest,
+        rejoin_s=0.0,
+        findings_on=lambda member: [],
+    )
+    made._saved, made.shown = saved, shown  # type: ignore[attr-defined]
+    return made
+
+
+def test_a_lost_host_costs_no_restart_and_the_job_goes_on_with_the_others():
+    job = hosts("step-00000004", None, None)
+    lost = outcome(ended=(0, 1), lost=(2,))
+    assert job.change(lost) == "host 10.0.0.3 is lost"
+    job.restore(plan(), lost)
+    assert job.next_plan(plan(), job.newest()).nodes == [0, 1]
+    assert job.gathering.gone == [2]
+
+
+def test_a_rank_that_fails_on_a_host_that_is_there_is_a_failure():
+    assert hosts(None, None).change(outcome(ended=(0, 1))) == ""
+
+
+def test_a_host_that_is_silent_and_only_suspected_is_lost_too():
+    assert hosts(None, None, None).change(outcome(ended=(0, 1))) != ""
+
+
+def test_the_host_with_the_newest_checkpoint_has_rank_0():
+    job = hosts("step-00000004", "step-00000008", "step-00000008", saved=8)
+    newest = job.newest()
+    assert newest.name == "step-00000008"
+    assert job.next_plan(plan(), newest).nodes == [1, 2, 0]
+
+
+def test_a_job_whose_newest_checkpoint_is_on_the_lost_host_ends_instead_of_beginning_anew():
+    job = hosts("step-00000008", None, None, saved=8)
+    with pytest.raises(LaunchError, match=r"newest checkpoint, of update 8, is on none of the 2 hosts.*--resume"):
+        job.restore(plan(), outcome(ended=(1, 2), lost=(0,)))
+
+
+def test_the_host_with_the_newest_checkpoint_is_awaited():
+    job = hosts("step-00000008", None, saved=8, back_s=20.0)
+    job.gathering.coming[0] = member(0, "step-00000008")
+    job.restore(plan(), outcome(ended=(1,), lost=(0,)))
+    assert job.next_plan(plan(), job.newest()).nodes == [0, 1]
+
+
+def test_too_few_hosts_end_the_job_after_a_while_with_those_that_are_missing():
+    job = hosts("step-00000004", None, None, fewest=2)
+    with pytest.raises(
+        LaunchError, match=r"1 of its hosts are there.*needs 2 \(cluster.min_nodes\); missing: 10.0.0.2, 10.0.0.3"
+    ):
+        job.restore(plan(), outcome(ended=(0,), lost=(1, 2)))
+
+
+def test_a_host_that_was_asked_to_end_leaves_if_enough_remain():
+    job = hosts("step-00000004", None, None, fewest=2)
+    leaving = job.members[2].channel
+    assert job._leaves(2)
+    assert job._why_reform() == "10.0.0.3 is asked to end, and leaves"
+    assert not job._leaves(1), "two must stay"
+    job.restore(plan(), outcome(ended=(0, 1, 2), reformed="leaves"))
+    assert leaving.sent[-1]["do"] == "bye"
+    assert leaving.sent[-1]["code"] == 143
+    assert job.next_plan(plan(), job.newest()).nodes == [0, 1]
+    job.gathering.coming[2] = member(2)
+    assert job._absent() == [], "it is not fetched back"
+
+
+def test_a_host_that_comes_is_checked_and_then_taken(monkeypatch):
+    job = hosts("step-00000004", None)
+    job.members.pop(1)
+    job._order, job._plan = [0], plan()
+    job.gathering.coming[1] = member(1)
+    monkeypatch.setattr("mtrain.cluster.elastic_hosts.threading.Thread", _AtOnce)
+    assert job._why_reform() == "10.0.0.2 is here"
+    job.restore(plan(), outcome(ended=(0,), reformed="here"))
+    assert job.next_plan(plan(), job.newest()).nodes == [0, 1]
+
+
+def test_a_host_that_comes_just_before_the_end_is_told_of_it(monkeypatch):
+    job = hosts("step-00000004", None)
+    job.members.pop(1)
+    job._admitted = {1: member(1)}
+    monkeypatch.setattr("mtrain.cluster.connected_hosts.supervise", lambda *arguments, **named: "done")
+    assert job.run(plan()) == "done"
+    assert sorted(job.members) == [0, 1], "the leader bids farewell to these"
+
+
+def test_a_host_that_comes_and_does_not_fit_disturbs_nothing(monkeypatch):
+    job = hosts("step-00000004", None)
+    job.members.pop(1)
+    job._order, job._plan = [0], plan()
+    job.gathering.coming[1] = member(1)
+    finding = SimpleNamespace(line=lambda: "10.0.0.2 has no data")
+    job.findings_on = lambda member: [finding]
+    monkeypatch.setattr("mtrain.cluster.elastic_hosts.threading.Thread", _AtOnce)
+    assert job._why_reform() == ""
+    assert job._why_reform() == ""
+    assert "cannot take part; 10.0.0.2 has no data" in job.shown.getvalue()
+    assert job._absent() == []
+
+
+class _AtOnce:
+    """A thread that has run when it was started."""
+
+    def __init__(self, target, args, daemon) -> None:
+        self._run = lambda: target(*args)
+
+    def start(self) -> None:
+        self._run()

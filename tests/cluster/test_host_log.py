@@ -1,0 +1,33 @@
+"""Hosts that come and go, as ``mtrain status`` shows them."""
+
+from mtrain.cluster.host_log import FILE, HostLog, words
+
+
+def test_hosts_that_were_lost_take_no_part_until_the_next_attempt(tmp_path):
+    log = HostLog(tmp_path)
+    assert (log.read(), words(log.read())) == ({}, [])
+    log.began(["a", "b", "c"], restarts=0)
+    log.lost("b", "silent for 26 s")
+    assert (log.read()["hosts"], words(log.read())[0]) == (["a", "c"], "takes part: a, c")
+    log.began(["a", "c"], restarts=1)
+    log.began(["a", "b", "c"], restarts=2)
+    found = log.read()
+    assert (found["hosts"], found["restarts"], [loss["lost"] for loss in found["lost"]]) == (["a", "b", "c"], 2, ["b"])
+    assert words(found)[0] == "takes part: a, b, c, started again 2 times"
+    assert words(found)[1].endswith(": b: silent for 26 s")
+
+
+def test_the_last_three_losses_are_told_and_damaged_lines_left_out(tmp_path):
+    log = HostLog(tmp_path)
+    for number in range(5):
+        log.began(["a", "b"], restarts=number)
+        log.lost("b", f"loss {number}")
+    with (tmp_path / FILE).open("a") as file:
+        file.write('7\n[1]\nnot JSON\n{"time": 1, "hos')
+    assert [loss["why"] for loss in log.read()["lost"]] == ["loss 2", "loss 3", "loss 4"]
+    assert words(log.read())[0] == "takes part: a, started again 4 times"
+
+
+def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path):
+    HostLog(tmp_path / "missing").began(["a"], restarts=0)
+    assert HostLog(tmp_path / "missing").read() == {}

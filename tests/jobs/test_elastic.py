@@ -1,0 +1,55 @@
+"""How the shards of a job come to the hosts that are there."""
+
+import pytest
+
+from mtrain.core.interfaces import Host, Recipe
+from mtrain.errors import SpecError
+from mtrain.jobs import elastic
+
+
+def hosts(*slots: int) -> list[Host]:
+    return [Host(address=f"10.0.0.{number + 1}", slots=count) for number, count in enumerate(slots)]
+
+
+@pytest.mark.parametrize(
+    ("slots", "present", "shards", "expected"),
+    [
+        ((1, 1, 1), (0, 1, 2), 3, [1, 1, 1]),
+        ((1, 1, 1), (0, 1), 3, [2, 1]),
+        ((1, 1, 1), (2, 0), 3, [2, 1]),
+        ((1, 1, 1), (1,), 3, [3]),
+        ((1, 1, 1), (0, 1, 2), 6, [2, 2, 2]),
+        ((4, 2), (0, 1), 6, [4, 2]),
+        ((4, 2, 2), (0, 2), 8, [6, 2]),
+        ((4, 4), (0, 1), 2, [1, 1]),
+        ((2, 2), (0, 1), 1, [1]),
+    ],
+)
+def test_each_host_keeps_its_ranks_and_the_least_crowded_takes_the_rest(slots, present, shards, expected):
+    spread = elastic.spread(hosts(*slots), present, shards=shards)
+    assert [host.slots for host in spread] == expected
+    assert sum(host.slots for host in spread) == shards
+
+
+def test_a_launcher_that_cannot_start_the_job_on_fewer_hosts_is_told_at_once():
+    def plan(each):
+        if len({host.slots for host in each}) > 1:
+            raise SpecError("as many ranks on every host")
+
+    with pytest.raises(SpecError, match=r"with 2 of 3 hosts .*as many ranks on every host; or give cluster.shards=6$"):
+        elastic.check_every_number(hosts(1, 1, 1), fewest=1, shards=3, plan=plan)
+    elastic.check_every_number(hosts(1, 1, 1), fewest=1, shards=6, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "spans", "message"),
+    [
+        ({"sync_batchnorm": True}, False, "train.sync_batchnorm: it normalises over all shards"),
+        ({}, True, "the loss of ppyoloe_s is divided by a sum over all shards"),
+    ],
+)
+def test_what_needs_all_shards_at_once_is_refused_where_a_rank_computes_several(recipe, spans, message):
+    made = Recipe(rule="sgd", groups=(), micro_batch=2, shards=3, **recipe)
+    with pytest.raises(SpecError, match=f"{message}.* 2 ranks would compute 3 shards one after the other"):
+        elastic.check_passes(made, size=2, model="ppyoloe_s", spans_ranks=spans)
+    elastic.check_passes(made, size=3, model="ppyoloe_s", spans_ranks=spans)
