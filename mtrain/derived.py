@@ -130,6 +130,7 @@ def prune(  # noqa: PLR0913  # what the command takes
     overrides: Mapping[str, Any] | None = None,
     by: Literal["l1", "bn", "taylor"] = "l1",
     sensitivity: bool = False,
+    samples: int = 32,
 ) -> dict[str, Any]:
     """Write a smaller network: a folder with its spec, its weights and a report; return the report.
 
@@ -142,7 +143,8 @@ def prune(  # noqa: PLR0913  # what the command takes
         spec: see ``mtrain.api``; None: the run's own.
         overrides: further values of the spec.
         by: what channels are chosen by: the L1 norm of their weights, the scale of their BatchNorm, or a Taylor estimate.
-        sensitivity: whether each group of layers is also pruned alone and scored, which takes long.
+        sensitivity: whether each group of layers is also masked alone and scored.
+        samples: number of samples of the evaluation split that this scores.
 
     Raises:
         UsageError: there are no weights, the target cannot be reached, or the folder cannot be written.
@@ -160,6 +162,7 @@ def prune(  # noqa: PLR0913  # what the command takes
         weights=api.text_of(weights),
         by=by,
         sensitivity=sensitivity,
+        samples=samples,
     )
     result = command.prune(request, _loader(overrides))
     if result.code != 0:

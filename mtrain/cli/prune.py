@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     help="What makes a channel important: the scale of its BatchNorm, its filter's size, or weight times gradient.",
 )
 @click.option(
-    "--sensitivity", is_flag=True, help="Also mask 10 to 90 % of each group alone and score it: many evaluations."
+    "--sensitivity", is_flag=True, help="Also mask 25, 50 and 75 % of each group alone and score it on some samples."
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Samples of the evaluation split that --sensitivity scores.",
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
 @click.option(

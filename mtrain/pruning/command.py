@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from mtrain.cluster import start, this_host
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.pruning.scores import By
+from mtrain.pruning.sensitivity import SAMPLES
 from mtrain.pruning.worker import REQUEST, RESULT, WEIGHTS
-from mtrain.report.console import make_display
+from mtrain.report.console import Notes
 from mtrain.report.reporter import write_json
 from mtrain.system import environment, job_secret
 
@@ -41,6 +42,8 @@ class Request:
     """A file of weights in place of a checkpoint."""
     by: By = "l1"
     sensitivity: bool = False
+    samples: int = SAMPLES
+    """Number of samples of the evaluation split that the sensitivity table scores."""
     device: str = "cpu"
 
 
@@ -71,7 +74,12 @@ def prune(request: Request, load: Load) -> Pruned:
     work = out / WORK_FOLDER
     try:
         work.mkdir(mode=0o700, parents=True)
-        asked = {"target": request.target, "by": request.by, "sensitivity": request.sensitivity}
+        asked = {
+            "target": request.target,
+            "by": request.by,
+            "sensitivity": request.sensitivity,
+            "samples": request.samples,
+        }
         write_json(work / REQUEST, asked)
     except OSError as error:
         raise UsageError(f"-o {out}: cannot be written: {error.strerror or error}") from error
@@ -149,7 +157,7 @@ def _run(loaded: "Loaded", work: Path, weights: Path) -> int:
     plan = dataclasses.replace(plan, commands=commands, max_restarts=0)
     start.write_folder(loaded, plan)
     job = this_host.Job(
-        display=make_display("quiet", title=plan.title),
+        display=Notes(sys.stderr),
         environ=environment.cleaned(environment.caller()) | job_secret.drawn(),
         replan=lambda _: plan,
         stream=sys.stderr,

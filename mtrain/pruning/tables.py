@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mtrain.pruning.worker import SHARES
+from mtrain.pruning.sensitivity import SHARES
 
 
 def lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -12,7 +12,8 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield from _table([("group", "channels", "left"), *rows])
     yield ""
     if report["sensitivity"]:
-        yield "loss of score where this share of a group's channels is masked:"
+        samples = report["sensitivity"][0]["samples"]
+        yield f"loss of score on {samples} samples where this share of a group's channels is masked:"
         head = ("group", "channels", *(f"{share:.0%}" for share in SHARES))
         losses = [
             (row["group"], str(row["channels"]), *(f"{loss:.4f}" for loss in row["losses"]))

@@ -8,29 +8,29 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store
-from mtrain.core.interfaces import Array
+from mtrain.core.interfaces import Array, Progress
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.pruning.measuring import Bench, Network
-from mtrain.pruning.network import Group, Prunable, least_important, mask, shrink
+from mtrain.pruning.network import Group, Prunable, mask, shrink
 from mtrain.pruning.scores import scores_of
+from mtrain.pruning.sensitivity import Masked
+from mtrain.pruning.sensitivity import rows as table
 from mtrain.pruning.tracing import trace
 from mtrain.rank import process
 from mtrain.rank.assembly import assembled, given_weights, open_task
-from mtrain.rank.records import log_to_stderr
+from mtrain.rank.records import log_to_stderr, reporter
 from mtrain.report.reporter import write_json
 from mtrain.spec import config
 from mtrain.system.runfolder import RunFolder, keep_private
 from mtrain.weights import writing
 
 REQUEST, RESULT, WEIGHTS = "prune.json", "result.json", "weights.safetensors"
-SHARES = tuple(share / 10 for share in range(1, 10))
-"""Shares of a group that the sensitivity table removes."""
 
 
 def prune(spec: Any, run_folder: RunFolder, weights: Path, *, leave: process.Leaving) -> None:
@@ -48,7 +48,9 @@ def prune(spec: Any, run_folder: RunFolder, weights: Path, *, leave: process.Lea
         if given.unmatched:
             raise CheckpointError(f"{given.summary()}: {'; '.join(given.warnings())}; give weights of this model")
         with closing(Bench(job)) as bench:
-            answer, small = Pruning(bench, {**state, **given.matched}).run(**request)
+            report = reporter(job, run_folder, Progress())
+            pruning = Pruning(bench, {**state, **given.matched}, tell=lambda text: report.event("note", message=text))
+            answer, small = pruning.run(**request)
     writing.write(run_folder.path / WEIGHTS, small)
     write_json(run_folder.path / RESULT, answer)
 
@@ -56,8 +58,9 @@ def prune(spec: Any, run_folder: RunFolder, weights: Path, *, leave: process.Lea
 class Pruning:
     """Prunes the network of a job with the given weights."""
 
-    def __init__(self, bench: Bench, weights: Mapping[str, Array]) -> None:
-        """Trace the network."""
+    def __init__(self, bench: Bench, weights: Mapping[str, Array], *, tell: Callable[[str], None]) -> None:
+        """Trace the network. ``tell`` takes sentences about the progress."""
+        self._tell = tell
         job = bench.job
         self._bench = bench
         self._weights = weights
@@ -73,7 +76,9 @@ class Pruning:
         self._network = Prunable(traced)
         self._whole = Network(model=job.model, optimizer=job.optimizer)
 
-    def run(self, *, target: float, by: Any, sensitivity: bool) -> tuple[dict[str, Any], dict[str, Array]]:
+    def run(
+        self, *, target: float, by: Any, sensitivity: bool, samples: int
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return what was found, as plain values, and the weights of the smaller network."""
         bench, network, weights = self._bench, self._network, self._weights
         scores = scores_of(network, weights, by, lambda: iter(bench.gradients(weights, self._former)))
@@ -83,7 +88,10 @@ class Pruning:
         difference, largest = bench.difference(mask(network, weights, removed), small, sizes)
         bench.fill(self._whole, weights)
         before, headline = bench.figures(self._whole)
-        rows = self._sensitivity(scores, before["score"]) if sensitivity else []
+        rows = []
+        if sensitivity:
+            masked = Masked(network=network, whole=self._whole, weights=weights, scores=scores)
+            rows = table(bench, masked, samples=samples, tell=self._tell)
         bench.fill(self._whole, weights)
         smaller = bench.network(small, sizes)
         after, _ = bench.figures(smaller)
@@ -111,21 +119,6 @@ class Pruning:
     def _row(self, group: Group, removed: set[int]) -> dict[str, Any]:
         stays = sum(number not in removed for number in group.sets)
         return {"group": group.name, "layers": list(group.layers), "channels": [len(group.sets), stays]}
-
-    def _sensitivity(self, scores: Mapping[int, float], before: float) -> list[dict[str, Any]]:
-        """Return the loss of score of each group when a tenth to nine tenths of its channels are masked."""
-        rows = []
-        for group in self._network.groups:
-            losses: dict[int, float] = {}
-            row = []
-            for share in SHARES:
-                removed = least_important(group, scores, round(share * len(group.sets)))
-                if len(removed) not in losses:
-                    self._bench.fill(self._whole, mask(self._network, self._weights, removed))
-                    losses[len(removed)] = before - self._bench.figures(self._whole)[0]["score"]
-                row.append(losses[len(removed)])
-            rows.append({"group": group.name, "channels": len(group.sets), "losses": row})
-        return rows
 
 
 def _fused_sizes(fused: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[str, list[int]]:

@@ -53,6 +53,33 @@ class Quiet(Display):
         print(text, file=self._stream, flush=True)
 
 
+class Notes(Quiet):
+    """A display of notes and warnings. On a terminal each note takes the place of the one before it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__(stream)
+        self._is_open = False
+
+    def message(self, record: Record) -> None:
+        """Print the record; a warning is a line of its own."""
+        if record.get("kind") != "note" or not self._stream.isatty():
+            self.note(event_line(record))
+            return
+        self._is_open = True
+        print(f"\r\x1b[K{event_line(record)}", end="", file=self._stream, flush=True)
+
+    def note(self, text: str) -> None:
+        """Print the text as a line of its own."""
+        self.close()
+        super().note(text)
+
+    def close(self) -> None:
+        """End the line of a note."""
+        if self._is_open:
+            self._is_open = False
+            print(file=self._stream, flush=True)
+
+
 class Plain(Display):
     """A display for logs and pipes, one line a record.
 

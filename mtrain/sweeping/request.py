@@ -64,13 +64,26 @@ class Request(Section):
         """Return whether one value of the metric is better than another; anything is better than None."""
         return than is None or (value > than if self.direction == "max" else value < than)
 
-    def trial_spec(self, params: Mapping[str, Any], *, report: Mapping[str, Any] | None = None) -> "Loaded":
-        """Return the spec of a trial. ``report``: values of its section ``report``; None: those of the spec itself.
+    def trial_spec(
+        self,
+        params: Mapping[str, Any],
+        *,
+        report: Mapping[str, Any] | None = None,
+        gpus: Sequence[str] | None = None,
+    ) -> "Loaded":
+        """Return the spec of a trial.
+
+        Args:
+            params: Values of the trial.
+            report: Values of its section ``report``; None: those of the spec itself.
+            gpus: What it has of the GPUs that ``cluster.devices`` lists, if the spec sets that key.
 
         Raises:
             SpecError: the values of the trial do not go together.
         """
         values = {**self.base, "report": {**self.base["report"], **(report or {})}}
+        if gpus is not None and self.base["cluster"].get("devices") is not None:
+            values["cluster"] = {**self.base["cluster"], "devices": [int(number) for number in gpus]}
         loaded = config.load(values, flags=given(self.parameters, params), environ={})
         return dataclasses.replace(loaded, source="the spec of the sweep")
 
@@ -185,7 +198,9 @@ def difference(old: Request, new: Request) -> str:
     changed = sorted({name for name in (*spaces[0], *spaces[1]) if spaces[0].get(name) != spaces[1].get(name)})
     if changed:
         return f"the search space of {', '.join(changed)}"
-    before, now = (dict(_flat(json.loads(json.dumps(request.base)))) for request in (old, new))
+    # Read again, so that a key that is newer than the sweep has its default: it is no change of the user's.
+    bases = [config.load(old.base, environ={}).values, new.base]
+    before, now = (dict(_flat(json.loads(json.dumps(base)))) for base in bases)
     keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     return f"{keys[0]}: {before.get(keys[0])} before, {now.get(keys[0])} now" if keys else ""
 

@@ -197,14 +197,24 @@ def _request(wish: Wish, loaded: "Loaded", *, former: Request | None = None) -> 
 
 
 def _order(wish: Wish, request: Request, folder: Path) -> "Order":
+    from mtrain.sweeping.gpus import shares
     from mtrain.sweeping.sweep import Order
+    from mtrain.system import environment
 
+    queued = _is_queued(request)
+    several = bool(request.base["cluster"].get("ips"))
+    if several and not queued and wish.jobs > 1:
+        wish.tell(
+            f"--jobs {wish.jobs}: trials on several hosts run on the same GPUs, which are divided on one host only"
+        )
+    gpus = () if queued or several else shares(request, jobs=wish.jobs, environ=environment.caller())
     return Order(
         folder=folder,
         request=request,
         jobs=wish.jobs,
         max_failures=wish.max_failures,
-        queued=_is_queued(request),
+        queued=queued,
+        gpus=gpus,
         tell=wish.tell,
     )
 

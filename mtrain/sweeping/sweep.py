@@ -14,6 +14,7 @@ from mtrain.errors import MtrainError, UsageError
 from mtrain.spec.yaml_reader import dumped
 from mtrain.sweeping import journal as journals
 from mtrain.sweeping import outputs
+from mtrain.sweeping.gpus import Shares
 from mtrain.sweeping.journal import REASON, SECONDS, UPDATE, Journal
 from mtrain.sweeping.places import Place
 from mtrain.sweeping.proposals import judged, proposed
@@ -46,6 +47,8 @@ class Order:
     """So many failed trials in a row end the sweep."""
     queued: bool = False
     """Trials are given to the queue of a scheduler."""
+    gpus: Shares = ()
+    """GPUs of each of the trials that run at the same time; empty: they are not divided."""
     tell: Callable[[str], None] = print
     """Receives one line at a time about the progress."""
 
@@ -67,6 +70,8 @@ class _Running:
     trial: FrozenTrial
     place: Place
     records: Records
+    slot: int = 0
+    """Which of the trials at the same time it is, from 0: the lowest number that no other one has."""
     job: TrialJob | None = None
     judged: int = 0
     """Number of evaluations that the pruner has seen."""
@@ -146,7 +151,9 @@ class _Sweep:
 
     def _begin(self, trial: FrozenTrial) -> None:
         place = Place(self._order.folder, trial.number)
-        running = _Running(trial=trial, place=place, records=Records(place.run_dir, self._request))
+        taken = {running.slot for running in self._running}
+        slot = next(slot for slot in range(self._order.jobs) if slot not in taken)
+        running = _Running(trial=trial, place=place, records=Records(place.run_dir, self._request), slot=slot)
         self._running.append(running)
         self._judge(running)  # of an earlier process of this sweep
         if running.pruned is not None or running.records.is_done():
@@ -165,13 +172,14 @@ class _Sweep:
     def _job(self, running: _Running) -> TrialJob:
         place = running.place
         report = {"dir": str(place.runs), "name": place.name}
-        loaded = self._request.trial_spec(running.trial.params, report=report)
+        gpus = self._order.gpus[running.slot] if self._order.gpus else None
+        loaded = self._request.trial_spec(running.trial.params, report=report, gpus=gpus)
         for folder in (place.spec.parent, place.log.parent, place.runs):
             folder.mkdir(parents=True, exist_ok=True)
         temporary = place.spec.with_suffix(".tmp")
         temporary.write_text(dumped(loaded.values), encoding="utf-8")
         temporary.replace(place.spec)
-        return QueuedTrial(place, loaded) if self._order.queued else LocalJob(place)
+        return QueuedTrial(place, loaded) if self._order.queued else LocalJob(place, gpus=gpus)
 
     # ------------------------------------------------------------------------------------------------ watching trials
     def _step(self, running: _Running) -> None:

@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +18,7 @@ from mtrain.errors import UsageError
 from mtrain.spec.sources import FOREIGN, PREFIX, RESERVED
 from mtrain.sweeping.places import Place
 from mtrain.system import environment, processes
+from mtrain.system.devices import HIDING
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
@@ -60,12 +61,14 @@ class TrialJob(Protocol):
 class LocalJob:
     """A command of this machine; it saves and ends when this process dies."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, gpus: Sequence[str] | None = None) -> None:
+        """Start the command. ``gpus``: those that it may use, as ``CUDA_VISIBLE_DEVICES`` names them; None: all."""
         end_leftovers(place)
         self._log = place.log
         self._before = place.log.stat().st_size if place.log.exists() else 0
         argv = [sys.executable, "-m", "mtrain", "train", "-c", str(place.spec), "--resume", "if-any"]
-        self._process = processes.start(argv, env=_without_values(environment.caller()), log=place.log)
+        variables = _without_values(environment.caller()) | ({} if gpus is None else {HIDING: ",".join(gpus)})
+        self._process = processes.start(argv, env=variables, log=place.log)
 
     def poll(self) -> Ended | None:
         """See ``TrialJob``."""

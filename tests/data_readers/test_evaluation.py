@@ -105,6 +105,19 @@ def test_perfect_predictions_score_what_the_zero_area_box_leaves() -> None:
     assert 0.9 < figures["AP/RBC"] < 1.0
 
 
+def test_objects_of_pictures_that_are_left_out_are_not_missed(real: Annotations) -> None:
+    chosen = [1, 4, 9]
+    perfect = {
+        i: np.concatenate([s.boxes, np.ones((len(s.boxes), 1)), s.labels[:, None]], axis=1, dtype=np.float64)
+        for i, s in enumerate(real.samples)
+        if i in chosen
+    }
+    assert CocoEvaluator(real).result([perfect])["AR100"] < 0.9
+    assert CocoEvaluator(real, only=chosen).result([perfect])["AR100"] == pytest.approx(1.0)
+    empty = [i for i, sample in enumerate(real.samples) if not len(sample.boxes)]
+    assert CocoEvaluator(real, only=empty).result([{}]) == {}
+
+
 @pytest.mark.parametrize("rows", [[], [[0, 0, 5, 5, 0.9, 0]]])
 def test_nothing_right_scores_zero_and_nothing_to_find_scores_minus_one(rows: list[list[float]]) -> None:
     content = {

@@ -19,7 +19,7 @@ from mtrain.report import notebook as report_notebook
 from mtrain.report import plots as report_plots
 from mtrain.report import tensorboard as report_tensorboard
 from mtrain.report import wording
-from mtrain.report.console import Plain, Quiet, make_display
+from mtrain.report.console import Notes, Plain, Quiet, make_display
 from mtrain.report.history import Tail, read_history
 from mtrain.report.plots import draw_results, smoothed
 from mtrain.report.reporter import RunReport, finite
@@ -264,6 +264,19 @@ def test_plain_lines_come_every_so_many_seconds_and_for_the_last_update():
     assert shown == [1, 11, 21, 31, 40]
     assert lines[-2] == "epoch 4  update 40  evaluation: AP 0.3100  AP50 0.6200  best so far"
     assert lines[-1] == "warning: no boxes"
+
+
+def test_on_a_terminal_a_note_takes_the_place_of_the_one_before_and_a_warning_does_not():
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    display = Notes(stream)
+    for kind, message in (("note", "1 of 2"), ("note", "2 of 2"), ("warning", "careful")):
+        display.record({"kind": kind, "message": message})
+    display.close()
+    assert stream.getvalue() == "\r\x1b[K1 of 2\r\x1b[K2 of 2\nwarning: careful\n"
+    plain = io.StringIO()
+    Notes(plain).record({"kind": "note", "message": "1 of 2"})
+    assert plain.getvalue() == "1 of 2\n"
 
 
 def test_quiet_shows_warnings_only():

@@ -1,7 +1,7 @@
 """Sweeps of the tests: a tiny spec, and jobs that cost nothing."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,10 @@ class InstantJob:
     figures: Callable[[Place], list[float]]
     """The metric after each evaluation; a test may replace it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, gpus: Sequence[str] | None = None) -> None:
         self._place = place
+        with (place.sweep / "gpus.txt").open("a") as file:
+            print(place.number, ",".join(gpus or ()), file=file)
         with (place.sweep / "starts.txt").open("a") as file:
             print(place.number, file=file)
         values = type(self).figures(place)

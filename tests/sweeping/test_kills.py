@@ -1,5 +1,6 @@
 """A sweep that dies at any write of its journal, and goes on, ends with the table of one that did not."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -149,5 +150,9 @@ def test_more_trials_may_be_asked_for_later_and_nothing_else(tmp_path: Path) -> 
     ):
         with pytest.raises(UsageError, match="begun with other settings"):
             starting.order_of(wish(folder, resume=True, **changed))
+    request = json.loads((folder / "sweep.json").read_text())
+    del request["base"]["train"]["max_nonfinite"]  # as an mtrain would have written it that did not know the key
+    (folder / "sweep.json").write_text(json.dumps(request))
+    starting.order_of(wish(folder, resume=True))
     with pytest.raises(UsageError, match="holds a sweep already"):
         starting.order_of(wish(folder))

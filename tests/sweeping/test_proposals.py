@@ -139,3 +139,36 @@ def test_a_bad_trial_is_pruned_and_a_good_one_is_not(pruner: str, direction: str
     assert not judged(asked, others, [sign * 0.9]).pruned
     assert judged(asked, others, [sign * 0.1]) == judged(asked, others, [sign * 0.1])
     assert not judged(request("random", pruner="none"), others, [sign * 0.1]).pruned
+
+
+def test_an_axis_with_few_values_is_labelled_with_these() -> None:
+    from mtrain.sweeping.plots import _round_values
+
+    stepped, many, whole = read_space(
+        {
+            "model.options.width": {"low": 16, "high": 64, "step": 16},
+            "b": {"low": 0, "high": 100, "step": 5},
+            "c": {"low": 1, "high": 4},
+        }
+    )
+    assert _round_values(stepped) == [16, 32, 48, 64]
+    assert _round_values(many) == [0, 25, 50, 75, 100]
+    assert _round_values(whole) == [1, 2, 3, 4]
+
+
+def test_the_value_that_matters_is_the_most_important_one() -> None:
+    from mtrain.sweeping.plots import importances
+
+    numbers = {name: {"low": 0.0, "high": 1.0} for name in ("a", "b", "c", "d")}
+    right = 0
+    for seed in range(6):
+        asked = request("random", numbers, seed=seed, trials=16)
+        trials = [proposed(asked, [], number) for number in range(16)]
+        done = [
+            create_trial(
+                value=one.params["b"] + one.params["c"] / 8, params=one.params, distributions=one.distributions
+            )
+            for one in trials
+        ]
+        right += next(iter(importances(asked, done))) == "b"
+    assert right >= 5

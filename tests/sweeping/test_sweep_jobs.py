@@ -111,13 +111,14 @@ STEPPED = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("sampler", "begun"), [("grid", 1), ("random", 1), ("tpe", 10), ("cmaes", 4), ("evolve", 2)]
+    ("sampler", "begun"), [("grid", 1), ("random", 1), ("tpe", 10), ("cmaes", 4), ("evolve", 1)]
 )  # TPE learns after ten trials, CMA-ES of one number after four.
-def test_a_sweep_killed_again_and_again_has_the_table_of_an_undisturbed_one(
+def test_a_killed_sweep_has_the_table_of_an_undisturbed_one_with_every_sampler(
     sampler: str, begun: int, folder: Path
 ) -> None:
-    trials = begun + 2
+    trials = begun + 1
     if sampler == "grid":
         (folder / "space.yml").write_text(yaml.safe_dump(STEPPED))
     settings = ["-c", "tiny.yml", "--space", "space.yml", "--sampler", sampler, "--out"]
@@ -126,12 +127,11 @@ def test_a_sweep_killed_again_and_again_has_the_table_of_an_undisturbed_one(
     shutil.copytree(folder / "whole", folder / "cut")
     code, output = ended(started(*settings, "whole", "--trials", str(trials), "--resume"))
     assert code == 0, output
-    for last in range(begun, trials):  # killed while that trial runs, and its job with it
-        records = folder / "cut" / "trials" / f"{last:04d}" / "metrics.jsonl"
-        process = started(*settings, "cut", "--trials", str(trials), "--resume")
-        wait_for(records.exists, process)
-        process.kill()
-        process.communicate()
+    records = folder / "cut" / "trials" / f"{begun:04d}" / "metrics.jsonl"
+    process = started(*settings, "cut", "--trials", str(trials), "--resume")
+    wait_for(records.exists, process)
+    process.kill()  # while the last trial runs, which ends with it
+    process.communicate()
     code, output = ended(started("--resume", "--out", "cut"))
     assert code == 0, output
     assert (folder / "cut" / "trials.csv").read_bytes() == (folder / "whole" / "trials.csv").read_bytes()

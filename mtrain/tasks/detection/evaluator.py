@@ -5,7 +5,7 @@ crowds match any number of predictions and count neither as hit nor as miss. A f
 -1, as in pycocotools.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -51,8 +51,21 @@ class CocoEvaluator:
     figures: ClassVar[Sequence[str]] = (*FIGURES, "score")
     headline: ClassVar[Sequence[str]] = ("AP", "AP50", "AP75", "AR100")
 
-    def __init__(self, annotations: Annotations, *, max_detections: int = COCO_DETECTIONS) -> None:
-        """``max_detections``: number of predictions per picture that average precision counts, best scores first."""
+    def __init__(
+        self,
+        annotations: Annotations,
+        *,
+        max_detections: int = COCO_DETECTIONS,
+        only: Collection[int] | None = None,
+    ) -> None:
+        """Start without predictions.
+
+        Args:
+            annotations: The evaluation split.
+            max_detections: Number of predictions per picture that average precision counts, best scores first.
+            only: Indices of the samples that are scored; None: all.
+        """
+        self._only = only
         self._annotations = annotations
         self._max_detections = max_detections
         self._predicted = 0
@@ -83,11 +96,16 @@ class CocoEvaluator:
 
         Empty where the split has no boxes: there is nothing to score.
         """
-        if not box_counts(self._annotations).any():
+        counts = box_counts(self._annotations)
+        if not (counts if self._only is None else counts[list(self._only)]).any():
             return {}
         results = results_json(self._annotations, merge(partials))
         self._predicted = len(results)
         truth = dict(self._annotations.ground_truth)
+        if self._only is not None:
+            known = {self._annotations.samples[index].image_id for index in self._only}
+            truth["images"] = [image for image in truth["images"] if image["id"] in known]
+            truth["annotations"] = [box for box in truth["annotations"] if box["image_id"] in known]
         self._figures, self.last = _evaluate(truth, results, iou_type="bbox", max_detections=self._max_detections)
         return {"score": self._figures["AP"], **self._figures}
 

@@ -159,6 +159,12 @@ class DetectionTask(TaskBase):
 
         return CocoEvaluator(self._data.val, max_detections=self._limit)
 
+    def evaluator_of(self, indices: Sequence[int]) -> "CocoEvaluator":
+        """See ``TaskBase.evaluator_of``: objects of other pictures are not missed."""
+        from mtrain.tasks.detection.evaluator import CocoEvaluator
+
+        return CocoEvaluator(self._data.val, max_detections=self._limit, only=indices)
+
     def labels(self) -> dict[str, Any]:
         """Return the class names, and their ids in the annotation file, for the checkpoint."""
         return {"class_names": list(self._data.class_names), "category_ids": list(self._data.train.category_ids)}
