@@ -11,7 +11,7 @@ OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models
 OLDER_ALL = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py
 PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help demo slurm-lab dist docs horovod test test-all test-paddle test-paddle2 mutants check fmt contract parity fingerprints checkpoint-matrix bench ends clean debian
+.PHONY: help demo slurm-lab dist docs horovod test test-all test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench ends clean debian
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -45,6 +45,15 @@ $(VENV)-paddle2/.installed: pyproject.toml constraints.txt
 	@scripts/quietly $(VENV)-paddle2/bin/python -m pip install -e '.[dev]' 'paddlepaddle==2.6.2' 'protobuf<7'
 	@touch $@
 
+# A client and a server of S3. Their library wants an older python-dateutil than the client of Kubernetes, so they have an
+# environment of their own, in which all packages of the first one are visible behind its own.
+$(VENV)-s3/.installed: pyproject.toml $(VENV)/.installed-dev
+	@echo "installing s3fs and moto's server into $(VENV)-s3"
+	@test -x $(VENV)-s3/bin/python || scripts/quietly scripts/make-venv $(VENV)-s3
+	@scripts/quietly $(VENV)-s3/bin/python -m pip install s3fs 'moto[s3]' flask flask-cors
+	@echo "import site; site.addsitedir('$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" > $$($(VENV)-s3/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth
+	@touch $@
+
 demo: $(VENV)/.installed-ddp  ## train a small YOLOv5 on the embedded digits with two DDP processes
 	$(VENV)/bin/mtrain train -c digits --backend ddp --nproc-per-node 2
 
@@ -56,15 +65,17 @@ slurm-lab: debian  ## a real Slurm on three hosts in namespaces of this machine;
 
 horovod: $(VENV)/.installed-horovod  ## build Horovod for the installed torch: minutes, once; the wheel is kept
 
-test: debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## the tests, without the slow ones
+test: debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed $(VENV)-s3/.installed  ## the tests, without the slow ones
 	$(PYTEST) -m "not slow"
 	$(PYTEST) -m "not slow" --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2
+	$(MAKE) --no-print-directory test-s3
 
-test-all: debian $(VENV)/.installed-docs $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed  ## all tests
+test-all: debian $(VENV)/.installed-docs $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed $(VENV)-s3/.installed  ## all tests
 	$(PYTEST)
 	$(PYTEST) --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2 OLDER="$(OLDER_ALL)" SLOW=
+	$(MAKE) --no-print-directory test-s3 SLOW=
 
 test-paddle: $(VENV)/.installed-dev  ## models, layers, engine under Paddle
 	$(PYTEST) --framework paddle $(NEUTRAL)
@@ -72,6 +83,10 @@ test-paddle: $(VENV)/.installed-dev  ## models, layers, engine under Paddle
 test-paddle2: SLOW = -m "not slow"
 test-paddle2: $(VENV)-paddle2/.installed  ## some of the same under Paddle 2.6, without the slow ones
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(VENV)-paddle2/bin/python -m pytest -q -n 2 --dist worksteal $(SLOW) --framework paddle $(OLDER) $(PYTEST_ARGS)
+
+test-s3: SLOW = -m "not slow"
+test-s3: $(VENV)-s3/.installed  ## copies on a server of S3, without the slow ones
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(VENV)-s3/bin/python -m pytest -q -n 2 --dist worksteal $(SLOW) tests/backup/test_s3.py $(PYTEST_ARGS)
 
 mutants: $(VENV)/.installed-horovod  ## plant small faults in a copy of the source; which of them no test notices
 	$(PY) -m tests.mutants $(MUTANTS_ARGS)
@@ -126,4 +141,4 @@ ends:      ## the oldest and the newest versions of what mtrain needs, each in a
 	scripts/ends
 
 clean:     ## remove the environment and caches; run folders stay
-	rm -rf $(VENV) $(VENV)-torch $(VENV)-paddle2 $(VENV)-bench $(VENV)-oldest $(VENV)-newest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torch $(VENV)-paddle2 $(VENV)-s3 $(VENV)-bench $(VENV)-oldest $(VENV)-newest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -195,6 +195,8 @@ def evaluate(
     from mtrain.cluster import allocated_hosts, exported_model, job, start
 
     need_main_thread("evaluate")
+    named = start.TrainedWeights(run=text_of(run), checkpoint=text_of(checkpoint), weights=text_of(weights)).fetched()
+    run, checkpoint, weights = named.run, named.checkpoint, named.weights
     source = text_of(checkpoint) or text_of(run)
     values = {**dict(_flat(overrides or {})), **({} if weights is None else {"model.weights": text_of(weights)})}
     own = source_of(start.resumed_config(None, source) if spec is None else spec)

@@ -341,8 +341,9 @@ class Train(TypedDict, total=False):
     accumulate: int | Literal["auto"]
     """micro batches per update; auto: as few as max_micro_batch allows"""
 
-    max_micro_batch: int | None
-    """largest micro batch of one rank that `accumulate: auto` may choose; null: no limit"""
+    max_micro_batch: int | Literal["auto"] | None
+    """largest micro batch of one rank that `accumulate: auto` may choose; null: no limit; auto: the largest that
+    fits into memory, measured once before the run starts, see docs/memory.md"""
 
     precision: Literal["fp32", "bf16", "fp16", "fp64"]
     """of the forward and backward pass; fp64 is for proofs of equality"""
@@ -676,6 +677,19 @@ class Checkpoint(TypedDict, total=False):
 
     asynchronous: bool
     """write while training goes on"""
+
+    copy_to: str | None
+    """where each checkpoint is copied to as well, in the background: s3://bucket/prefix, file:///mnt/backup, or
+    any other address of fsspec, without a password; the run's name is added. null: nowhere"""
+
+    copies_kept: int
+    """newest copies kept at copy_to, and keep_best of the best besides"""
+
+    copy_check: Literal["read", "size"]
+    """how a copy is verified: read, every byte is read back and its SHA-256 compared; size, sizes alone"""
+
+    copy_timeout_s: float
+    """seconds that one copy may take before it is given up; a job waits so long at its end for the last one"""
 
 
 class Report(TypedDict, total=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -28,15 +29,22 @@ class Horovod(TorchBackend):
         """Options of backend ``horovod``."""
 
         compression: Literal["none", "fp16"] = Field(
-            "none", description="how gradients are sent (Horovod 0.28 knows no bfloat16)"
+            "none",
+            description="how gradients are sent (Horovod 0.28 knows no bfloat16); fp16 rounds them and changes the bits of the "
+            "weights",
         )
         reduction: Literal["average", "adasum"] = Field(
             "average",
-            description="how gradients of ranks become one; adasum (Maleki et al. 2021) needs a Horovod built with MPI, and "
-            "2, 4, 8, ... ranks",
+            description="how gradients of ranks become one; adasum (Maleki et al. 2021) changes what is learnt, and needs a "
+            "Horovod built with MPI, and 2, 4, 8, ... ranks",
         )
         fusion_mb: float = Field(
             25.0, ge=0, description="gradients are exchanged in groups of this size, and in eight of them at least"
+        )
+        timeline: Path | None = Field(
+            None,
+            description="file to which rank 0 writes when each gradient was negotiated and sent, for chrome://tracing; it changes "
+            "no bit of the weights",
         )
         cycle_ms: float = Field(1.0, gt=0, description="how often Horovod looks for gradients that are ready")
         timeout_s: int = Field(600, ge=4, description="a collective that waits longer for a rank ends the job")
@@ -89,7 +97,8 @@ class Horovod(TorchBackend):
     def _settings(self) -> dict[str, str]:
         """Return the environment variables that configure Horovod."""
         options = self.options
-        return {
+        traced = {} if options.timeline is None else {"HOROVOD_TIMELINE": str(options.timeline.absolute())}
+        return traced | {
             # Each group is sent as one message, and Horovod must not fuse two groups into one.
             "HOROVOD_FUSION_THRESHOLD": str(int(options.fusion_bytes)),
             "HOROVOD_DISABLE_GROUP_FUSION": "1",

@@ -19,6 +19,14 @@ def evaluate(context: click.Context, /, **params: Any) -> None:
     """Score the averaged weights of a checkpoint; without --run or -c, those of the newest run of the spec here."""
     from mtrain.cluster import allocated_hosts, exported_model, job, many_hosts, start
 
+    named = start.TrainedWeights(
+        run=params["run"] or params["resume"], checkpoint=params["checkpoint"], weights=params["weights"]
+    ).fetched()
+    if params["run"]:
+        params["run"] = named.run
+    else:
+        params["resume"] = named.run
+    params |= {"checkpoint": named.checkpoint, "weights": named.weights}
     requested = params["checkpoint"] or params["run"] or params["resume"]
     params["config"] = start.resumed_config(params["config"], requested)
     params["config"] = exported_model.config_of(params["config"], params["weights"])

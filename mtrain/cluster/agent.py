@@ -14,7 +14,7 @@ port       address, port (0: any)                                      port: one
 check      spec, size, training, resumed, cwd                          notes: those of ``preflight.check`` on this host
 prepare    run_dir, log_dir, node, files {name: text}, cwd, wait_s,    empty; the folder was made, locked and written, and
            metrics (``MetricsPlace`` or null)                          the port for Prometheus is open
-resume     given, base, name, cwd                                      run, checkpoint; see ``runfolder.find_resume``
+resume     given, base, name, copy_to, cwd                             run, checkpoint; see ``restoring.find_resume``
 newest     none                                                        checkpoint: path of the newest intact one or null
 start      ``Orders`` (``jobs/host_command.py``), hosts, restarts      none; events follow, "ended" is the last of them
 save       none                                                        none; the ranks are asked to save and go on
@@ -58,7 +58,7 @@ from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.host_command import HostCommand, Orders
 from mtrain.jobs.metrics import HostMetrics
 from mtrain.jobs.metrics_place import MetricsPlace, facts_of
-from mtrain.system import environment, placement, processes, runfolder
+from mtrain.system import environment, memory, placement, processes, runfolder
 from mtrain.system.processes import Requests
 from mtrain.system.runfolder import RunFolder
 
@@ -81,6 +81,7 @@ def hello(**more: Any) -> Message:
         "host": os.uname().nodename,
         "addresses": [list(pair) for pair in placement.own_addresses()],
         "cores": placement.usable_cores(),
+        "free_bytes": memory.available_bytes(),
         "devices": placement.count_devices(environ),
         "hidden": placement.hides_devices(environ),
         "cwd": os.getcwd(),
@@ -234,8 +235,11 @@ class Agent:
                 time.sleep(IDLE_S)
 
     def _resume(self, message: Message) -> dict[str, Any]:
+        from mtrain.backup import restoring
+
         _enter(message.get("cwd"))
-        resume = runfolder.find_resume(message["given"], base=Path(message["base"]), name=message["name"])
+        given, copy_to = message["given"], message.get("copy_to")
+        resume = restoring.find_resume(given, base=Path(message["base"]), name=message["name"], copy_to=copy_to)
         checkpoint = None if resume.checkpoint is None else str(resume.checkpoint.absolute())
         return {"run": str(resume.run.absolute()), "checkpoint": checkpoint}
 

@@ -4,12 +4,13 @@ The command line and the Python functions of ``mtrain`` are two ways to call the
 display that the spec asks for. A job on several hosts that people start by hand also prints the lines to type there.
 """
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrain.cluster import exported_model, many_hosts, start
+from mtrain.cluster import exported_model, many_hosts, micro_batch, start
 from mtrain.cluster.supervisor import Result
 from mtrain.core.checkpoint import store
 from mtrain.errors import CheckpointError, UsageError
@@ -57,11 +58,22 @@ def train(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -
     else:
         preflight.check_script(loaded.spec, resumed=where.checkpoint)
     notes = [f"spec: {loaded.source}", *remarks]
+    loaded = micro_batch.settled(loaded, plan, note=_shown_unless(quiet=quiet))
     where = start.created(loaded, where)
     notes.append(f"run folder: {where.run_dir}")
     if where.checkpoint is not None:
         notes.append(f"goes on from {where.checkpoint}")
     return _trained(loaded, start.run_job(loaded, where, notes=notes, quiet=quiet))
+
+
+def _shown_unless(*, quiet: bool) -> Callable[[str], None]:
+    """Return a function that shows a sentence before there is a display."""
+
+    def show(text: str) -> None:
+        if not quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    return show
 
 
 def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -> Outcome:

@@ -26,11 +26,14 @@ from mtrain.cluster.supervisor import Result, not_started
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.plan import Plan
 from mtrain.report.display import Display
+from mtrain.spec.addresses import is_address
 from mtrain.spec.model import Spec
 from mtrain.system import processes
 
 CHECK_S = 600.0
 """Seconds that checking the data on the first host may take."""
+FETCH_S = 6 * 3600.0
+"""Seconds that the first host may take to fetch a checkpoint from its copy. A host that is lost is noticed earlier."""
 CHECKED = ("train", "evaluate")
 """Modes in which ranks read data and build a model."""
 PREFLIGHT_ONLY = "look"
@@ -269,7 +272,11 @@ class Leader:
         base, name = str(self.brief.base), self.brief.name
         if resumed is not None:
             path = None if resumed == "auto" else resumed
-            answer = ask(self._members, min(self._members), "resume", given=path, base=base, name=name, cwd=self._cwd())
+            copy_to = self.brief.spec.checkpoint.copy_to
+            is_remote = copy_to is not None or is_address(resumed)
+            timeout_s = FETCH_S if is_remote else ASK_S
+            place: dict[str, Any] = {"given": path, "base": base, "name": name, "copy_to": copy_to, "cwd": self._cwd()}
+            answer = ask(self._members, min(self._members), "resume", timeout_s=timeout_s, **place)
             return Path(answer["run"]), Path(answer["checkpoint"]) if answer["checkpoint"] else None
         answers = ask_all(self._channels(), "names", timeout_s=ASK_S, base=base, name=name)
         names_there = {each for answer in answers for each in answer.get("names", ())}

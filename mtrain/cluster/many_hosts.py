@@ -4,13 +4,13 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from mtrain.errors import UsageError
+from mtrain.errors import SpecError, UsageError
 from mtrain.jobs.plan import AUTO, SEVERAL_HOSTS_PORT, Machine, Plan, host_names, title_of
 from mtrain.system import environment
 from mtrain.system.job_secret import CLUSTER_VARIABLE
@@ -19,6 +19,7 @@ from mtrain.system.placement import is_own, line_for, resolve
 if TYPE_CHECKING:
     from mtrain.cluster.hosts import Gathering
     from mtrain.cluster.leader import Survey
+    from mtrain.cluster.micro_batch import Trials
     from mtrain.cluster.preflight.findings import Finding
     from mtrain.cluster.rendezvous import Party
     from mtrain.cluster.supervisor import Result
@@ -70,6 +71,11 @@ class Brief:
     quiet: bool = False
     """Whether no progress is shown, whatever the spec asks for."""
 
+    trials: "Trials | None" = None
+    """Trials that measured micro batches, where the spec leaves the largest one to them."""
+    decided: dict[str, "Loaded"] = field(default_factory=dict, compare=False)
+    """``loaded``: the spec with what the leader has decided for the whole job."""
+
     @property
     def spec(self) -> "Spec":
         """Return the spec of the job."""
@@ -120,7 +126,23 @@ class Brief:
             address_of=address_of,
         )
         where = start.Where(run_dir=run_dir, checkpoint=checkpoint)
-        return start.planned(self.loaded, where, mode=self.mode, machine=machine)
+        plan = start.planned(self.loaded, where, mode=self.mode, machine=machine)
+        if self.mode != "train" or self.spec.train.max_micro_batch != "auto":
+            return plan
+        return start.planned(self._settled(survey, plan), where, mode=self.mode, machine=machine)
+
+    def _settled(self, survey: "Survey", plan: Plan) -> "Loaded":
+        """Return the spec with the micro batch that fits on every host; it is decided once in a job."""
+        from mtrain.cluster import micro_batch
+
+        if "loaded" not in self.decided:
+            if self.trials is not None:
+                self.trials.also_on([int(hello["free_bytes"]) for hello in survey.hellos])
+            self.decided["loaded"] = micro_batch.settled(
+                self.loaded, plan, note=lambda text: click.echo(text, err=True), trials=self.trials
+            )
+            click.echo(self.decided["loaded"].notes[-1], err=True)
+        return self.decided["loaded"]
 
     def folder(self, plan: Plan) -> Mapping[str, str]:
         """Write all request files into the run folder here.
@@ -130,7 +152,7 @@ class Brief:
         from mtrain.cluster import start
         from mtrain.system import runfolder
 
-        files_for_ranks = start.write_folder(self.loaded, plan)
+        files_for_ranks = start.write_folder(self.decided.get("loaded", self.loaded), plan)
         if self.latest:
             runfolder.point_latest(plan.run_dir)
         return files_for_ranks
@@ -166,6 +188,8 @@ def run(
         for host, line in zip(draft.hosts, draft.brought, strict=True):
             click.echo(f"# {host.address}\n{shlex.join(line)}", file=stream)
         return Result(code=0, text="")
+    if not (is_by_hand(loaded) and joins(loaded)):
+        brief = _with_trials(brief, draft)
     if cluster.min_nodes is not None and cluster.shards is None:
         brief = dataclasses.replace(brief, loaded=_with_shards(loaded, draft.size))
         loaded, cluster = brief.loaded, brief.loaded.spec.cluster
@@ -205,6 +229,29 @@ def run(
         stream=stream or sys.stderr,
     )
     return leader.run()
+
+
+def _with_trials(brief: Brief, draft: Plan) -> Brief:
+    """Return the brief with trials of micro batches, where the spec asks for them and no checkpoint has the answer.
+
+    Raises:
+        SpecError: This is not the first host.
+    """
+    from mtrain.cluster import micro_batch
+
+    loaded = brief.loaded
+    if brief.mode != "train" or not micro_batch.is_open(loaded):
+        return brief
+    micro_batch.check(loaded)
+    if brief.resume is not None:
+        return brief
+    if not is_here(draft.hosts[0].address):
+        raise SpecError(
+            f"{micro_batch.KEY}: auto is measured on the first host, {draft.hosts[0].address}, which is not this machine; start "
+            "the job there, or give a number"
+        )
+    trials = micro_batch.run_trials(loaded, draft, note=lambda text: click.echo(text, err=True))
+    return dataclasses.replace(brief, trials=trials)
 
 
 def _with_shards(loaded: "Loaded", shards: int) -> "Loaded":

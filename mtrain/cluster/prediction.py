@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,8 @@ def predict(request: Request, load: Load) -> Prediction:
         UsageError: the spec or the output folder is wrong.
     """
     files = pictures(request.sources)
+    named = start.TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetched()
+    request = replace(request, run=named.run, checkpoint=named.checkpoint, weights=named.weights)
     run = Path(request.run or "runs/latest")
     weights = Path(request.weights or request.checkpoint or start.best_of(run) or run)
     if not weights.exists() or weights == run:

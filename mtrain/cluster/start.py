@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mtrain.errors import UsageError
 from mtrain.jobs.plan import Machine, Plan, make_plan
+from mtrain.spec.addresses import is_address
 from mtrain.spec.yaml_reader import dumped
 from mtrain.system import environment, job_secret, names, placement, runfolder
 from mtrain.system.runfolder import IF_ANY, Resume, RunFolder
@@ -63,12 +64,15 @@ def locate(loaded: "Loaded", *, resume: str | None) -> Where:
 
 
 def find_resume(loaded: "Loaded", *, resume: str) -> Resume:
-    """Find the run and checkpoint that ``--resume`` names, see ``runfolder.find_resume``.
+    """Find the run and checkpoint that ``--resume`` names, see ``restoring.find_resume``; what only a copy has is fetched.
 
     ``auto``: the newest run of this name. ``if-any``: the run of exactly this name, which need not exist.
     """
+    from mtrain.backup import restoring
+
     base, name = Path(loaded.spec.report.dir), run_name_for(loaded, resume=resume)
-    return runfolder.find_resume(None if resume == AUTO else resume, base=base, name=name)
+    given, copy_to = None if resume == AUTO else resume, loaded.spec.checkpoint.copy_to
+    return restoring.find_resume(given, base=base, name=name, copy_to=copy_to)
 
 
 def best_of(run: Path) -> Path | None:
@@ -77,6 +81,35 @@ def best_of(run: Path) -> Path | None:
 
     folder = run / "checkpoints"
     return store.best(folder) or store.newest(folder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedWeights:
+    """How trained weights are named: a run, a checkpoint, or a file of weights."""
+
+    run: str | None = None
+    checkpoint: str | None = None
+    weights: str | None = None
+
+    def fetched(self) -> "TrainedWeights":
+        """Return the same as paths on this host: of an address, the best copy is restored into ``runs``.
+
+        Raises:
+            CheckpointError: there is no intact copy at an address, or it cannot be reached.
+        """
+        from mtrain.backup import restoring
+
+        def local(address: str) -> Resume:
+            return restoring.restored(address, Path("runs"), best=True)
+
+        named = self
+        if named.weights is not None and is_address(named.weights):
+            named = TrainedWeights(run=named.run, checkpoint=named.weights)
+        if named.run is not None and is_address(named.run):
+            named = dataclasses.replace(named, run=str(local(named.run).run))
+        if named.checkpoint is not None and is_address(named.checkpoint):
+            named = dataclasses.replace(named, checkpoint=str(local(named.checkpoint).checkpoint))
+        return named
 
 
 def latest_run(config: str | None, resume: str | None) -> str | None:
@@ -94,6 +127,10 @@ def resumed_config(config: str | None, resume: str | None) -> str | None:
     """Return the spec to read: ``config``, or the resumed run's own where ``--resume PATH`` is given without ``-c``."""
     if config is not None or resume in (None, AUTO, IF_ANY):
         return config
+    if is_address(str(resume)):
+        from mtrain.backup import restoring
+
+        return str(restoring.spec_at(str(resume)))
     path = Path(str(resume))
     folders = (path, path.parent, path.parent.parent)
     return next((str(folder / "spec.yml") for folder in folders if (folder / "spec.yml").is_file()), None)

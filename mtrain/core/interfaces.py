@@ -347,7 +347,8 @@ class RankSession(Protocol):
     def measure(self) -> Mapping[str, float]:
         """Return measurements of this rank.
 
-        ``memory_bytes`` is its peak on its device (resident set size on a CPU). ``communication_s`` is there after
+        ``memory_bytes`` is its peak on its device (resident set size on a CPU), ``device_free_bytes`` what it could have
+        of a GPU. ``communication_s`` is there after
         ``time_waits``, where waiting can be measured: the total time in seconds in which this rank has done nothing but
         wait for other ranks.
         """

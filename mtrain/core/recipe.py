@@ -146,7 +146,8 @@ def micro_batch(spec: Spec, *, size: int) -> tuple[int, int]:
     """
     size = spec.cluster.shards or size
     batch, accumulate = spec.train.batch_size, spec.train.accumulate
-    limit = spec.train.max_micro_batch or batch
+    # `auto` is decided before ranks start; a plan that is only shown has no limit yet.
+    limit = spec.train.max_micro_batch if isinstance(spec.train.max_micro_batch, int) else batch
     if accumulate != "auto":
         if batch % (size * accumulate):
             among = f"{size} ranks x {accumulate} micro batches (train.accumulate)"

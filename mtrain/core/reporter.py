@@ -100,6 +100,9 @@ class Reporter:
     def checkpoint(self, record: Record) -> None:
         """Learn that a checkpoint is being written, after ``update`` updates."""
 
+    def copied(self, record: Record) -> None:
+        """Learn that a checkpoint was copied (``name``) to ``checkpoint.copy_to``. A copy that fails is a ``warning``."""
+
     def message(self, record: Record) -> None:
         """Receive a sentence, ``message``, of kind ``note`` or ``warning``."""
 
@@ -118,6 +121,7 @@ METHODS: Mapping[str, str] = {
     "update": "update",
     "evaluation": "evaluation",
     "checkpoint": "checkpoint",
+    "copy": "copied",
     "note": "message",
     "warning": "message",
     "end": "end",

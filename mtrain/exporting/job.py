@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,8 @@ def export(request: Request, load: Load) -> Exported:
         UsageError: There are no weights, they do not fit the spec, or the model cannot be written in this form.
     """
     _check(request)
+    named = start.TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetched()
+    request = replace(request, run=named.run, checkpoint=named.checkpoint, weights=named.weights)
     weights, config = _weights_of(request)
     loaded = _on_one_rank(config, load, request)
     if is_exported(weights):

@@ -552,6 +552,13 @@ def _placed(command: Command, hosts: Sequence[Host], cluster: ClusterSpec, machi
     return Command(host=command.host, argv=command.argv, env=env, stdin=command.stdin)
 
 
+def _largest_micro_batch(spec: Spec) -> dict[str, str]:
+    """Return a remark on a micro batch that is not decided yet."""
+    if spec.train.max_micro_batch != "auto":
+        return {}
+    return {"max_micro_batch": "auto: measured when the run starts, so there may be more micro batches than above"}
+
+
 def _shares(recipe: Recipe, size: int) -> str:
     """Return into how many parts each micro batch of the job is divided, in words."""
     return f"{size} ranks" if recipe.shards in (None, size) else f"{recipe.shards} shards"
@@ -580,6 +587,7 @@ def _numbers(spec: Spec, recipe: Any, *, hosts: Sequence[Host], threads: int) ->
         "ranks": f"{size} ({len(hosts)} host{'s' if len(hosts) > 1 else ''}{each})",
         "global_batch": f"{train.batch_size} = {_shares(recipe, size)} x {recipe.micro_batch} (micro batch)"
         f" x {rounds(recipe, size=size)} (accumulate)",
+        **_largest_micro_batch(spec),
         **_elastic_numbers(spec, recipe, size=size),
         "precision": recipe.precision,
         "rate": f"{spec.optimizer.rate * factors.rate:.6g}"

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from mtrain.backup.place import Place
 from mtrain.core.cadence import check_continues
 from mtrain.core.checkpoint.format import MANIFEST, size_of
 from mtrain.core.checkpoint.store import listed, progress_of
@@ -67,6 +68,7 @@ def check(spec: Spec, *, size: int, training: bool = True, resumed: Path | None 
     interpreter.check(spec)
     _check_port(spec)
     if training:
+        _check_copies(spec)
         metrics.check(spec)
     if task_of(spec).in_ranks:
         return _check_in_ranks(spec, training=training, resumed=resumed)
@@ -131,6 +133,13 @@ def check_script(spec: Spec, *, resumed: Path | None = None) -> None:
     interpreter.check(spec)
     _check_port(spec)
     metrics.check(spec)
+    _check_copies(spec)
+
+
+def _check_copies(spec: Spec) -> None:
+    """Refuse an address for copies whose package is missing. Ranks of another interpreter look for it themselves."""
+    if spec.checkpoint.copy_to is not None and spec.backend.python is None:
+        Place(spec.checkpoint.copy_to).check_package()
 
 
 def _check_room(spec: Spec, resumed: Path | None, outline: SpecOutline) -> None:

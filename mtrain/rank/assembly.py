@@ -193,6 +193,8 @@ def assembled(
     Raises:
         UsageError: The spec, the data or a plugin does not allow the job.
     """
+    if training:
+        check_settled(spec)
     sources = data.sources()
     pool = InProcess(sources) if reads_in_process(sources) else WorkerPool(sources, workers=loader_workers(spec))
     with closing(pool):
@@ -423,6 +425,19 @@ def given_weights(
         CheckpointError: The weights cannot be read.
     """
     return match(read(path), entry_types(state), plugin.published, own=own)
+
+
+def check_settled(spec: Spec) -> None:
+    """Refuse a job that trains before ``train.max_micro_batch: auto`` was decided.
+
+    Raises:
+        SpecError: It was not.
+    """
+    if spec.train.max_micro_batch == "auto":
+        raise SpecError(
+            "train.max_micro_batch: auto is decided where `mtrain train` starts a job, and not by this command; give a number "
+            "or null"
+        )
 
 
 def recomputed(spec: Spec, plugin: Model) -> tuple[str, ...]:

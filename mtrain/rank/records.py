@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtrain.backup.copier import Copies
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.digest import digest
 from mtrain.core.interfaces import Collective, Progress, RankSession, State
@@ -25,16 +26,18 @@ def report_weights(report: Report, job: Assembly) -> None:
         report.event(kind, message=sentence)
 
 
-def writers(job: Assembly, run_folder: RunFolder, progress: Progress) -> tuple[Report, checkpoint.CheckpointStore]:
-    """Return the report and the checkpoints of a training run."""
-    report = reporter(job, run_folder, progress)
-    if job.session.collective.rank != 0:
-        return report, checkpoint.NoCheckpoints()
-    rule = job.spec.checkpoint
-    store = checkpoint.Checkpoints(
-        run_folder.checkpoints, keep_last=rule.keep_last, keep_best=rule.keep_best, asynchronous=rule.asynchronous
+def checkpoints_of(spec: Any, run_folder: RunFolder, rank: int, copies: Copies) -> checkpoint.CheckpointStore:
+    """Return the checkpoints of a training run; each is copied once it is written."""
+    if rank != 0:
+        return checkpoint.NoCheckpoints()
+    rule = spec.checkpoint
+    return checkpoint.Checkpoints(
+        run_folder.checkpoints,
+        keep_last=rule.keep_last,
+        keep_best=rule.keep_best,
+        asynchronous=rule.asynchronous,
+        on_written=copies.written,
     )
-    return report, store
 
 
 def reporter(job: Assembly, run_folder: RunFolder, progress: Progress) -> Report:

@@ -18,18 +18,19 @@ from mtrain.core.schedule import Schedule, total_updates
 from mtrain.core.trace import Shares, Tracer, traffic
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 from mtrain.errors import Interrupted, SpecError
-from mtrain.rank import kept, process
+from mtrain.rank import copying, kept, process
 from mtrain.rank.assembly import Assembly, assembled, augmented, open_task, unused_gpus
 from mtrain.rank.draws import KEY
 from mtrain.rank.inspection import Inspection
 from mtrain.rank.records import (
+    checkpoints_of,
     left_out,
     log_to_stderr,
     progress_summary,
     report_update,
     report_weights,
+    reporter,
     result_summary,
-    writers,
 )
 from mtrain.report.reporter import PICTURES, RESULTS
 from mtrain.system.devices import device_words
@@ -53,6 +54,7 @@ def train(
             job.session.restore(job.model, job.optimizer, saved.state)
             run.adopt_spec()
         run.announce(resumed_from=resume)
+        copying.catch_up(run.copies, run_folder)
         run.report_teacher(saved)
         run.restore_draws(saved)
         run.to_its_end(started, stop=stop, leave=leave)
@@ -113,7 +115,10 @@ class TrainingRun:
             )
             self.loader = self._tracer.watch(self.loader)
         self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
-        self.report, self.checkpoints = writers(job, run_folder, result.progress)
+        self.report = reporter(job, run_folder, result.progress)
+        collective = job.session.collective
+        self.copies = copying.made(job.spec, run_folder, collective)
+        self.checkpoints = checkpoints_of(job.spec, run_folder, collective.rank, self.copies)
         self._inspection = Inspection(job, self.report, total_updates=self.updates)
         self._result = result
         self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
@@ -198,6 +203,7 @@ class TrainingRun:
             TrainingError: A background save has failed.
         """
         self.checkpoints.check()
+        copying.report(self.copies, self.report)
         return stop()
 
     def adopt_spec(self) -> None:
@@ -334,6 +340,7 @@ class TrainingRun:
         self.checkpoints.wait()
         if reason != "interrupted":
             self._close_loaders()
+        self._end_copies(reason)
         result, job = self._result, self.job
         summary: dict[str, Any] = {
             **progress_summary(
@@ -354,6 +361,7 @@ class TrainingRun:
             "headline": result.headline,
             "remarks": result.remarks,
             **left_out(reason, self._not_done(result.progress)),
+            **self.copies.summary(),
         }
         if reason == "done":
             summary |= result_summary(job.session.state(job.model, job.optimizer), self.checkpoints)
@@ -368,6 +376,14 @@ class TrainingRun:
             # When one rank ends, launchers soon end the others, and rank 0 must have written everything by then.
             barrier(self.job.session.collective)
             self._close_loaders()
+
+    def _end_copies(self, reason: str) -> None:
+        """Wait for the copy of the last checkpoint; every rank must call, unless ``reason`` is "failed"."""
+        # A job that is ending was asked to; a second request then ends its processes.
+        stop = (lambda: False) if reason == "interrupted" else self._stop
+        if reason != "failed":
+            copying.settle(self.job.spec, self.copies, self.job.session.collective, self.report, stop=stop)
+        self.copies.close()
 
     def _not_done(self, progress: Progress) -> list[str]:
         """Return what a job that ends now has not done yet."""

@@ -19,7 +19,7 @@ class FunctionReporter:
         def told(record: Record) -> None:
             function(record, **(options or {}))
 
-        self.start = self.update = self.evaluation = self.checkpoint = told
+        self.start = self.update = self.evaluation = self.checkpoint = self.copied = told
         self.message = self.end = self.failure = told
 
 

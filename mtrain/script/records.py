@@ -13,8 +13,10 @@ from mtrain.core.checkpoint import store
 from mtrain.core.collective import barrier
 from mtrain.core.interfaces import Backend, Progress, RankSession, Why
 from mtrain.errors import CheckpointError, ScriptError
+from mtrain.rank import copying
 from mtrain.rank.assembly import unused_gpus
 from mtrain.rank.records import (
+    checkpoints_of,
     left_out,
     progress_summary,
     report_of,
@@ -57,15 +59,10 @@ class Records:
         self._best: dict[str, Any] = dict(figures.get("best", {}))
         self._last: dict[str, Any] = dict(figures.get("last", {}))
         self.report = self._report(reporters)
-        self.checkpoints: store.CheckpointStore = store.NoCheckpoints()
-        if rank.collective.rank == 0:
-            rule = job.spec.checkpoint
-            self.checkpoints = store.Checkpoints(
-                job.run_folder.checkpoints,
-                keep_last=rule.keep_last,
-                keep_best=rule.keep_best,
-                asynchronous=rule.asynchronous,
-            )
+        collective = rank.collective
+        self.copies = copying.made(job.spec, job.run_folder, collective)
+        self.checkpoints = checkpoints_of(job.spec, job.run_folder, collective.rank, self.copies)
+        copying.catch_up(self.copies, job.run_folder)
 
     def _report(self, reporters: Sequence[Any]) -> Report:
         """Return the report of this rank, with the display of its process and the script's own ``reporters``."""
@@ -220,6 +217,9 @@ class Records:
             if reason == "done":
                 raise
             log.exception("a checkpoint could not be written")
+        if reason != "failed":
+            copying.settle(self._job.spec, self.copies, self._rank.collective, self.report, stop=lambda: False)
+        self.copies.close()
         summary: dict[str, Any] = {
             **progress_summary(
                 reason,
@@ -235,6 +235,7 @@ class Records:
             "last": self._last,
             "headline": [name for name in self._last if name not in ("update", "epoch")][:3],
             **left_out(reason, [RESULTS] if spec.report.plots else []),
+            **self.copies.summary(),
         }
         if state is not None:
             summary |= {"measured": measured, **result_summary(state, self.checkpoints)}

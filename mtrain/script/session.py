@@ -19,6 +19,7 @@ from mtrain.core.recomputing import patterns
 from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
 from mtrain.errors import Interrupted, ScriptError
+from mtrain.rank import copying
 from mtrain.rank.script import RankJob, without_own_frames
 from mtrain.script import evaluation
 from mtrain.script.building import Building
@@ -425,6 +426,7 @@ class Session:
     # ---------------------------------------------------------------------------------------------- saving and ending
     def _asked_to_end(self) -> bool:
         self._records.checkpoints.check()
+        copying.report(self._records.copies, self._records.report)
         return self._job.stop()
 
     def _save(self, progress: Progress, score: float | None, why: Why) -> None:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field
 
 from mtrain.errors import UsageError
 from mtrain.spec import references
+from mtrain.spec.addresses import checked_address
 from mtrain.spec.hostnames import checked_host, checked_listener, checked_user
 from mtrain.spec.section import Count, Positive, Section
 from mtrain.spec.training import OptimizerSpec, ScheduleSpec, TrainSpec
@@ -26,6 +27,13 @@ def _is_host(text: str) -> str:
 def _is_user(text: str) -> str:
     try:
         return checked_user(text)
+    except UsageError as error:
+        raise ValueError(f"given {error}") from None
+
+
+def _is_address(text: str) -> str:
+    try:
+        return checked_address(text)
     except UsageError as error:
         raise ValueError(f"given {error}") from None
 
@@ -271,6 +279,22 @@ class CheckpointSpec(Section):
         default=1, ge=0, description="best ones kept besides, by evaluate.score; of equal ones the first"
     )
     asynchronous: bool = Field(default=True, description="write while training goes on")
+    copy_to: Annotated[str, AfterValidator(_is_address)] | None = Field(
+        default=None,
+        description="where each checkpoint is copied to as well, in the background: s3://bucket/prefix, file:///mnt/backup, or "
+        "any other address of fsspec, without a password; the run's name is added. null: nowhere",
+    )
+    copies_kept: Positive = Field(
+        default=2, description="newest copies kept at copy_to, and keep_best of the best besides"
+    )
+    copy_check: Literal["read", "size"] = Field(
+        default="read",
+        description="how a copy is verified: read, every byte is read back and its SHA-256 compared; size, sizes alone",
+    )
+    copy_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=1800.0,
+        description="seconds that one copy may take before it is given up; a job waits so long at its end for the last one",
+    )
 
 
 class ReportSpec(Section):

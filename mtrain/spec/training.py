@@ -129,8 +129,10 @@ class TrainSpec(Section):
     accumulate: Positive | Literal["auto"] = Field(
         default="auto", description="micro batches per update; auto: as few as max_micro_batch allows"
     )
-    max_micro_batch: Positive | None = Field(
-        default=None, description="largest micro batch of one rank that `accumulate: auto` may choose; null: no limit"
+    max_micro_batch: Positive | Literal["auto"] | None = Field(
+        default=None,
+        description="largest micro batch of one rank that `accumulate: auto` may choose; null: no limit; auto: the largest that "
+        "fits into memory, measured once before the run starts, see docs/memory.md",
     )
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = Field(
         default="fp32", description="of the forward and backward pass; fp64 is for proofs of equality"

@@ -109,8 +109,8 @@ def _line(layers: Layers, problem: Problem) -> str:
     if origin.kind in ("override", "environment"):
         key = origin.text.removeprefix("-o ").partition("=")[0].strip()
         plain = origin.kind == "environment" or key == where
-        return f"{origin.text}: {problem.message}" if plain else f"{origin.text}: {where}: {problem.message}"
-    return f"{f'{origin.text}: ' if origin.text else ''}{where}: {problem.message}"
+        return f"{origin}: {problem.message}" if plain else f"{origin}: {where}: {problem.message}"
+    return f"{f'{origin}: ' if origin.text else ''}{where}: {problem.message}"
 
 
 def _plugin_problems(sources: Sources, policy: plugins.Policy) -> list[Problem]:

@@ -96,6 +96,15 @@ def test_a_parameter_that_no_rank_uses_is_left_alone(study_results: Any) -> None
 
 
 @needs_horovod
+def test_a_timeline_names_the_gradients_and_changes_nothing(study_results: Any, tmp_path: Path) -> None:
+    file = tmp_path / "timeline.json"
+    assert study_results("fifty_updates", timeline=str(file)) == study_results("fifty_updates")
+    text = file.read_text()
+    assert "NEGOTIATE_ALLREDUCE" in text
+    assert "conv1.weight" in text
+
+
+@needs_horovod
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_job_goes_on_bit_for_bit_from_a_state(study_results: Any, size: int) -> None:
     for rank in study_results("resumed", size=size):

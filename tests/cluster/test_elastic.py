@@ -121,17 +121,13 @@ def test_three_two_three_one_three_hosts_end_where_the_undisturbed_job_ends(jobs
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_typed_on_each_host_one_may_come_late_and_one_may_leave(jobs: Jobs, lab: Lab):
-    values = {"model__name": "slow_yolov5", "cluster__join_timeout_s": 20, **SLOWLY}
+    longer = {**SLOWLY, "train__updates": 80}
+    values = {"model__name": "slow_yolov5", "cluster__join_timeout_s": 20, **longer}
     job = jobs.by_hand("hands", nodes=("node1", "node2"), more=ELASTIC, **values).reach(2)
     assert "the job begins without a host" in job.leader.text
-    late = jobs.by_hand("late", nodes=("node3",), more=ELASTIC, **values)
-
-    def come() -> None:
-        job.outputs.extend(late.outputs)
-
-    strike(lab, job, come, hosts=3)
+    strike(lab, job, lambda: job.outputs.append(jobs.start_again(job, "node3", more=ELASTIC, **values)), hosts=3)
     strike(lab, job, lambda: lab.kill(job.starter("node2"), "TERM"), hosts=2)
-    same_as_undisturbed(jobs, job, model__name="yolov5n", **SLOWLY)
+    same_as_undisturbed(jobs, job, model__name="yolov5n", **longer)
     second, third = (output.finish(timeout_s=60) for output in job.outputs[1:])
     assert second.code == 143, second.text
     assert "left the job, which goes on without it" in second.text
@@ -145,8 +141,8 @@ def test_a_shared_run_folder_lets_another_host_have_rank_0_and_a_private_one_doe
 ):
     shared = jobs.over_ssh("shared", at="node4", more=ELASTIC, model__name="slow_yolov5", **SLOWLY).reach(2)
     strike(lab, shared, lambda: lab.power("node1", "halt"), hosts=2)
-    same_as_undisturbed(jobs, shared, model__name="yolov5n", **SLOWLY)
     lab.up(4)
+    same_as_undisturbed(jobs, shared, model__name="yolov5n", **SLOWLY)
     alone = jobs.over_ssh("alone", at="node4", runs=private, more=ELASTIC, model__name="slow_yolov5", **SLOWLY).reach(2)
     lab.power("node1", "halt")
     assert alone.leader.finish(timeout_s=240).code == 1

@@ -58,3 +58,10 @@ def peak_memory_bytes(device: str) -> int:
     if device != "cpu":
         return int(paddle.device.cuda.max_memory_allocated(device))
     return peak_resident_bytes()
+
+
+def free_memory_bytes(device: str) -> int | None:
+    """Return the memory of the device, which other processes may use a part of; None on the CPU."""
+    if device == "cpu":
+        return None
+    return int(paddle.device.cuda.get_device_properties(device).total_memory)

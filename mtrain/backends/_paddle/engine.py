@@ -164,6 +164,9 @@ class PaddleEngine(RankSession):
     @override
     def measure(self) -> dict[str, float]:
         measured = {"memory_bytes": float(device.peak_memory_bytes(self.target))}
+        free_bytes = device.free_memory_bytes(self.target)
+        if free_bytes is not None:
+            measured["device_free_bytes"] = float(free_bytes)
         return measured if self.waits is None else {**measured, "communication_s": self.waits.seconds}
 
     @override

@@ -170,6 +170,27 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     return manifest if isinstance(manifest, dict) and isinstance(manifest.get("files"), dict) else {}
 
 
+def intact_manifest(content: bytes) -> dict[str, Any]:
+    """Return the manifest in ``content`` if its digest and format are right; else an empty mapping."""
+    try:
+        manifest = parse_json(content)
+    except ValueError:
+        return {}
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        return {}
+    is_intact = manifest.get("digest") == _digest_or_none(manifest) and manifest.get("format") == FORMAT
+    return manifest if is_intact else {}
+
+
+def score_in(manifest: Mapping[str, Any]) -> float:
+    """Return the score in a manifest; -inf if it has none."""
+    try:
+        score = float(manifest.get("score"))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return -math.inf
+    return -math.inf if math.isnan(score) else score
+
+
 def verify(folder: Path) -> list[str]:
     """Return all problems of a checkpoint, one sentence each; empty if it is intact. Every byte is read."""
     if not folder.is_dir():

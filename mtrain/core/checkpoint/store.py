@@ -10,7 +10,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -123,15 +123,24 @@ class Checkpoints:
     """A folder of checkpoints with one writer.
 
     The ``keep_last`` newest and the ``keep_best`` best checkpoints are kept. At most one save runs at a time; another
-    one waits for it.
+    one waits for it. ``on_written`` learns of each checkpoint once it is complete, in the thread that wrote it.
     """
 
-    def __init__(self, folder: Path, *, keep_last: int, keep_best: int, asynchronous: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep_last: int,
+        keep_best: int,
+        asynchronous: bool,
+        on_written: Callable[[Path], None] = lambda checkpoint: None,
+    ) -> None:
         self.folder = Path(folder)
         self.waited_s = 0.0
         self._keep_last = keep_last
         self._keep_best = keep_best
         self._asynchronous = asynchronous
+        self._on_written = on_written
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -191,6 +200,7 @@ class Checkpoints:
             files.write(temporary, saved)
             files.publish(temporary, self.folder / name)
             self._retain(self.folder / name)
+            self._on_written(self.folder / name)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             self._error = self._explained(error, name)
@@ -279,11 +289,12 @@ def looks_whole(path: Path) -> bool:
 
 def score_of(path: Path) -> float:
     """Return the score with which the checkpoint was saved; -inf if it has none."""
-    try:
-        score = float(files.manifest_of(path).get("score"))  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return -math.inf
-    return -math.inf if math.isnan(score) else score
+    return files.score_in(files.manifest_of(path))
+
+
+def order_of(path: Path) -> tuple[int, int]:
+    """Return a sort key of a checkpoint among those of its run, also on other hosts: the newest one has the largest."""
+    return _serial(path), _update(path)
 
 
 def _serial(path: Path) -> int:

@@ -26,6 +26,7 @@ from mtrain.backends.torch_engine import (
 )
 from mtrain.core import state_checks
 from mtrain.core.interfaces import Array, Recipe, State
+from mtrain.core.quantising import fitted
 from mtrain.errors import SpecError
 
 Unit = Literal["model", "children"]
@@ -94,11 +95,13 @@ class FsdpEngine(TorchEngine):
 
     @override
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
+        saved = fitted(saved, model.state_dict())
         if saved.weights:
             # Each rank keeps only its part, so arrays that differ between ranks could not be noticed afterwards.
             ordered = {name: np.ascontiguousarray(saved.weights[name]) for name in sorted(saved.weights)}
             state_checks.check_equal_start(self.collective, state_checks.fingerprint(ordered))
             self._fill(model, _held(model), saved.weights, what="weights")
+            optimizer.ranges_restored()
         if saved.ema and optimizer.ema():
             self._fill(model, optimizer.ema(), saved.ema, what="averaged weights")
         else:
