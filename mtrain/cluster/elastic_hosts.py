@@ -78,8 +78,10 @@ class ElasticHosts(ConnectedHosts):
         order, self._plan = list(self._order), plan
         if plan.resume is not None:
             self._saved = max(self._saved, store.update_named(plan.resume))
+        self.attempts += 1
         outcome = Attempt(
             plan=plan,
+            restarts=self.attempts - 1,
             members={place: self.members[node] for place, node in enumerate(order)},
             display=self.display,
             requests=self.requests,
