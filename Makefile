@@ -11,7 +11,7 @@ OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models
 OLDER_ALL = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py
 PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help demo slurm-lab dist docs horovod test test-all test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench ends clean debian
+.PHONY: help demo slurm-lab dist docs horovod test test-all test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench race instructions instructions-record ends clean debian
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -58,7 +58,7 @@ demo: $(VENV)/.installed-ddp  ## train a small YOLOv5 on the embedded digits wit
 	$(VENV)/bin/mtrain train -c digits --backend ddp --nproc-per-node 2
 
 debian:
-	@scripts/debian-packages openssh-server openssh-client iproute2 slurm-wlm munge chromium chromium-driver prometheus
+	@scripts/debian-packages openssh-server openssh-client iproute2 slurm-wlm munge chromium chromium-driver prometheus valgrind
 
 slurm-lab: debian  ## a real Slurm on three hosts in namespaces of this machine; prints how to use and remove it
 	@scripts/slurm-lab
@@ -125,6 +125,15 @@ $(VENV)-bench/.installed: pyproject.toml constraints.txt mtrain/backends/_horovo
 
 bench: $(VENV)-bench/.installed  ## the benchmark table: ratios against named peers
 	$(VENV)-bench/bin/python -m benchmarks
+
+race: $(VENV)/.installed-dev  ## CPU seconds against the originals' own scripts: make race YOLOV5=FOLDER PADDLEDETECTION=FOLDER
+	$(PY) benchmarks/race.py $(if $(YOLOV5),--yolov5 $(YOLOV5)) $(if $(PADDLEDETECTION),--paddledetection $(PADDLEDETECTION)) $(RACE_ARGS)
+
+instructions: debian $(VENV)/.installed-dev  ## count instructions with callgrind, and compare them with tests/instructions/counts.json
+	$(PY) -m tests.instructions $(INSTRUCTIONS_ARGS)
+
+instructions-record: debian $(VENV)/.installed-dev  ## count instructions anew, and write them into that file
+	$(PY) -m tests.instructions --record
 
 dist: $(VENV)/.installed-dev  ## wheel and source distribution, checked, in dist/
 	@scripts/dist $(PY)

@@ -19,7 +19,7 @@ from mtrain.cluster.farewell import Farewell
 from mtrain.cluster.hosts import Member
 from mtrain.cluster.outcome import Outcome
 from mtrain.cluster.preflight.findings import Finding
-from mtrain.cluster.supervisor import EXIT_CODES
+from mtrain.cluster.supervisor import EXIT_CODES, Result
 from mtrain.core.checkpoint import store
 from mtrain.errors import LaunchError, UsageError
 from mtrain.jobs.plan import Plan
@@ -66,13 +66,22 @@ class ElasticHosts(ConnectedHosts):
     def __post_init__(self) -> None:
         self._order = sorted(self.members)
 
+    def run(self, plan: Plan) -> Result:
+        """See ``ConnectedHosts.run``; hosts that have come too late to take part are told how the job ended, too."""
+        try:
+            return super().run(plan)
+        finally:
+            self.members |= self._admitted
+
     def attempt(self, plan: Plan) -> Outcome:
         """Run the plan on the hosts that take part, and look for others meanwhile."""
         order, self._plan = list(self._order), plan
         if plan.resume is not None:
             self._saved = max(self._saved, store.update_named(plan.resume))
+        self.attempts += 1
         outcome = Attempt(
             plan=plan,
+            restarts=self.attempts - 1,
             members={place: self.members[node] for place, node in enumerate(order)},
             display=self.display,
             requests=self.requests,

@@ -19,7 +19,7 @@ def closing_lines(summary: Mapping[str, Any], *, run_dir: Path | None) -> list[s
     """
     from mtrain.system.runfolder import RunFolder
 
-    lines = result_lines(summary)
+    lines = [*result_lines(summary), *copy_lines(summary.get("copies") or {})]
     if run_dir is None:
         return lines
     run = RunFolder(run_dir)
@@ -31,6 +31,15 @@ def closing_lines(summary: Mapping[str, Any], *, run_dir: Path | None) -> list[s
         "logs": run.logs,
     }
     return lines + [f"{name + ':':<13}{path}" for name, path in places.items() if path.exists()]
+
+
+def copy_lines(copies: Mapping[str, Any]) -> list[str]:
+    """Return a line on where the copies of a run are, with the last failure; none if nothing was to be copied."""
+    if not copies:
+        return []
+    newest = f"newest {copies['newest']}" if copies["newest"] else "none was made"
+    failed = f"; the last one failed: {copies['error']}" if copies["error"] else ""
+    return [f"copies:      {copies['to']} ({newest}{failed})"]
 
 
 def result_lines(summary: Mapping[str, Any]) -> list[str]:

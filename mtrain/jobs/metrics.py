@@ -31,6 +31,8 @@ class HostMetrics:
         self._folder: Path | None = None
         self._began = time.time()
         self._facts = AttemptFacts(hosts=0, restarts=0, ranks=range(0))
+        self._ranks: set[int] = set()
+        """All ranks that this host has had; those of an elastic job change."""
 
     def open(self, place: MetricsPlace | None, run_dir: Path) -> None:
         """Answer at ``place``, with the figures of the run in ``run_dir``. Without a place, or once open, do nothing.
@@ -56,6 +58,7 @@ class HostMetrics:
                 if rank not in kept:
                     live_file(self._folder, rank).unlink(missing_ok=True)
         self._facts = facts
+        self._ranks.update(facts.ranks)
 
     def close(self) -> None:
         """Answer no longer, and remove the ranks' files. It may be called twice."""
@@ -63,7 +66,7 @@ class HostMetrics:
             return
         self._server.close()
         self._server = None
-        for rank in self._facts.ranks:
+        for rank in self._ranks:
             live_file(self._folder, rank).unlink(missing_ok=True)
         try:
             (self._folder / FOLDER).rmdir()

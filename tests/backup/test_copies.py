@@ -535,3 +535,14 @@ def test_weights_at_an_address_are_fetched_before_they_are_used(run, tmp_path, m
     assert named == TrainedWeights(checkpoint="runs/digits/checkpoints/step-00000010")
     assert TrainedWeights(run=f"{run.address}/digits").fetched() == TrainedWeights(run="runs/digits")
     assert TrainedWeights(run="runs/x", weights="a.pt").fetched() == TrainedWeights(run="runs/x", weights="a.pt")
+
+
+def test_the_end_of_a_job_says_where_its_copies_are_and_what_failed():
+    from mtrain.jobs.closing import closing_lines
+
+    copies = {"to": "s3://bucket/x", "copied": 1, "failed": 0, "newest": "step-00000010", "error": None}
+    assert "copies:      s3://bucket/x (newest step-00000010)" in closing_lines({"copies": copies}, run_dir=None)
+    copies |= {"failed": 1, "newest": None, "error": "step-00000010: PermissionError"}
+    line = "copies:      s3://bucket/x (none was made; the last one failed: step-00000010: PermissionError)"
+    assert line in closing_lines({"copies": copies}, run_dir=None)
+    assert not any("copies" in line for line in closing_lines({}, run_dir=None))

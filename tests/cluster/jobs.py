@@ -281,6 +281,10 @@ class Jobs:
         placed += ["--nproc-per-node", str(ranks)] if ranks else []
         return [sys.executable, "-m", "mtrain", "train", "--backend", backend, "--name", name, *placed, *pairs, *more]
 
+    def start_again(self, job: Job, node: str, **more: Any) -> Output:
+        """Type the command of a job that is started by hand on one more host."""
+        return self._start(node, self.argv(job.name, **more))
+
     def _start(self, node: str, argv: Sequence[str]) -> Output:
         file = self.lab.share / f"output-{time.monotonic_ns()}.txt"
         with file.open("w") as opened:

@@ -1,6 +1,7 @@
 """Elastic jobs on real hosts: some are lost, come back or are added, and nobody can tell from the weights."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from mtrain.cluster.host_log import HostLog
 from tests.cluster.jobs import Job, Jobs
-from tests.cluster.lab import Lab, wait_for
+from tests.cluster.lab import Lab, address, wait_for
 
+PORT = 9400
 ELASTIC = ["--nnodes", "1:3", "--failure-timeout-s", "12"]
 SLOWLY = {"train__updates": 24, "train__precision": "fp64", "cluster__rejoin_s": 1}
 
@@ -60,10 +63,25 @@ def strike(lab: Lab, job: Job, what: Callable[[], object], *, hosts: int) -> Non
 
 
 def test_lost_hosts_come_back_and_nobody_can_tell_from_the_weights(jobs: Jobs, lab: Lab):
-    job = jobs.over_ssh("elastic", more=ELASTIC, model__name="slow_yolov5", **SLOWLY).reach(2)
+    watched = {"report__metrics_port": PORT, "report__metrics_address": "host"}
+    job = jobs.over_ssh("elastic", more=ELASTIC, model__name="slow_yolov5", **SLOWLY, **watched).reach(2)
     strike(lab, job, lambda: lab.power("node3", "halt"), hosts=2)
     strike(lab, job, lambda: lab.up(4), hosts=3)
+    tells_of_hosts(job, lab)
     same_as_undisturbed(jobs, job, model__name="yolov5n", **SLOWLY)
+
+
+def tells_of_hosts(job: Job, lab: Lab) -> None:
+    """A host that came back tells Prometheus of both changes, and the run folder names who was lost."""
+    url = f"http://{address('node3')}:{PORT}/metrics"
+    told = lab.run(
+        "node4", [sys.executable, "-c", f"import urllib.request as r; print(r.urlopen({url!r}).read().decode())"]
+    )
+    assert f'mtrain_restarts_total{{run="{job.name}"}} 2.0' in told
+    assert f'mtrain_hosts{{run="{job.name}"}} 3.0' in told
+    known = HostLog(job.folder).read()
+    assert (len(known["hosts"]), known["restarts"]) == (3, 2)
+    assert [loss["lost"].split()[0] for loss in known["lost"]] == [address("node3")]
 
 
 def same_as_undisturbed(jobs: Jobs, job: Job, *, tolerance: float = 0.0, **values: object) -> None:
@@ -121,17 +139,13 @@ def test_three_two_three_one_three_hosts_end_where_the_undisturbed_job_ends(jobs
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_typed_on_each_host_one_may_come_late_and_one_may_leave(jobs: Jobs, lab: Lab):
-    values = {"model__name": "slow_yolov5", "cluster__join_timeout_s": 20, **SLOWLY}
+    longer = {**SLOWLY, "train__updates": 80}
+    values = {"model__name": "slow_yolov5", "cluster__join_timeout_s": 20, **longer}
     job = jobs.by_hand("hands", nodes=("node1", "node2"), more=ELASTIC, **values).reach(2)
     assert "the job begins without a host" in job.leader.text
-    late = jobs.by_hand("late", nodes=("node3",), more=ELASTIC, **values)
-
-    def come() -> None:
-        job.outputs.extend(late.outputs)
-
-    strike(lab, job, come, hosts=3)
+    strike(lab, job, lambda: job.outputs.append(jobs.start_again(job, "node3", more=ELASTIC, **values)), hosts=3)
     strike(lab, job, lambda: lab.kill(job.starter("node2"), "TERM"), hosts=2)
-    same_as_undisturbed(jobs, job, model__name="yolov5n", **SLOWLY)
+    same_as_undisturbed(jobs, job, model__name="yolov5n", **longer)
     second, third = (output.finish(timeout_s=60) for output in job.outputs[1:])
     assert second.code == 143, second.text
     assert "left the job, which goes on without it" in second.text
@@ -145,8 +159,8 @@ def test_a_shared_run_folder_lets_another_host_have_rank_0_and_a_private_one_doe
 ):
     shared = jobs.over_ssh("shared", at="node4", more=ELASTIC, model__name="slow_yolov5", **SLOWLY).reach(2)
     strike(lab, shared, lambda: lab.power("node1", "halt"), hosts=2)
-    same_as_undisturbed(jobs, shared, model__name="yolov5n", **SLOWLY)
     lab.up(4)
+    same_as_undisturbed(jobs, shared, model__name="yolov5n", **SLOWLY)
     alone = jobs.over_ssh("alone", at="node4", runs=private, more=ELASTIC, model__name="slow_yolov5", **SLOWLY).reach(2)
     lab.power("node1", "halt")
     assert alone.leader.finish(timeout_s=240).code == 1

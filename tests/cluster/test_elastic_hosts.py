@@ -164,6 +164,15 @@ def test_a_host_that_comes_is_checked_and_then_taken(monkeypatch):
     assert job.next_plan(plan(), job.newest()).nodes == [0, 1]
 
 
+def test_a_host_that_comes_just_before_the_end_is_told_of_it(monkeypatch):
+    job = hosts("step-00000004", None)
+    job.members.pop(1)
+    job._admitted = {1: member(1)}
+    monkeypatch.setattr("mtrain.cluster.connected_hosts.supervise", lambda *arguments, **named: "done")
+    assert job.run(plan()) == "done"
+    assert sorted(job.members) == [0, 1], "the leader bids farewell to these"
+
+
 def test_a_host_that_comes_and_does_not_fit_disturbs_nothing(monkeypatch):
     job = hosts("step-00000004", None)
     job.members.pop(1)

@@ -11,6 +11,7 @@ from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.evaluator import (
     FIGURES,
     CocoEvaluator,
+    best_of_classes,
     crowded,
     evaluate_files,
     merge,
@@ -263,3 +264,36 @@ def test_of_equal_scores_in_a_picture_the_first_one_counts_first(right_first: bo
     rows = np.array([[100, 100, 150, 150, 0.5, 0.0], [700, 700, 750, 750, 0.5, 0.0]])
     actual = rows if right_first else rows[::-1]
     assert CocoEvaluator(annotations).result([{0: actual}])["AP"] == pytest.approx(expected)
+
+
+def many_guesses(count: int, *, seed: int) -> np.ndarray:
+    """``count`` boxes of one class around one corner, best first, with only seven different scores."""
+    rng = np.random.default_rng(seed)
+    low = rng.uniform(0, 20, (count, 2))
+    scores = np.sort(rng.integers(1, 8, count))[::-1] / 8
+    return np.column_stack([low, low + rng.uniform(30, 60, (count, 2)), scores, np.zeros(count)])
+
+
+@pytest.mark.parametrize("limit", [100, 150])
+def test_predictions_beyond_the_counted_ones_of_a_class_change_no_figure(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    annotations = split_of({1: [[5, 5, 40, 40], [50, 5, 20, 40]], 2: [[10, 10, 45, 45]]})
+    batch = {"index": np.arange(2), "scale_pad": np.array([[1, 1, 0, 0]] * 2)}
+
+    def figures() -> dict[str, float]:
+        evaluator = CocoEvaluator(annotations, max_detections=limit)
+        evaluator.add(batch, [many_guesses(700, seed=1), many_guesses(400, seed=2)])
+        return evaluator.result([evaluator.partial()])
+
+    fewer = figures()
+    monkeypatch.setattr("mtrain.tasks.detection.evaluator.best_of_classes", lambda detections, count: detections)
+    assert fewer == figures()
+    assert 0 < fewer["AP50"] < 1
+
+
+def test_the_best_of_each_class_keep_their_order_and_of_equal_scores_the_first() -> None:
+    rows = np.zeros((6, 6))
+    rows[:, 0], rows[:, 4], rows[:, 5] = range(6), [0.9, 0.8, 0.8, 0.8, 0.3, 0.1], [1, 0, 1, 1, 0, 0]
+    assert best_of_classes(rows, 2)[:, 0].tolist() == [0, 1, 2, 4]
+    assert best_of_classes(rows, 1)[:, 0].tolist() == [0, 1]

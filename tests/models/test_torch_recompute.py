@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from mtrain.core.interfaces import Rates
+from mtrain.testing import training
 from tests.framework import Framework
 from tests.models.test_recompute import batch, made, recipe
 
@@ -46,3 +49,46 @@ def test_recomputed_blocks_keep_less(framework: Framework, name: str, share: flo
             sizes.append(held - (0 if patterns else min(parameters, held)))
     print(f"{name}: {sizes[1]} of {sizes[0]} bytes, {sizes[1] / sizes[0]:.2f}")
     assert sizes[1] < share * sizes[0]
+
+
+class Own(torch.nn.Module):
+    """A user's module: torch's dropout, and a buffer that each forward pass changes and computes with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Dropout(0.5), Spinning(), torch.nn.Tanh())
+        self.head = torch.nn.Linear(6, 1)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"total": self.head(self.inner(batch["x"])).square().mean()}
+
+
+class Spinning(torch.nn.Module):
+    """Multiplies by a factor that grows in each pass in training, as vectors of a spectral norm turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.factor.mul_(1.25)
+        return x * self.factor.clone()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_module_of_a_user_learns_the_same_bits(framework: Framework, precision: str) -> None:
+    states = []
+    with framework.solo() as session:
+        for patterns in ((), ("^inner$",)):
+            torch.manual_seed(3)
+            chosen = recipe(recompute=patterns, own_model=True, precision=precision)
+            model, optimizer = session.prepare(Own, chosen)
+            for number in range(3):
+                pictures = np.random.default_rng(number).normal(size=(4, 6)).astype(np.float32)
+                with optimizer.micro_batch(last=True):
+                    optimizer.backward(model(next(session.batches([{"x": pictures}])))["total"])
+                optimizer.step(Rates(rates=(0.05,)))
+            states.append(training.flat(session.state(model, optimizer)))
+    assert training.changed(*states) == []
+    assert float(states[0]["weights/inner.2.factor"][0]) == pytest.approx(1.25**3)

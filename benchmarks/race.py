@@ -1,0 +1,243 @@
+"""CPU seconds per update of mtrain against the originals' own training scripts, on the same pictures, in turns.
+
+    python benchmarks/race.py --yolov5 CHECKOUT [--paddledetection CHECKOUT] [--rounds 3] [--json FILE]
+
+Nothing of the originals is part of mtrain: each is the checkout that is named, run by an interpreter that has what it
+needs (``--python``). Both sides read the same files, at the same size and batch, with one thread and one loader process,
+without evaluation in between. A round trains a short and a long job of each side, in an order that changes from round to
+round; the CPU seconds of all their processes, divided by the updates that the long job has more, leave start and end out.
+A ratio above 1 means that mtrain needs less.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from mtrain.system import processes
+
+PICTURES, VAL = 64, 8
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+QUIET = {"WANDB_MODE": "disabled", "YOLO_OFFLINE": "true", "MPLBACKEND": "Agg", "GIT_PYTHON_REFRESH": "quiet"}
+"""Keeps the originals from asking services, or drawing on a screen."""
+PADDLE = """_BASE_: [{checkout}/configs/ppyoloe/ppyoloe_crn_s_300e_coco.yml]
+use_gpu: false
+weights: ''
+pretrain_weights: ''
+worker_num: 1
+epoch: {epochs}
+snapshot_epoch: 10000
+save_dir: {folder}
+log_iter: 1000
+num_classes: 10
+TrainDataset: !COCODataSet
+  {{image_dir: images, anno_path: annotations/instances_train.json, dataset_dir: {data}, data_fields: [image, gt_bbox, gt_class, is_crowd]}}
+EvalDataset: !COCODataSet
+  {{image_dir: images, anno_path: annotations/instances_val.json, dataset_dir: {data}}}
+TrainReader:
+  batch_size: {batch}
+  batch_transforms:
+    - BatchRandomResize: {{target_size: [{side}], random_size: true, random_interp: true, keep_ratio: false}}
+    - NormalizeImage: {{mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225], is_scale: true}}
+    - Permute: {{}}
+    - PadGT: {{}}
+"""
+"""The original's own recipe; the batch transforms are its own with one size in place of many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Race:
+    """One job on both sides."""
+
+    name: str
+    batch: int
+    original: Callable[[int, Path], list[str]]
+    """Returns the command that trains a number of epochs, with results in a folder."""
+    ours: Callable[[int, Path], list[str]]
+    cwd: Path
+    """Working directory of the original."""
+
+
+def main() -> int:
+    """Run all races, print their rows, and write them."""
+    arguments = parsed()
+    rows = []
+    with tempfile.TemporaryDirectory() as name, processes.adopting_orphans():
+        folder = Path(name)
+        made_data(folder)
+        races = []
+        if arguments.yolov5:
+            races.append(yolov5(arguments, folder))
+        if arguments.paddledetection:
+            races.append(paddledetection(arguments, folder))
+        for race in races:
+            rows.append(row(race, arguments, folder))
+            print(worded(rows[-1]), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+def parsed() -> argparse.Namespace:
+    """Return the arguments of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--yolov5", type=Path, help="checkout of ultralytics/yolov5")
+    parser.add_argument("--paddledetection", type=Path, help="checkout of PaddlePaddle/PaddleDetection")
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the originals")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, nargs=2, default=(1, 3), metavar=("SHORT", "LONG"))
+    parser.add_argument("--side", type=int, default=320, help="of the pictures, in pixels")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    for flag, file in (("yolov5", "train.py"), ("paddledetection", "tools/train.py")):
+        checkout = getattr(arguments, flag)
+        if checkout is not None and not (checkout / file).is_file():
+            parser.error(f"--{flag} {checkout}: expected a checkout that has {file}")
+    if not (arguments.yolov5 or arguments.paddledetection):
+        parser.error("name a checkout: --yolov5 FOLDER, --paddledetection FOLDER")
+    if PICTURES % arguments.batch:
+        parser.error(f"--batch {arguments.batch}: expected a divisor of {PICTURES}, so that no side drops a batch")
+    return arguments
+
+
+def made_data(folder: Path) -> None:
+    """Make one data set of pictures of 640 pixels: in COCO's form, and in YOLO's."""
+    mtrain = [sys.executable, "-m", "mtrain", "data"]
+    sizes = ["--train", str(PICTURES), "--val", str(VAL), "--size", "640"]
+    subprocess.run([*mtrain, "make", "digits", str(folder / "coco"), *sizes], check=True, stdout=subprocess.DEVNULL)
+    converted = [*mtrain, "convert", str(folder / "yolo"), "--to", "yolo", "--format", "coco"]
+    subprocess.run([*converted, "--root", str(folder / "coco")], check=True, stdout=subprocess.DEVNULL)
+
+
+def ours(
+    arguments: argparse.Namespace, *, spec: str, framework: str, data: list[str]
+) -> Callable[[int, Path], list[str]]:
+    """Return what makes the command of mtrain's side."""
+
+    def command(epochs: int, folder: Path) -> list[str]:
+        values = {
+            "backend.options.framework": framework,
+            "data.image_size": arguments.side,
+            "data.workers": 1,
+            "train.epochs": None,
+            "train.updates": epochs * PICTURES // arguments.batch,
+            "schedule.horizon_epochs": epochs,
+            "train.batch_size": arguments.batch,
+            "evaluate.enabled": False,
+            "cluster.threads": 1,
+            "report.dir": str(folder),
+            "report.plots": False,
+            "report.tensorboard": False,
+            "report.display": "quiet",
+        }
+        pairs = [word for key, value in values.items() for word in ("-o", f"{key}={json.dumps(value)}")]
+        return [sys.executable, "-m", "mtrain", "train", "-c", spec, "-b", "solo", *data, *pairs]
+
+    return command
+
+
+def yolov5(arguments: argparse.Namespace, folder: Path) -> Race:
+    """Return the race against ``train.py`` of YOLOv5, from scratch, with its own recipe."""
+    names = folder / "race.yaml"
+    described = yaml.safe_load((folder / "yolo" / "data.yaml").read_text())
+    # The original reads a relative path from its own folder.
+    names.write_text(yaml.safe_dump({**described, "path": str(folder / "yolo")}))
+
+    def command(epochs: int, place: Path) -> list[str]:
+        recipe = ["--weights", "", "--cfg", "models/yolov5n.yaml", "--hyp", "data/hyps/hyp.scratch-low.yaml"]
+        size = ["--imgsz", str(arguments.side), "--batch-size", str(arguments.batch), "--epochs", str(epochs)]
+        rest = ["--device", "cpu", "--workers", "1", "--noplots", "--noval", "--nosave", "--project", str(place)]
+        return [arguments.python, "train.py", "--data", str(names), *recipe, *size, *rest]
+
+    own = ours(arguments, spec="yolov5n", framework="torch", data=["--data", str(names)])
+    name = f"YOLOv5n, {arguments.side} px, batch {arguments.batch}"
+    return Race(name=name, batch=arguments.batch, original=command, ours=own, cwd=arguments.yolov5.absolute())
+
+
+def paddledetection(arguments: argparse.Namespace, folder: Path) -> Race:
+    """Return the race against ``tools/train.py`` of PaddleDetection: PP-YOLOE-s, from scratch, with its own recipe."""
+    data = folder / "coco"
+
+    def command(epochs: int, place: Path) -> list[str]:
+        place.mkdir(parents=True, exist_ok=True)
+        config = place / f"race-{epochs}.yml"
+        checkout = arguments.paddledetection.absolute()
+        values = {"checkout": checkout, "epochs": epochs, "folder": place, "data": data}
+        config.write_text(PADDLE.format(**values, batch=arguments.batch, side=arguments.side))
+        return [arguments.python, "tools/train.py", "-c", str(config)]
+
+    own = ours(
+        arguments, spec="ppyoloe_s", framework="paddle", data=["-o", f"data.root={data}", "-o", "data.format=coco"]
+    )
+    name = f"PP-YOLOE-s, {arguments.side} px, batch {arguments.batch}"
+    return Race(name=name, batch=arguments.batch, original=command, ours=own, cwd=arguments.paddledetection.absolute())
+
+
+def row(race: Race, arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """Run the rounds of a race, and return its row: CPU seconds per update of each side, and their ratio."""
+    seconds: dict[str, list[float]] = {"original": [], "ours": []}
+    short, long = arguments.epochs
+    sides = {"original": (race.original, race.cwd), "ours": (race.ours, folder)}
+    for number in range(arguments.rounds):
+        order = [(side, epochs) for side in sides for epochs in (short, long)]
+        taken = {}
+        for side, epochs in order[::-1] if number % 2 else order:
+            command, cwd = sides[side]
+            taken[side, epochs] = cpu_seconds(command(epochs, folder / f"{side}-{number}-{epochs}"), cwd=cwd)
+        updates = (long - short) * PICTURES / race.batch
+        for side, found in seconds.items():
+            found.append((taken[side, long] - taken[side, short]) / updates)
+        print(
+            f"round {number + 1}: {', '.join(f'{side} {found[-1]:.3f}' for side, found in seconds.items())}", flush=True
+        )
+    ratios = [theirs / mine for theirs, mine in zip(seconds["original"], seconds["ours"], strict=True)]
+    return {"name": race.name, **seconds, "ratio": median(ratios), "ratios": ratios}
+
+
+def cpu_seconds(argv: list[str], *, cwd: Path) -> float:
+    """Run a command to its end and return the CPU seconds of all its processes.
+
+    Raises:
+        SystemExit: it has failed; its last words are printed.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # The originals look for their own packages, and mtrain's are not theirs.
+    paths = [str(Path(__file__).parents[1])] if "mtrain" in argv else []
+    inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    environ = {**os.environ, **THREADS, **QUIET, "PYTHONPATH": os.pathsep.join([*paths, *inherited])}
+    ended = subprocess.run(argv, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
+    processes.reap(spare=0)  # Processes that their parents have left count too.
+    if ended.returncode:
+        sys.exit(f"{' '.join(argv)}: exit code {ended.returncode}\n{(ended.stdout + ended.stderr)[-3000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def worded(found: Mapping[str, object]) -> str:
+    """Return a row for people: medians, and the least and the largest value of all rounds."""
+
+    def spread(values: object) -> str:
+        assert isinstance(values, list)
+        return f"{median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+    ahead = "ahead" if float(str(found["ratio"])) > 1 else "NOT ahead"
+    return (
+        f"{found['name']}: original {spread(found['original'])} s CPU per update, mtrain {spread(found['ours'])}; "
+        f"ratio {spread(found['ratios'])}, mtrain is {ahead}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""``make race`` against a stand-in for an original: what is started, and what is said."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.race import worded
+
+RACE = Path(__file__).parents[1] / "benchmarks" / "race.py"
+STAND_IN = """
+import sys, time
+
+epochs = int(sys.argv[sys.argv.index("--epochs") + 1])
+limit = time.process_time() + 0.2 + 8 * 0.05 * epochs  # 8 updates an epoch, 0.05 CPU seconds each
+while time.process_time() < limit:
+    pass
+"""
+
+
+def race(*words: str) -> "subprocess.CompletedProcess[str]":
+    argv = [sys.executable, str(RACE), *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "name a checkout: --yolov5 FOLDER, --paddledetection FOLDER"),
+        (("--yolov5", "missing"), "--yolov5 missing: expected a checkout that has train.py"),
+        (("--yolov5", "CHECKOUT", "--batch", "7"), "--batch 7: expected a divisor of 64"),
+    ],
+)
+def test_what_cannot_be_raced_is_refused_in_one_sentence(tmp_path, words, message):
+    (tmp_path / "train.py").touch()
+    ended = race(*(str(tmp_path) if word == "CHECKOUT" else word for word in words))
+    assert ended.returncode == 2
+    assert message in ended.stderr
+
+
+def test_a_row_has_medians_and_spread_and_says_who_is_ahead():
+    row = {"name": "x", "original": [1.0, 3.0, 2.0], "ours": [2.0, 2.0, 2.5], "ratios": [0.5, 1.5, 0.8], "ratio": 0.8}
+    assert worded(row) == (
+        "x: original 2.000 (1.000 to 3.000) s CPU per update, mtrain 2.000 (2.000 to 2.500); ratio 0.800 (0.500 to 1.500), "
+        "mtrain is NOT ahead"
+    )
+
+
+@pytest.mark.slow
+def test_only_the_updates_that_a_longer_job_has_more_are_counted(tmp_path):
+    (tmp_path / "train.py").write_text(STAND_IN)
+    target = tmp_path / "rows.json"
+    ended = race(
+        "--yolov5", str(tmp_path), "--rounds", "1", "--epochs", "1", "2", "--side", "64", "--json", str(target)
+    )
+    assert ended.returncode == 0, ended.stderr
+    (row,) = json.loads(target.read_text())
+    assert row["original"] == [pytest.approx(0.05, rel=0.2)]
+    assert row["ours"][0] > 0
+
+
+@pytest.mark.slow
+def test_an_original_that_fails_is_told_with_its_last_words(tmp_path):
+    (tmp_path / "train.py").write_text("raise SystemExit('this needs a GPU')")
+    ended = race("--yolov5", str(tmp_path), "--rounds", "1", "--epochs", "1", "2")
+    assert ended.returncode == 1
+    assert ended.stderr.rstrip().endswith("this needs a GPU")
