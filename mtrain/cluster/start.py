@@ -51,7 +51,9 @@ def run_name_for(loaded: "Loaded", *, resume: str | None) -> str:
 
 
 def locate(loaded: "Loaded", *, resume: str | None) -> Where:
-    """Return where a job would run: the folder of the resumed run, else the next free name. Creates nothing.
+    """Return where a job would run: the folder of the resumed run, else the next free name.
+
+    It creates nothing, unless ``resume`` leads to copies at an address: these are fetched into the run folder.
 
     Raises:
         CheckpointError: there is nothing intact to resume from.
