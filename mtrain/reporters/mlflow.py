@@ -110,7 +110,7 @@ class MLflow(Tracker):
         now_ms = int(time.time() * 1000)
         for first in range(0, len(points), MAX_METRICS):
             part = points[first : first + MAX_METRICS]
-            metrics = [Metric(_allowed(name), value, now_ms, update) for name, value, update in part]
+            metrics = [Metric(_metric(name), value, now_ms, update) for name, value, update in part]
             self._client.log_batch(self._id, metrics=metrics)
 
     def send_picture(self, name: str, content: bytes, update: int) -> None:
@@ -135,6 +135,15 @@ class MLflow(Tracker):
         from mlflow.exceptions import MlflowException
 
         return error.error_code in DOWN if isinstance(error, MlflowException) else super().is_down(error)
+
+
+def _metric(name: str) -> str:
+    """Return the name of a curve as MLflow takes it: ``evaluation/AP/cat`` becomes ``evaluation/AP.cat``.
+
+    A store in files keeps ``evaluation/AP`` as a file, which cannot also be the folder of ``cat``.
+    """
+    group, slash, rest = _allowed(name).partition("/")
+    return group + slash + rest.replace("/", ".")
 
 
 def _allowed(name: str) -> str:

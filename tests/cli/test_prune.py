@@ -2,11 +2,16 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from mtrain.core.checkpoint import format as checkpoint
+from mtrain.core.checkpoint import store
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
@@ -47,6 +52,56 @@ def test_a_smaller_network_is_scored_trained_and_predicts_like_any_other(folder)
     more = ("-o", "train.updates=2", "-o", "report.plots=false", "-o", "train.distil=null")
     mtrain("train", "-c", "small/spec.yml", "--name", "more", *more, cwd=folder)
     assert json.loads((folder / "runs/more/summary.json").read_text())["reason"] == "done"
+
+
+QUICK = (
+    "train.epochs=null", "train.precision=fp64", "train.batch_size=8", "optimizer.rule=sgd", "schedule.name=constant",
+    "evaluate.enabled=false", "report.plots=false", "report.tensorboard=false", "cluster.threads=1", "data.workers=0",
+)  # fmt: skip
+
+
+def fine_tuned(cwd: Path, name: str, *arguments: str, updates: int, ranks: int = 2) -> checkpoint.Saved:
+    """The last checkpoint of a job that goes on from the smaller weights."""
+    words = [word for value in (*QUICK, f"train.updates={updates}") for word in ("-o", value)]
+    mtrain("train", "-c", "small/spec.yml", "--nproc-per-node", str(ranks), "--name", name, *words, *arguments, cwd=cwd)
+    found = store.newest(cwd / "runs" / name / "checkpoints")
+    assert found is not None
+    return store.load(found)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> checkpoint.Saved:
+    """Four updates of a smaller network on one rank, in ``runs/alone``; its first two are in ``runs/half``."""
+    if not (folder / "small").exists():
+        mtrain("prune", "--run", "runs/net", "--target", "0.7", "-o", "small", cwd=folder)
+    fine_tuned(folder, "half", "-b", "solo", updates=2, ranks=1)
+    return fine_tuned(folder, "alone", "-b", "solo", updates=4, ranks=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["ddp", "horovod", "deepspeed:stage=1", "deepspeed:stage=3", "fleet"])
+def test_a_smaller_network_resumes_and_is_exported_on_every_backend(folder, alone, backend):
+    name, _, option = backend.partition(":")
+    copy = f"on_{name}_{option[-1:]}"
+    shutil.copytree(folder / "runs/half", folder / "runs" / copy)
+    options = ("-b", name, *(("-o", f"backend.options.{option}") if option else ()))
+    mine = fine_tuned(folder, copy, *options, "--resume", f"runs/{copy}", updates=4).state
+    largest = 0.0
+    for part in ("weights", "ema", "moments"):
+        expected, actual = getattr(alone.state, part), getattr(mine, part)
+        assert expected.keys() == actual.keys()
+        for key, array in expected.items():
+            assert actual[key].shape == array.shape, key
+            largest = max(largest, np.abs(actual[key] - array).max() / max(np.abs(array).max(), 1e-9))
+    print(f"{backend}: largest difference from one rank {largest:.1e}")
+    assert largest < 1e-9
+    out = f"{copy}.onnx"
+    if name == "fleet":
+        mtrain("export", "--run", f"runs/{copy}", "--format", "paddle", "--out", copy, cwd=folder)
+        out = f"{copy}.pdiparams"
+    else:
+        mtrain("export", "--run", f"runs/{copy}", "--out", out, cwd=folder)
+    assert (folder / out).stat().st_size < 4.2 * sum(array.size for array in mine.weights.values()) + 2**20
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,10 @@ def test_a_resumed_job_goes_on_in_the_same_run_of_a_real_store(tmp_path):
         ["0.5", "7"],
         ["0.5", "10"],
     ]
+    # The figure of one class, beside that of all.
+    assert [line.split()[1] for line in (run / "metrics" / "evaluation" / "AP_50.cat").read_text().splitlines()] == [
+        "0.25"
+    ] * 2
     assert not (run / "metrics" / "norm").exists()
     assert (run / "tags" / "mtrain.error").read_text() == "ValueError: x"
     assert "status: 3" in (run / "meta.yaml").read_text(), "finished, after it had failed"
@@ -119,6 +123,7 @@ def test_wandb_keeps_a_run_offline_and_a_resumed_job_goes_on_with_its_id(tmp_pat
     assert [update for update, _ in logged(first, "loss/total")] == list(range(7))
     assert [update for update, _ in logged(second, "loss/total")] == list(range(5, 10))
     assert logged(second, "evaluation/AP@50") == [(10, 0.5)]
+    assert logged(second, "evaluation/AP@50/cat") == [(10, 0.25)]
     assert logged(first, "norm") == []
     (run,) = [record.run for record in first if record.HasField("run")][:1]
     assert {item.key: item.value_json for item in run.config.update}["train.epochs"] == '"3"'
@@ -144,6 +149,7 @@ def test_visualdl_reads_the_curves_of_a_resumed_job_once_and_its_pictures(tmp_pa
     reader = LogReader(file_path=str(file))
     assert [point.id for point in reader.get_data("scalar", "loss/total")] == list(range(10))
     assert [(point.id, point.value) for point in reader.get_data("scalar", "evaluation/AP@50")] == [(10, 0.5)]
+    assert [point.value for point in reader.get_data("scalar", "evaluation/AP@50/cat")] == [0.25]
     assert [picture.id for picture in reader.get_data("image", "evaluation/val_batch")] == [10]
     (parameters,) = reader.get_data("hyper_parameters", "hparam")
     values = {item.name: item.string_value for item in parameters.hparam.hparamInfos}

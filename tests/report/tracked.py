@@ -34,7 +34,7 @@ def main() -> None:
     (checkpoint / "weights.bin").write_bytes(b"w" * 100)
     for update in range(start, last):
         tell(reporter, update_record(update))
-    figures = {"kind": "evaluation", "figures": {"AP@50": 0.5}, "update": last, "epoch": 1}
+    figures = {"kind": "evaluation", "figures": {"AP@50": 0.5, "AP@50/cat": 0.25}, "update": last, "epoch": 1}
     tell(reporter, {**figures, "pictures": ["val_batch.jpg"]})
     tell(reporter, {"kind": "checkpoint", "folder": str(checkpoint.parent), "update": last})
     told, error = time.monotonic(), ""

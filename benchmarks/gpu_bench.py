@@ -1,0 +1,331 @@
+"""Measure mtrain on a machine with GPUs, in one command: `scripts/gpu-bench --data COCO`. One JSON file is the result.
+
+It runs the conformance kit of each backend on 1, 2, 4, ... GPUs, short jobs in each precision, and YOLOv5l and PP-YOLOE-l on
+the pictures of ``--data``, in turn with the originals' own scripts where their checkouts are given. Nothing is judged here but
+exit codes: the file holds what was measured, with the commands and the machine. ``--tiny`` does all of it on a CPU in a minute,
+with small models: it shows that the script works and measures nothing.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FORMAT = 1
+LIBRARIES = {"ddp": "torch", "fleet": "paddle", "deepspeed": "deepspeed", "horovod": "horovod"}
+"""What a backend needs; it is left out where that is not installed."""
+WARM_UP = 10
+"""Updates at the start of a job whose records do not count."""
+TAIL = 2000
+"""Characters of the output of a command that failed."""
+ORIGINALS = {
+    "yolov5": "{python} -m torch.distributed.run --nproc-per-node {gpus} train.py --data {data_file} --weights '' --cfg yolov5l.yaml "
+    "--img {size} --batch-size {batch} --epochs {epochs} --device {devices} --noval --nosave --project {work} --exist-ok",
+    "paddledetection": "{python} -m paddle.distributed.launch --gpus {devices} tools/train.py -c "
+    "configs/ppyoloe/ppyoloe_plus_crn_l_80e_coco.yml -o epoch={epochs} TrainReader.batch_size={share} "
+    "TrainDataset.dataset_dir={data} save_dir={work}",
+}
+"""Commands of the originals, run in their checkouts."""
+PAIRS = {"yolov5": ("yolov5l", ("ddp",)), "paddledetection": ("ppyoloe_l", ("ddp", "fleet"))}
+"""The original, mtrain's spec that does the same, and the backends that train it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is run."""
+
+    arguments: argparse.Namespace
+    work: Path
+    gpus: Sequence[int]
+    """Numbers of GPUs, or of ranks on the CPU with ``--tiny``."""
+
+    @property
+    def tiny(self) -> bool:
+        """Whether everything is small and on the CPU."""
+        return bool(self.arguments.tiny)
+
+    def devices(self, count: int) -> list[str]:
+        """Return the arguments of mtrain for ``count`` ranks."""
+        if self.tiny:
+            return ["--devices", "cpu", "--nproc-per-node", str(count)]
+        return ["--devices", ",".join(map(str, range(count)))]
+
+
+@dataclass(kw_only=True)
+class Results:
+    """What was measured so far; written after each command, so that nothing is lost."""
+
+    path: Path
+    machine: Mapping[str, Any]
+    correct: list[dict[str, Any]] = field(default_factory=list)
+    speed: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, kind: str, row: dict[str, Any]) -> None:
+        """Add a row to ``correct`` or ``speed``, show it, and write the file."""
+        getattr(self, kind).append(row)
+        told = {key: value for key, value in row.items() if key not in ("command", "kit", "output", "records")}
+        print(f"{kind}: {json.dumps(told)}", flush=True)
+        self.write()
+
+    def failed(self) -> list[dict[str, Any]]:
+        """Return the rows whose command failed."""
+        return [row for row in (*self.correct, *self.speed) if row["exit"]]
+
+    def write(self) -> None:
+        """Write the file."""
+        content = {"format": FORMAT, "machine": self.machine, "correct": self.correct, "speed": self.speed}
+        self.path.write_text(json.dumps({**content, "failed": len(self.failed())}, indent=1) + "\n")
+
+
+def ran(command: Sequence[str], *, folder: Path = ROOT, limit_s: float) -> dict[str, Any]:
+    """Run a command; return it, its exit code (-1: it took too long), its seconds, and the end of its output if it failed."""
+    began = time.perf_counter()
+    try:
+        process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=limit_s)
+        code, output = process.returncode, process.stdout + process.stderr
+    except subprocess.TimeoutExpired as error:
+        code, output = -1, f"no end after {error.timeout:.0f} s"
+    except OSError as error:
+        code, output = 127, str(error)
+    seconds = round(time.perf_counter() - began, 3)
+    return {
+        "command": shlex.join(command),
+        "exit": code,
+        "seconds": seconds,
+        **({"output": output[-TAIL:]} if code else {}),
+    }
+
+
+def mtrain(*words: str | Path) -> list[str]:
+    """Return a command of mtrain in this environment."""
+    return [sys.executable, "-m", "mtrain", *map(str, words)]
+
+
+# ---------------------------------------------------------------------------------------------------------- the machine
+def machine() -> dict[str, Any]:
+    """Describe this machine and the versions of what computes."""
+    gpus = _answer("nvidia-smi", "--query-gpu=name,driver_version,memory.total,power.limit", "--format=csv,noheader")
+    code = (
+        "import importlib.metadata as m, json; print(json.dumps({n: m.version(n) for n in ('mtrain', 'torch', 'paddlepaddle', "
+        "'paddlepaddle-gpu', 'deepspeed', 'horovod') if any(d.metadata['Name'] == n for d in m.distributions())}))"
+    )
+    return {
+        "gpus": [line.strip() for line in gpus.splitlines()],
+        "links": _answer("nvidia-smi", "topo", "-m"),
+        "versions": json.loads(_answer(sys.executable, "-c", code) or "{}"),
+        "commit": _answer("git", "rev-parse", "HEAD").strip(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def _answer(*command: str) -> str:
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def numbers_of_gpus(present: int) -> list[int]:
+    """Return 1, 2, 4, ... up to the number that is present."""
+    return [2**i for i in range(present.bit_length()) if 2**i <= present]
+
+
+# ---------------------------------------------------------------------------------------------------------- correctness
+def check_backends(plan: Plan, results: Results) -> None:
+    """Run the conformance kit of each backend for each number of GPUs that it can take."""
+    for backend in plan.arguments.backends:
+        for count in plan.gpus:
+            if count not in (1, 2, 4) or (backend == "solo" and count > 1):
+                continue
+            found = plan.work / f"kit-{backend}-{count}.json"
+            device = "cpu" if plan.tiny else "cuda"
+            words = ["plugins", "test", backend, "--kind", "backends", "--ranks", str(count), "--json", found]
+            only = ["--only", "collective.reduces"] if plan.tiny else []
+            row = ran(mtrain(*words, "-o", f"backend.options.device={device}", *only), limit_s=plan.arguments.limit_s)
+            kit = json.loads(found.read_text()) if found.exists() else None
+            results.add("correct", {"what": "kit", "backend": backend, "gpus": count, **row, "kit": kit})
+
+
+def check_precisions(plan: Plan, results: Results) -> None:
+    """Train the digits in each precision; the figures of an update are read at once and one update later."""
+    for precision in ("fp32",) if plan.tiny else ("fp32", "bf16", "fp16"):
+        for count in plan.gpus:
+            for late in (False, True):
+                name = f"digits-{precision}-{count}-{'late' if late else 'prompt'}"
+                values = [f"train.precision={precision}", f"backend.options.late_figures={str(late).lower()}"]
+                updates = 6 if plan.tiny else 60
+                row, folder = job(
+                    plan, "digits", name, count, [*values, "train.epochs=null", f"train.updates={updates}"]
+                )
+                records, summary = read_run(folder)
+                told = {"late": late, "weights_sha256": summary.get("weights_sha256"), "device": summary.get("device")}
+                losses = [record["losses"]["total"] for record in records]
+                results.add(
+                    "correct",
+                    {
+                        "what": "precision",
+                        "precision": precision,
+                        "gpus": count,
+                        **row,
+                        **told,
+                        "last_losses": losses[-3:],
+                    },
+                )
+
+
+# ---------------------------------------------------------------------------------------------------------------- speed
+def job(plan: Plan, spec: str, name: str, count: int, values: Sequence[str]) -> tuple[dict[str, Any], Path]:
+    """Run a job of mtrain; return what ``ran`` returns, and the run folder."""
+    quiet = [
+        f"report.dir={plan.work / 'runs'}",
+        "report.plots=false",
+        "report.tensorboard=false",
+        "evaluate.enabled=false",
+    ]
+    pairs = [word for value in (*quiet, *values) for word in ("-o", value)]
+    words = ["train", "-c", spec, "--name", name, *plan.devices(count), *pairs]
+    return ran(mtrain(*words), limit_s=plan.arguments.limit_s), plan.work / "runs" / name
+
+
+def read_run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the records of updates and the summary of a run; empty where there are none."""
+    lines, summary = folder / "metrics.jsonl", folder / "summary.json"
+    rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    return [row for row in rows if row["kind"] == "update"], json.loads(summary.read_text()) if summary.exists() else {}
+
+
+def measure(plan: Plan, results: Results) -> None:
+    """Train for one epoch and for two with mtrain and with the originals; the difference is that of one epoch."""
+    for original, (spec, backends) in PAIRS.items():
+        checkout = getattr(plan.arguments, original)
+        for count in plan.gpus:
+            for backend in backends:
+                if backend in plan.arguments.backends:
+                    results.add("speed", of_mtrain(plan, spec, backend, count))
+            if checkout is not None:
+                results.add("speed", of_original(plan, original, Path(checkout), count))
+
+
+def of_mtrain(plan: Plan, spec: str, backend: str, count: int) -> dict[str, Any]:
+    """Return the pictures per second of mtrain, by two jobs and by the records of the longer one."""
+    share = plan.arguments.batch_per_gpu
+    values = [f"train.batch_size={share * count}", f"backend.name={backend}"]
+    if plan.arguments.data is not None:
+        values += [f"data.root={plan.arguments.data}"]
+    small = ["model.name=yolov5n" if spec.startswith("yolo") else "model.name=ppyoloe_s", "data.image_size=64"]
+    spec_used = "digits" if plan.tiny else spec
+    values += small if plan.tiny else [f"data.image_size={plan.arguments.size}"]
+    seconds, row, records = [], {}, []
+    for epochs in (1, 2):
+        name = f"{spec}-{backend}-{count}-{epochs}"
+        row, folder = job(plan, spec_used, name, count, [*values, f"train.epochs={epochs}"])
+        records, _ = read_run(folder)
+        seconds.append(row["seconds"])
+        if row["exit"]:
+            break
+    rates = [record["samples_per_s"] for record in records[WARM_UP:]]
+    pictures = records[-1]["updates_per_epoch"] * share * count if records else None
+    measured = {"by_records": statistics.median(rates) if rates else None, **by_difference(seconds, pictures)}
+    return {"who": "mtrain", "spec": spec, "backend": backend, "gpus": count, **row, **measured}
+
+
+def of_original(plan: Plan, original: str, checkout: Path, count: int) -> dict[str, Any]:
+    """Return the pictures per second of an original's own script, by two runs."""
+    given, seconds, row = plan.arguments, [], {}
+    template = getattr(given, f"{original}_command") or ORIGINALS[original]
+    for epochs in (1, 2):
+        facts = {
+            "python": getattr(given, f"{original}_python") or sys.executable, "gpus": count, "epochs": epochs, "size": given.size,
+            "devices": ",".join(map(str, range(count))), "batch": given.batch_per_gpu * count, "share": given.batch_per_gpu,
+            "data": given.data, "data_file": given.yolov5_data, "work": plan.work / original,
+        }  # fmt: skip
+        row = ran(shlex.split(template.format(**facts)), folder=checkout, limit_s=given.limit_s)
+        seconds.append(row["seconds"])
+        if row["exit"]:
+            break
+    return {"who": original, "gpus": count, **row, **by_difference(seconds, given.pictures)}
+
+
+def by_difference(seconds: Sequence[float], pictures: int | None) -> dict[str, Any]:
+    """Return the seconds of one epoch, and pictures per second where their number is known."""
+    if len(seconds) < 2:
+        return {"epoch_s": None, "by_difference": None}
+    epoch_s = seconds[1] - seconds[0]
+    rate = pictures / epoch_s if pictures is not None and epoch_s > 0 else None
+    return {"epoch_s": round(epoch_s, 3), "by_difference": rate}
+
+
+# ----------------------------------------------------------------------------------------------------------------- main
+PARTS: Mapping[str, Callable[[Plan, Results], None]] = {
+    "kit": check_backends,
+    "precisions": check_precisions,
+    "speed": measure,
+}
+
+
+def parsed(words: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="gpu-bench", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("gpu-bench.json"), help="the file to send back")
+    parser.add_argument("--tiny", action="store_true", help="everything small and on the CPU, to try the script")
+    parser.add_argument("--only", choices=PARTS, action="append", help="a part; can be repeated")
+    parser.add_argument("--gpus", help="numbers of GPUs, such as 1,2,4,8; by default powers of two up to what is there")
+    parser.add_argument("--backends", default="ddp,fleet,deepspeed,horovod", help="those to test, if installed")
+    parser.add_argument("--data", type=Path, help="COCO's folder; some thousand pictures are enough")
+    parser.add_argument("--pictures", type=int, help="training pictures in it, for the originals' pictures per second")
+    parser.add_argument("--batch-per-gpu", type=int, default=16)
+    parser.add_argument("--size", type=int, default=640, help="side of the pictures in pixels")
+    parser.add_argument("--limit-s", type=float, default=7200.0, help="seconds for one command")
+    parser.add_argument("--yolov5-data", type=Path, help="YOLOv5's own file that describes the same pictures")
+    for original in ORIGINALS:
+        parser.add_argument(f"--{original}", type=Path, help="checkout of the original")
+        parser.add_argument(f"--{original}-python", help="interpreter of the original; by default this one")
+        parser.add_argument(f"--{original}-command", help=f"in place of: {ORIGINALS[original]}")
+    arguments = parser.parse_args(words)
+    arguments.backends = [name for name in arguments.backends.split(",") if find_spec(LIBRARIES.get(name, "mtrain"))]
+    if arguments.gpus is not None and not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", arguments.gpus):
+        parser.error(f"--gpus: {arguments.gpus!r} given; expected numbers of GPUs such as 1,2,4")
+    for original in ORIGINALS:
+        folder = getattr(arguments, original)
+        if folder is not None and not folder.is_dir():
+            parser.error(f"--{original}: {folder} is no folder; give the checkout of the original")
+    return arguments
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run all parts; return 1 if a command failed, 2 if there is nothing to run on."""
+    arguments = parsed(words)
+    here = machine()
+    present = len(here["gpus"])
+    if not present and not arguments.tiny:
+        print("gpu-bench: nvidia-smi shows no GPU; with --tiny the script runs on the CPU", file=sys.stderr)
+        return 2
+    chosen = arguments.gpus.split(",") if arguments.gpus else [1] if arguments.tiny else numbers_of_gpus(present)
+    results = Results(path=arguments.out.absolute(), machine=here)
+    with tempfile.TemporaryDirectory(prefix="gpu-bench-") as folder:
+        plan = Plan(arguments=arguments, work=Path(folder), gpus=[int(count) for count in chosen])
+        for name, part in PARTS.items():
+            if not arguments.only or name in arguments.only:
+                part(plan, results)
+    results.write()
+    print(f"{len(results.failed())} commands failed; the results are in {results.path}")
+    return 1 if results.failed() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
