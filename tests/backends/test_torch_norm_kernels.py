@@ -173,16 +173,32 @@ def test_frozen_layers_and_evaluation_apply_silu_too() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- the library
-def test_without_a_compiler_there_are_no_kernels_and_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_compiler_there_are_no_kernels_and_a_job_says_why(
+    framework: Framework, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     loaded = library.load.__wrapped__()
     assert loaded.kernels is None
-    assert loaded.reason == "there is no C compiler (no-such-compiler)"
     monkeypatch.setattr(library, "load", lambda: loaded)
-    net = nn.Sequential(layer(own=False))
-    syncbn.use_kernels(net)
-    assert net[0].kernels is False
+    recipe = Recipe(rule="sgd", groups=(("", {}),), micro_batch=2, channels_last=True)
+    with framework.solo() as session:
+        model, _ = session.prepare(lambda: nn.Sequential(layer(own=False)), recipe)
+    assert model[0].kernels is False
+    assert "train.kernels: BatchNorm is torch's" in caplog.text
+    assert "there is no C compiler (no-such-compiler)" in caplog.text
+
+
+def test_kernels_that_another_rank_lacks_are_not_used(framework: Framework, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe(rule="sgd", groups=(("", {}),), micro_batch=2, channels_last=True)
+
+    def gather(mine: object) -> list[object]:
+        return [mine, "there is no C compiler (cc)"] if isinstance(mine, str) else [mine]
+
+    with framework.solo() as session:
+        monkeypatch.setattr(session.collective, "all_gather", gather)
+        model, _ = session.prepare(lambda: nn.Sequential(layer(own=False)), recipe)
+    assert model[0].kernels is False
 
 
 @needs_a_compiler

@@ -1,5 +1,6 @@
 """The engine that every backend on torch shares: one rank's device, its model, its batches, and its state as numpy."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from mtrain.backends._kernels import library
 from mtrain.backends._torch import batches, device, layout, precision, quantising, recompute, state, syncbn
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
@@ -19,6 +21,8 @@ from mtrain.core.program import Program
 from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
 from mtrain.errors import SpecError
+
+log = logging.getLogger(__name__)
 
 
 class NoExchange:
@@ -130,9 +134,17 @@ class TorchEngine(RankSession):
             layout.use(layout.ContiguousConv2d, model)
         if self.target.type == "cpu" and not recipe.own_model:
             layout.avoid_slow_kernels(model)
-            if recipe.kernels == "auto" and not recipe.compile:
-                syncbn.use_kernels(model)
+            if recipe.kernels == "auto" and not recipe.compile and recipe.precision != "fp64":
+                self._use_kernels(model)
         return model
+
+    def _use_kernels(self, model: nn.Module) -> None:
+        """Use mtrain's own kernels if every rank has them: which rank computes a sample must not change its bits."""
+        missing = [reason for reason in self.collective.all_gather(library.load().reason) if reason]
+        if not missing:
+            syncbn.use_kernels(model)
+        elif self.collective.rank == 0:
+            log.warning("train.kernels: BatchNorm is torch's, slower and with other last bits: %s", missing[0])
 
     @override
     def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:

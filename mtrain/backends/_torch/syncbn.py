@@ -9,7 +9,6 @@ from torch import distributed as dist
 from torch.nn import functional as F
 from typing_extensions import override
 
-from mtrain.backends._kernels import library
 from mtrain.backends._torch import batchnorm
 from mtrain.backends._torch.collective import DistributedCollective, TorchCollective
 from mtrain.backends._torch.internals import AnyBatchNorm
@@ -120,9 +119,7 @@ def make_exact(model: nn.Module) -> None:
 
 
 def use_kernels(model: nn.Module) -> None:
-    """Make every BatchNorm2d of ``model`` use mtrain's own kernels where they fit, in place, if they can be loaded."""
-    if library.load().kernels is None:
-        return
+    """Make every BatchNorm2d of ``model`` use mtrain's own kernels where they fit, in place; they can be loaded here."""
     for module in model.modules():
         if isinstance(module, BatchNorm2d):
             module.kernels = True
