@@ -242,6 +242,7 @@ def _submission(loaded: "Loaded", name: str) -> Submission:
         hosts=cluster.nodes or 1,
         ranks_per_host=None if cluster.nproc_per_node == "auto" else cluster.nproc_per_node,
         backend=loaded.spec.backend.name,
+        elastic=cluster.min_nodes is not None,
         python=sys.executable,
         folder=Path.cwd(),
         script=_script_words(loaded) if is_script else (),

@@ -35,6 +35,8 @@ class Submission:
     """Path of the interpreter that has mtrain."""
     folder: Path
     """Working directory of the job, absolute."""
+    elastic: bool = False
+    """Whether the job goes on when a host is lost, so that its scheduler must not end it then."""
     script: Sequence[str] = ()
     """For a user's script: the words after ``mtrain run`` that set the spec."""
     arguments: Sequence[str] = ()

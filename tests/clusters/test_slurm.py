@@ -83,6 +83,12 @@ def options(**values: object) -> Slurm.Options:
     return Slurm.Options.model_validate(values)
 
 
+def test_slurm_does_not_end_an_elastic_job_for_a_lost_host():
+    options = Slurm.Options()
+    assert "--no-kill" in batch.directives(replace(SUBMISSION, elastic=True), options)
+    assert "--no-kill" not in batch.directives(SUBMISSION, options)
+
+
 def test_a_batch_script_asks_for_the_hosts_and_runs_mtrain_once():
     actual = batch.script(
         SUBMISSION,

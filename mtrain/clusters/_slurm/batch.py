@@ -104,6 +104,7 @@ def directives(submission: Submission, options: SlurmOptions) -> list[str]:
     }
     lines = [f"--{name}={value}" for name, value in values.items() if value is not None]
     lines += ["--exclusive"] if options.exclusive else []
+    lines += ["--no-kill"] if submission.elastic else []
     lines += [] if options.requeue is None else ["--requeue" if options.requeue else "--no-requeue"]
     return [*lines, *options.extra]
 
