@@ -13,7 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
-CACHES = ("home/.cache/matplotlib", "home/.config/matplotlib", "home/.cache/paddle", "tmp/torchinductor_")
+CACHES = (
+    "home/.cache/matplotlib",
+    "home/.config/matplotlib",
+    "home/.cache/paddle",
+    "home/.cache/mtrain/kernels",
+    "tmp/torchinductor_",
+)
 """What libraries keep for their next start: matplotlib's list of fonts, an empty folder of Paddle's, torch's compiled
 kernels."""
 UPDATES = 10
