@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mtrain.backends._paddle import vectors
 from mtrain.core.checkpoint import store
 from mtrain.core.digest import digest
 from mtrain.core.interfaces import Array
@@ -159,6 +160,7 @@ def _run(command: Sequence[str], here: Path) -> None:
     """
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "HOROVOD_"))}
     environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
+    vectors.allow(environ)  # mtrain sets it for itself; with other vector instructions, Paddle's last bits differ
     try:
         done = subprocess.run(command, cwd=here, env=environ, capture_output=True, text=True, check=False, timeout=300)
     except subprocess.TimeoutExpired as error:

@@ -94,7 +94,7 @@ class Job:
         self.members = {}
         self.result = None
 
-    def again(self, plan, checkpoint):
+    def again(self, plan, checkpoint, nodes):
         self.plans.append(checkpoint)
         return plan
 

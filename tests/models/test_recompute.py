@@ -60,14 +60,14 @@ def learnt(session: Any, name: str, chosen: Recipe) -> State:
     shapes = {key: tuple(x.shape) for key, x in session.state(model, optimizer).weights.items()}
     session.restore(model, optimizer, State(weights=plugin.initial(shapes, task, seed=0)))
     for number in range(UPDATES):
-        training_update(session, model, optimizer, number)
+        training_update(session, model, optimizer, plugin.arranged(batch(number)))
     state: State = session.state(model, optimizer)
     return state
 
 
-def training_update(session: Any, model: Any, optimizer: Any, number: int) -> None:
+def training_update(session: Any, model: Any, optimizer: Any, arranged: dict[str, Any]) -> None:
     with optimizer.micro_batch(last=True):
-        optimizer.backward(model(next(session.batches([batch(number)])))["total"])
+        optimizer.backward(model(next(session.batches([arranged])))["total"])
     optimizer.step(Rates(rates=(0.05,)))
 
 

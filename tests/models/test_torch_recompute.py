@@ -42,7 +42,7 @@ def test_recomputed_blocks_keep_less(framework: Framework, name: str, share: flo
             )
             parameters = sum(p.numel() * p.element_size() for p in model.parameters())
             with optimizer.micro_batch(last=True), counted() as kept:
-                total = model(next(session.batches([batch(0)])))["total"]
+                total = model(next(session.batches([plugin.arranged(batch(0))])))["total"]
                 held = sum(kept.values())
                 optimizer.backward(total)
             del total

@@ -175,6 +175,24 @@ class UnmaskedAverage(Faulty):
         return optimizer
 
 
+class MovesTwice(Faulty):
+    """Running statistics move once more where blocks are recomputed."""
+
+    def with_optimizer(self, model: Any, optimizer: Any, recipe: Recipe) -> Any:
+        if not recipe.recompute:
+            return optimizer
+
+        @torch.no_grad()
+        def step(inside: Any, rates: Any) -> float:
+            norm = inside.step(rates)
+            for name, buffer in model.named_buffers():
+                if "running_mean" in name:
+                    buffer.mul_(0.9)
+            return norm
+
+        return Passing(optimizer, step=step)
+
+
 class Views(Faulty):
     def state(self, model: Any, optimizer: Any) -> State:
         actual = super().state(model, optimizer)
@@ -297,6 +315,8 @@ FAULTS: dict[str, tuple[type[Faulty], str]] = {
     "adam for adamw": (recipe(rule="adam"), "learns.adamw"),
     "adamw for adam": (recipe(rule="adamw"), "learns.adam"),
     "no average": (recipe(ema_decay=0.0), "learns.sgd"),
+    "no average of rmsprop": (recipe(ema_decay=0.0), "learns.rmsprop"),
+    "statistics move twice where blocks are recomputed": (MovesTwice, "recompute.same_bits"),
     "gradients travel in every micro batch": (optimizer(exchanges_each), "traffic.once"),
     "an inexact BatchNorm": (Inexact, "accuracy.first_update"),
     "the norm behind clipping": (optimizer(clipped_norm), "clip.norm"),
