@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain.backends._paddle import vectors
 from mtrain.core.checkpoint import store
 from mtrain.core.digest import digest
 from mtrain.core.interfaces import Array
 from mtrain.errors import UsageError
+from mtrain.system import vectors
 from mtrain.system.placement import check_port
 from mtrain.weights import reading
 

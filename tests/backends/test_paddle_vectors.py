@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.backends._paddle import vectors
+from mtrain.system import vectors
 from tests.backends.processes import python
 
 AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu {}\n\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu\n"

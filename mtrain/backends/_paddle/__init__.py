@@ -8,7 +8,7 @@ import warnings
 # so it is loaded first.
 import zlib  # noqa: F401
 
-from mtrain.backends._paddle import vectors
+from mtrain.system import vectors
 
 vectors.allow()
 
