@@ -33,7 +33,7 @@ SPARSITY = 0.5
 """Share of each array that ``Case.masked`` leaves as zeros."""
 SGD = {"momentum": 0.9, "nesterov": 1.0}
 ADAM = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
-OPTIONS = {"sgd": SGD, "adam": ADAM, "adamw": ADAM, "rmsprop": {"momentum": 0.9, "beta2": 0.99, "eps": 1e-3}}
+OPTIONS = {"sgd": SGD, "adam": ADAM, "adamw": ADAM, "rmsprop": {"momentum": 0.9, "beta2": 0.99, "eps": 1.0}}
 RECOMPUTED = (r"^conv1$", r"^bn\d$", r"^head$")
 """Submodules of the small network that a case with ``recomputed`` recomputes; those between them keep their results."""
 

@@ -1,6 +1,7 @@
 """An update reads nothing from its device but, one update later, its figures. Under both frameworks; see docs/gpu.md."""
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,8 @@ def reads_of_an_update(framework: Framework, model: str, *, late: bool) -> dict[
 
 @pytest.mark.parametrize("model", SIDE)
 def test_an_update_reads_its_figures_one_update_later_and_nothing_else(framework: Framework, model: str) -> None:
+    if framework.name == "paddle" and version("paddlepaddle").startswith("2."):
+        pytest.skip("Paddle 2.6 makes its constants on the host; docs/gpu.md counts Paddle 3.3")
     assert reads_of_an_update(framework, model, late=True) == FIGURES[framework.name]
 
 
