@@ -1,5 +1,6 @@
 """Make blocks of a model compute their inner results again in the backward pass (``train.recompute``), in place."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -7,6 +8,7 @@ import paddle
 from paddle.distributed.fleet.utils import recompute
 from paddle.nn import Layer
 
+from mtrain.backends._paddle import paddle2_compatibility
 from mtrain.core.interfaces import Recipe
 from mtrain.core.recomputing import Block, Pass, chosen_blocks
 
@@ -20,6 +22,26 @@ def attach(model: Layer, recipe: Recipe) -> None:
     layers = dict(model.named_sublayers(include_self=True))
     for name in chosen_blocks(layers, recipe) if recipe.recompute else ():
         cast(Any, layers[name]).forward = _Forward(layers[name])
+
+
+class SameRandomNumbers:
+    """A function whose second call draws the random numbers of the first; Paddle 2.6 does so on devices only."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._states: list[Any] | None = None
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """Call the function."""
+        if self._states is None:
+            self._states = paddle.get_rng_state()
+            return self._function(*inputs, **named)
+        current = paddle.get_rng_state()
+        paddle.set_rng_state(self._states)
+        try:
+            return self._function(*inputs, **named)
+        finally:
+            paddle.set_rng_state(current)
 
 
 class _Forward:
@@ -38,4 +60,11 @@ class _Forward:
         # Paddle logs a warning in each pass of a block none of whose inputs takes a gradient, as the first one's pictures.
         variable = paddle.zeros([1])
         variable.stop_gradient = False
-        return recompute(lambda _, *given: repeatable(*given, **named), variable, *inputs, use_reentrant=False)
+        run = SameRandomNumbers(repeatable) if paddle2_compatibility.NEEDED else repeatable
+        return recompute(
+            lambda _, *given: run(*given, **named),
+            variable,
+            *inputs,
+            use_reentrant=False,
+            preserve_rng_state=not paddle2_compatibility.NEEDED,
+        )
