@@ -57,6 +57,13 @@ def suspend(lab: Lab, node: str, *, seconds: float) -> None:
         lab.kill(process, "CONT")
 
 
+def slow(lab: Lab, node: str, *, pauses: int) -> None:
+    """Let a host work for half of each second."""
+    for _ in range(pauses):
+        suspend(lab, node, seconds=0.5)
+        time.sleep(0.5)
+
+
 FAULTS: dict[str, Callable[[Lab, str], None]] = {
     "kill -9 of a rank": kill,
     "halt, and on again": lambda lab, node: for_a_while(
@@ -74,9 +81,7 @@ FAULTS: dict[str, Callable[[Lab, str], None]] = {
     "switch drops all for 20 s": lambda lab, node: for_a_while(
         lambda: lab.cut(node, on=True), lambda: lab.cut(node, on=False), seconds=20
     ),
-    "slow for 5 s": lambda lab, node: for_a_while(
-        lambda: lab.traffic(node, "netem", "delay", "40ms"), lambda: lab.traffic(node, "off"), seconds=5
-    ),
+    "slow for 5 s": lambda lab, node: slow(lab, node, pauses=5),
     "suspended for 5 s": lambda lab, node: suspend(lab, node, seconds=5),
     "suspended for 20 s": lambda lab, node: suspend(lab, node, seconds=20),
 }

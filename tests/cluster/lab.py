@@ -90,10 +90,6 @@ class Lab:
         """The switch drops everything silently."""
         self._call("cut", node, "on" if on else "off")
 
-    def traffic(self, node: str, *words: str) -> None:
-        """Shape what a host sends, with words of tc such as ``netem delay 40ms``, or ``off``."""
-        self._call("tc", node, *words)
-
     def power(self, node: str, how: str) -> None:
         """``off``: nobody is told; ``halt``: its connections are closed."""
         self._call("power", node, how)
