@@ -251,9 +251,9 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         files=files_of(loaded, own_code),
         numbers={key: reference.words for key, reference in own_code.items()}
         | (
-            _numbers(spec, recipe, hosts=hosts, threads=facts["threads"])
+            _numbers(spec, recipe, hosts=hosts, threads=facts["threads"], on_cpu=devices.on_cpu)
             if loaded.script is None
-            else _script_numbers(loaded, hosts=hosts, threads=facts["threads"])
+            else _script_numbers(loaded, hosts=hosts, threads=facts["threads"], on_cpu=devices.on_cpu)
         )
         | {"devices": devices.words()}
         | _batchnorm_row(recipe, size=size, on_cpu=devices.on_cpu)
@@ -310,7 +310,7 @@ def _sized_for(spec: Spec, size: int) -> Spec:
     return spec.model_copy(update={"train": train})
 
 
-def _script_numbers(loaded: Loaded, *, hosts: Sequence[Host], threads: int) -> dict[str, Any]:
+def _script_numbers(loaded: Loaded, *, hosts: Sequence[Host], threads: int, on_cpu: bool) -> dict[str, Any]:
     """Return the values of a script's job that are known before the script runs."""
     assert loaded.script is not None
     slots = [host.slots for host in hosts]
@@ -318,7 +318,7 @@ def _script_numbers(loaded: Loaded, *, hosts: Sequence[Host], threads: int) -> d
     return {
         "script": " ".join([str(loaded.script.path), *map(shlex.quote, loaded.script.arguments)]),
         "ranks": f"{sum(slots)} ({len(hosts)} host{'s' if len(hosts) > 1 else ''}{each})",
-        "precision": loaded.spec.train.precision,
+        "precision": _precision_row(loaded.spec, on_cpu=on_cpu),
         "set_outside": ", ".join(loaded.script.outside_paths)
         or "nothing: optimizer, schedule and batch are the script's",
         "threads": f"{threads} per rank",
@@ -577,7 +577,16 @@ def _elastic_numbers(spec: Spec, recipe: Recipe, *, size: int) -> dict[str, Any]
     return said
 
 
-def _numbers(spec: Spec, recipe: Any, *, hosts: Sequence[Host], threads: int) -> dict[str, Any]:
+def _precision_row(spec: Spec, *, on_cpu: bool) -> str:
+    """Return the precision in words; where GPUs compute, only the ranks learn whether they are fast with bf16."""
+    if spec.train.precision != AUTO:
+        return spec.train.precision
+    if on_cpu:
+        return "fp32 (auto: ranks compute on the CPU, which is no faster with bf16)"
+    return "auto: bf16 if the devices of all ranks are faster with it, else fp32; the ranks say which when they start"
+
+
+def _numbers(spec: Spec, recipe: Any, *, hosts: Sequence[Host], threads: int, on_cpu: bool) -> dict[str, Any]:
     """Return the values that follow from the spec and the number of ranks, with the calculation that leads to each."""
     slots = [host.slots for host in hosts]
     size, train, factors = sum(slots), spec.train, scaling(spec)
@@ -589,7 +598,7 @@ def _numbers(spec: Spec, recipe: Any, *, hosts: Sequence[Host], threads: int) ->
         f" x {rounds(recipe, size=size)} (accumulate)",
         **_largest_micro_batch(spec),
         **_elastic_numbers(spec, recipe, size=size),
-        "precision": recipe.precision,
+        "precision": _precision_row(spec, on_cpu=on_cpu),
         "rate": f"{spec.optimizer.rate * factors.rate:.6g}"
         f" ({train.rate_scaling}: {spec.optimizer.rate:g} x {factors.rate:.6g})",
         "weight_decay": ", ".join(f"{decay:.6g}" for decay in decays)
