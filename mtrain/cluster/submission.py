@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mtrain.core.interfaces import Cluster
 from mtrain.core.queue import Queue, QueuedJob, Submission
 from mtrain.errors import UsageError
-from mtrain.jobs.plan import AUTO, made_cluster
+from mtrain.jobs.chosen import AUTO, made_cluster
 from mtrain.spec import former_keys, plugins
 from mtrain.spec.yaml_reader import dumped
 from mtrain.system import runfolder
