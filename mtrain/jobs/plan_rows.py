@@ -1,10 +1,9 @@
 """The rows of a plan: values that follow from the spec, each with the calculation that leads to it."""
 
 import shlex
-from collections.abc import Sequence
 from typing import Any
 
-from mtrain.core.interfaces import Host, Recipe
+from mtrain.core.interfaces import Recipe
 from mtrain.core.recipe import rounds, scaling
 from mtrain.jobs import elastic
 from mtrain.jobs.machine import Machine
@@ -17,9 +16,9 @@ from mtrain.system import placement
 def rows_of(loaded: Loaded, team: Team, recipe: Recipe, *, threads: int) -> dict[str, Any]:
     """Return the rows of a plan that follow from the spec and the number of ranks, in the order of printing."""
     if loaded.script is None:
-        rows = _rows_of_recipe(team.spec, recipe, hosts=team.hosts, threads=threads)
+        rows = _rows_of_recipe(team, recipe, threads=threads)
     else:
-        rows = _rows_of_script(loaded, hosts=team.hosts, threads=threads)
+        rows = _rows_of_script(loaded, team, threads=threads)
     return rows | {"devices": team.devices.words()} | _batchnorm_row(recipe, team)
 
 
@@ -34,19 +33,29 @@ def names_to_come(team: Team, machine: Machine) -> dict[str, str]:
     return {"names": f"{team.launcher_name} takes addresses: {', '.join(names)} become theirs when hosts are asked"}
 
 
-def _rows_of_script(loaded: Loaded, *, hosts: Sequence[Host], threads: int) -> dict[str, Any]:
+def _rows_of_script(loaded: Loaded, team: Team, *, threads: int) -> dict[str, Any]:
     """Return the values of a script's job that are known before the script runs."""
     assert loaded.script is not None
+    hosts = team.hosts
     slots = [host.slots for host in hosts]
     each = f" x {slots[0]}" if len(set(slots)) == 1 else ": " + " + ".join(map(str, slots))
     return {
         "script": " ".join([str(loaded.script.path), *map(shlex.quote, loaded.script.arguments)]),
         "ranks": f"{sum(slots)} ({len(hosts)} host{'s' if len(hosts) > 1 else ''}{each})",
-        "precision": loaded.spec.train.precision,
+        "precision": _precision(loaded.spec, team),
         "set_outside": ", ".join(loaded.script.outside_paths)
         or "nothing: optimizer, schedule and batch are the script's",
         "threads": f"{threads} per rank",
     }
+
+
+def _precision(spec: Spec, team: Team) -> str:
+    """Return the precision in words; where GPUs compute, only the ranks learn whether they are fast with bf16."""
+    if spec.train.precision != "auto":
+        return spec.train.precision
+    if team.devices.on_cpu:
+        return "fp32 (auto: ranks compute on the CPU, which is no faster with bf16)"
+    return "auto: bf16 if the devices of all ranks are faster with it, else fp32; the ranks say which when they start"
 
 
 def _batchnorm_row(recipe: Recipe, team: Team) -> dict[str, str]:
@@ -84,8 +93,9 @@ def _elastic_numbers(spec: Spec, recipe: Recipe, *, size: int) -> dict[str, Any]
     return said
 
 
-def _rows_of_recipe(spec: Spec, recipe: Recipe, *, hosts: Sequence[Host], threads: int) -> dict[str, Any]:
+def _rows_of_recipe(team: Team, recipe: Recipe, *, threads: int) -> dict[str, Any]:
     """Return the values that follow from the spec and the number of ranks, with the calculation that leads to each."""
+    spec, hosts = team.spec, team.hosts
     slots = [host.slots for host in hosts]
     size, train, factors = sum(slots), spec.train, scaling(spec)
     each = f" x {slots[0]}" if len(set(slots)) == 1 else ": " + " + ".join(map(str, slots))
@@ -96,7 +106,7 @@ def _rows_of_recipe(spec: Spec, recipe: Recipe, *, hosts: Sequence[Host], thread
         f" x {rounds(recipe, size=size)} (accumulate)",
         **_largest_micro_batch(spec),
         **_elastic_numbers(spec, recipe, size=size),
-        "precision": recipe.precision,
+        "precision": _precision(spec, team),
         "rate": f"{spec.optimizer.rate * factors.rate:.6g}"
         f" ({train.rate_scaling}: {spec.optimizer.rate:g} x {factors.rate:.6g})",
         "weight_decay": ", ".join(f"{decay:.6g}" for decay in decays)

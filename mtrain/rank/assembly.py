@@ -45,6 +45,7 @@ from mtrain.core.variations import Augmented
 from mtrain.data.loader.in_process import InProcess, reads_in_process
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import LaunchError, SpecError
+from mtrain.rank import precision
 from mtrain.rank.draws import DrawingLoader, Draws
 from mtrain.rank.teaching import attach
 from mtrain.spec import plugins
@@ -75,7 +76,7 @@ class Assembly:
     teacher: str | None = None
     """Digest of the weights of the model that is imitated; None if there is none."""
     messages: Sequence[tuple[str, str]] = ()
-    """Messages about the start weights for the report: (``note`` or ``warning``, a sentence)."""
+    """Messages about choices and start weights for the report: (``note`` or ``warning``, a sentence)."""
 
     def training_order(self) -> Shuffled:
         """Return the order that assigns samples to updates."""
@@ -207,10 +208,12 @@ def assembled(
             if spec.report.times_waits:
                 session.time_waits()
             check_device(spec, backend, session)
+            spec, choices = precision.settled(spec, session)
             entered = _Entered(spec=spec, data=data, pool=pool, backend=backend, session=session, plugin=plugin)
             assembly = _prepared(entered, details=details, training=training)
             weights_file = None if restored else spec.model.weights
-            yield replace(assembly, messages=start(assembly, weights_file=weights_file, training=training))
+            messages = start(assembly, weights_file=weights_file, training=training)
+            yield replace(assembly, messages=[*choices, *messages])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
