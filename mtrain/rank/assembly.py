@@ -45,6 +45,7 @@ from mtrain.core.variations import Augmented
 from mtrain.data.loader.in_process import InProcess, reads_in_process
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import LaunchError, SpecError
+from mtrain.rank import precision
 from mtrain.rank.draws import DrawingLoader, Draws
 from mtrain.rank.teaching import attach
 from mtrain.spec import plugins
@@ -75,7 +76,7 @@ class Assembly:
     teacher: str | None = None
     """Digest of the weights of the model that is imitated; None if there is none."""
     messages: Sequence[tuple[str, str]] = ()
-    """Messages about the start weights for the report: (``note`` or ``warning``, a sentence)."""
+    """Messages about choices and start weights for the report: (``note`` or ``warning``, a sentence)."""
 
     def training_order(self) -> Shuffled:
         """Return the order that assigns samples to updates."""
@@ -207,40 +208,59 @@ def assembled(
             if spec.report.times_waits:
                 session.time_waits()
             check_device(spec, backend, session)
-            recipe = replace(
-                make_recipe(spec, size=session.collective.size),
-                own_model=plugin.native,
-                recompute=recomputed(spec, plugin),
-            )
-            task = data.task()
-            task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
-            built: list[Module] = []
-            several = training and recipe.shards not in (None, session.collective.size)
-            given: Collective = OneShardOnly(session.collective) if several else session.collective
-
-            def build() -> Module:
-                built.append(pruned.build(plugin, task, given, spec.model.pruned))
-                return built[0]
-
-            model, optimizer = session.prepare(build, recipe)
-            teacher = attach(spec, built[0], type(plugin), data, session.collective) if training else None
-            if isinstance(data, TaskBase):
-                data.entered(collective=session.collective, seed_framework=optimizer.seed_value)
-            assembly = Assembly(
-                spec=spec,
-                data=data,
-                pool=pool,
-                backend=backend,
-                session=session,
-                recipe=recipe,
-                plugin=plugin,
-                task=task,
-                model=model,
-                optimizer=optimizer,
-                teacher=teacher,
-            )
+            spec, choices = precision.settled(spec, session)
+            entered = _Entered(spec=spec, data=data, pool=pool, backend=backend, session=session, plugin=plugin)
+            assembly = _prepared(entered, details=details, training=training)
             weights_file = None if restored else spec.model.weights
-            yield replace(assembly, messages=start(assembly, weights_file=weights_file, training=training))
+            messages = start(assembly, weights_file=weights_file, training=training)
+            yield replace(assembly, messages=[*choices, *messages])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entered:
+    """What a job consists of before its model is built; see ``Assembly``."""
+
+    spec: Spec
+    data: JobData
+    pool: WorkerPool | InProcess
+    backend: Backend
+    session: RankSession
+    plugin: Model
+
+
+def _prepared(entered: _Entered, *, details: Mapping[str, Any] | None, training: bool) -> Assembly:
+    """Build model and optimizer in an entered backend; every rank must call. See ``assembled`` for the arguments."""
+    spec, data, plugin, session = entered.spec, entered.data, entered.plugin, entered.session
+    recipe = replace(
+        make_recipe(spec, size=session.collective.size), own_model=plugin.native, recompute=recomputed(spec, plugin)
+    )
+    task = data.task()
+    task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
+    several = training and recipe.shards not in (None, session.collective.size)
+    given: Collective = OneShardOnly(session.collective) if several else session.collective
+    built: list[Module] = []
+
+    def build() -> Module:
+        built.append(pruned.build(plugin, task, given, spec.model.pruned))
+        return built[0]
+
+    model, optimizer = session.prepare(build, recipe)
+    teacher = attach(spec, built[0], type(plugin), data, session.collective) if training else None
+    if isinstance(data, TaskBase):
+        data.entered(collective=session.collective, seed_framework=optimizer.seed_value)
+    return Assembly(
+        spec=spec,
+        data=data,
+        pool=entered.pool,
+        backend=entered.backend,
+        session=session,
+        recipe=recipe,
+        plugin=plugin,
+        task=task,
+        model=model,
+        optimizer=optimizer,
+        teacher=teacher,
+    )
 
 
 @contextmanager
