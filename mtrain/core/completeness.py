@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from inspect import get_annotations
+from types import MethodType
 
 from mtrain.core.interfaces import RankSession
 from mtrain.errors import PluginError
@@ -10,8 +11,8 @@ from mtrain.errors import PluginError
 def check_session(session: object, *, backend: object, name: str) -> None:
     """Refuse what the ``__enter__`` of ``backend`` returned, if it is not a ``RankSession``.
 
-    A backend that defines a method of a session without being the session is refused too: nothing would call it. An
-    attribute that has a default, such as ``late``, is given to a session that lacks it.
+    A backend that defines a method of a session without being the session is refused too: nothing would call it. A
+    session that lacks members with a default, such as ``late``, is given them.
 
     Args:
         session: What ``__enter__`` returned.
@@ -58,13 +59,13 @@ def _missing(plugin: object, protocol: type) -> list[str]:
 
 
 def _without_defaults(session: object, missing: list[str]) -> list[str]:
-    """Set the missing attributes whose default is a plain value; return the members that are still missing."""
-    values = {name: vars(RankSession).get(name) for name in missing if session is not None}
-    for name, value in values.items():
-        if isinstance(value, bool) and not hasattr(session, name):
-            # A class with slots has no room for it, and is refused like one that lacks a method.
+    """Give ``session`` the missing members that have a default; return the members that are still missing."""
+    for name in missing:
+        if session is not None and not hasattr(session, name) and _has_default(RankSession, name):
+            default = vars(RankSession)[name]
+            # A class with slots has no room for it, and is refused like one that lacks another member.
             with suppress(AttributeError):
-                setattr(session, name, value)
+                setattr(session, name, MethodType(default, session) if callable(default) else default)
     return [name for name in missing if getattr(session, name, None) is None]
 
 

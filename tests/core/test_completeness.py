@@ -28,11 +28,10 @@ class Former(Solo):
 
 
 class Whole(Former):
-    '''It is its own session, and has all members of one but the attribute with a default.'''
+    '''It is its own session, and has all members of one but those with a default.'''
 
     def __getattr__(self, name):
-        if name in ("collective", "device", "prepare", "batches", "infer", "state", "restore", "measure", "time_waits",
-                    "export"):
+        if name in ("collective", "device", "prepare", "batches", "infer", "state", "restore", "measure"):
             return getattr(self._entered, name)
         raise AttributeError(name)
 
@@ -52,7 +51,7 @@ class Overriding(Solo):
 
 
 class Packed(Whole):
-    '''It has no room for that attribute.'''
+    '''It has no room for one of these.'''
 
     def __setattr__(self, name, value):
         if name == "late":
@@ -61,7 +60,7 @@ class Packed(Whole):
 
 
 class Timeless(Whole):
-    '''It is its own session, without the member that has a default.'''
+    '''It has overwritten one of these.'''
 
     time_waits = None
 
@@ -129,7 +128,7 @@ def test_a_backend_with_all_members_may_be_its_own_session(run: Any, name: str) 
         (
             "Former",
             "backend 'former': `__enter__` returned a Former without collective, device, prepare, batches, infer, state, "
-            "restore, measure, time_waits, export; return the session, such as the engine that it makes, and not the backend; "
+            "restore, measure; return the session, such as the engine that it makes, and not the backend; "
             "see RankSession in mtrain.core.interfaces",
         ),
         (
