@@ -1,5 +1,6 @@
 """Refuse a session, or another object of a plugin, that lacks members of its interface, before one of them is used."""
 
+from contextlib import suppress
 from inspect import get_annotations
 
 from mtrain.core.interfaces import RankSession
@@ -9,7 +10,8 @@ from mtrain.errors import PluginError
 def check_session(session: object, *, backend: object, name: str) -> None:
     """Refuse what the ``__enter__`` of ``backend`` returned, if it is not a ``RankSession``.
 
-    A backend that defines a method of a session without being the session is refused too: nothing would call it.
+    A backend that defines a method of a session without being the session is refused too: nothing would call it. An
+    attribute that has a default, such as ``late``, is given to a session that lacks it.
 
     Args:
         session: What ``__enter__`` returned.
@@ -19,7 +21,7 @@ def check_session(session: object, *, backend: object, name: str) -> None:
     Raises:
         PluginError: Members are missing or misplaced; all are named.
     """
-    missing = _missing(session, RankSession)
+    missing = _without_defaults(session, _missing(session, RankSession))
     if not missing:
         methods = [member for member in vars(RankSession) if not member.startswith("_")]
         misplaced = [] if session is backend else [method for method in methods if hasattr(type(backend), method)]
@@ -53,6 +55,17 @@ def _missing(plugin: object, protocol: type) -> list[str]:
     members = dict.fromkeys((*get_annotations(protocol), *vars(protocol)))
     names = [name for name in members if not name.startswith("_")]
     return [name for name in names if getattr(plugin, name, None) is None]
+
+
+def _without_defaults(session: object, missing: list[str]) -> list[str]:
+    """Set the missing attributes whose default is a plain value; return the members that are still missing."""
+    values = {name: vars(RankSession).get(name) for name in missing if session is not None}
+    for name, value in values.items():
+        if isinstance(value, bool) and not hasattr(session, name):
+            # A class with slots has no room for it, and is refused like one that lacks a method.
+            with suppress(AttributeError):
+                setattr(session, name, value)
+    return [name for name in missing if getattr(session, name, None) is None]
 
 
 def _remedy(missing: list[str], protocol: type, plugin: object, where: str) -> str:

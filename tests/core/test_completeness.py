@@ -28,11 +28,11 @@ class Former(Solo):
 
 
 class Whole(Former):
-    '''It is its own session, and has all members of one.'''
+    '''It is its own session, and has all members of one but the attribute with a default.'''
 
     def __getattr__(self, name):
         if name in ("collective", "device", "prepare", "batches", "infer", "state", "restore", "measure", "time_waits",
-                    "export", "late"):
+                    "export"):
             return getattr(self._entered, name)
         raise AttributeError(name)
 
@@ -49,6 +49,15 @@ class Overriding(Solo):
 
     def prepare(self, build, recipe):
         return super().prepare(build, recipe)
+
+
+class Packed(Whole):
+    '''It has no room for that attribute.'''
+
+    def __setattr__(self, name, value):
+        if name == "late":
+            raise AttributeError(name)
+        super().__setattr__(name, value)
 
 
 class Timeless(Whole):
@@ -119,7 +128,7 @@ def test_a_backend_with_all_members_may_be_its_own_session(run: Any, name: str) 
     [
         (
             "Former",
-            "backend 'former': `__enter__` returned a Former without collective, device, late, prepare, batches, infer, state, "
+            "backend 'former': `__enter__` returned a Former without collective, device, prepare, batches, infer, state, "
             "restore, measure, time_waits, export; return the session, such as the engine that it makes, and not the backend; "
             "see RankSession in mtrain.core.interfaces",
         ),
@@ -132,6 +141,11 @@ def test_a_backend_with_all_members_may_be_its_own_session(run: Any, name: str) 
             "Overriding",
             "backend 'overriding' defines prepare, but is not its own session, so nothing calls that; override it in the "
             "session that `__enter__` returns, a TorchEngine",
+        ),
+        (
+            "Packed",
+            "backend 'packed': `__enter__` returned a Packed without late; derive Packed from RankSession in "
+            "mtrain.core.interfaces, which has a default for it",
         ),
         (
             "Timeless",
