@@ -57,6 +57,10 @@ from mtrain.weights.matching import Match, entry_types, match, refuse_nothing
 from mtrain.weights.reading import read
 
 log = logging.getLogger(__name__)
+AHEAD_SHARE = 1 / 16
+"""Share of the available memory that the batches which all ranks of a host prepare ahead may take, each of the splits."""
+LOADER_BYTES = 192 << 20
+"""Memory that is reckoned for a loader process: 50 MB of its own, and pictures of a few megapixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +201,7 @@ def assembled(
     if training:
         check_settled(spec)
     sources = data.sources()
-    pool = InProcess(sources) if reads_in_process(sources) else WorkerPool(sources, workers=loader_workers(spec))
+    pool = InProcess(sources) if reads_in_process(sources) else made_pool(sources, spec)
     with closing(pool):
         backend = backend_plugin(spec)
         plugin = model_plugin(spec)
@@ -358,14 +362,30 @@ def _plugin(spec: Spec, kind: str, name: str, raw_options: Mapping[str, Any], *,
     return plugins.made(kind, name, options, policy=policy)
 
 
+def made_pool(sources: Mapping[str, Any], spec: Spec) -> WorkerPool:
+    """Fork the loader processes of this rank."""
+    from mtrain.system.memory import available_bytes
+
+    ahead_bytes = int(available_bytes() * AHEAD_SHARE) // local_ranks(spec)
+    return WorkerPool(sources, workers=loader_workers(spec), ahead_bytes=ahead_bytes)
+
+
 def loader_workers(spec: Spec) -> int:
-    """Return the number of loader processes of one rank; ``auto`` shares the host's cores among its ranks, 1 to 8."""
+    """Return the number of loader processes of one rank. ``auto`` shares the host's cores among its ranks and leaves
+    one for each rank itself; together the processes take up to half of the available memory."""
+    from mtrain.system.memory import available_bytes
     from mtrain.system.placement import usable_cores
 
     if spec.data.workers != "auto":
         return spec.data.workers
-    ranks = spec.cluster.nproc_per_node if isinstance(spec.cluster.nproc_per_node, int) else 1
-    return min(max(usable_cores() // ranks - 1, 1), 8)
+    ranks = local_ranks(spec)
+    by_memory = available_bytes() // 2 // ranks // LOADER_BYTES
+    return max(min(usable_cores() // ranks - 1, by_memory), 1)
+
+
+def local_ranks(spec: Spec) -> int:
+    """Return the number of ranks on this host."""
+    return spec.cluster.nproc_per_node if isinstance(spec.cluster.nproc_per_node, int) else 1
 
 
 def start(assembly: Assembly, *, weights_file: str | None, training: bool) -> list[tuple[str, str]]:
