@@ -55,7 +55,7 @@ def program(name: str) -> ModuleType | None:
     Returns:
         The module; None if ranks must be processes of their own, which then also report what cannot be imported.
     """
-    if sys.platform != "linux" or count_devices(os.environ):
+    if sys.platform != "linux" or count_devices(os.environ) or not _can_be_shown():
         return None
     try:
         module = import_module(name)
@@ -114,9 +114,21 @@ def _show_as(words: Sequence[str]) -> None:
         OSError: The kernel does not allow it.
         ValueError: They are longer than the command line with which the process was started.
     """
+    _write_line(b"".join(os.fsencode(word) + b"\0" for word in words))
+
+
+def _can_be_shown() -> bool:
+    """Return whether the kernel lets this process write its command line; hardened ones do not."""
+    try:
+        _write_line(Path("/proc/self/cmdline").read_bytes())
+    except (OSError, IndexError, ValueError):
+        return False
+    return True
+
+
+def _write_line(line: bytes) -> None:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     first, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, see proc(5)
-    line = b"".join(os.fsencode(word) + b"\0" for word in words)
     if len(line) > end - first:
         raise ValueError(f"{len(line)} bytes given; expected at most {end - first}")
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
