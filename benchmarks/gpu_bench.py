@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,10 @@ ORIGINALS = {
     "TrainDataset.dataset_dir={data} save_dir={work}",
 }
 """Commands of the originals, run in their checkouts."""
-PAIRS = {"yolov5": ("yolov5l", ("ddp",)), "paddledetection": ("ppyoloe_l", ("ddp", "fleet"))}
-"""The original, mtrain's spec that does the same, and the backends that train it."""
+PAIRS = {"yolov5": ("yolov5l", ("ddp",), "fp16"), "paddledetection": ("ppyoloe_l", ("ddp", "fleet"), "fp32")}
+"""The original, mtrain's spec that does the same, the backends that train it, and the precision that the original has by itself."""
+KIT_GPUS = (1, 2, 4, 6)
+"""Numbers of ranks among which the kit's small batch divides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +152,9 @@ def numbers_of_gpus(present: int) -> list[int]:
 def check_backends(plan: Plan, results: Results) -> None:
     """Run the conformance kit of each backend for each number of GPUs that it can take."""
     for backend in plan.arguments.backends:
-        for count in plan.gpus:
-            if count not in (1, 2, 4) or (backend == "solo" and count > 1):
+        largest = max(plan.gpus)
+        for count in sorted({*plan.gpus, *((6,) if largest >= 6 else ())} & set(KIT_GPUS)):
+            if backend == "solo" and count > 1:
                 continue
             found = plan.work / f"kit-{backend}-{count}.json"
             device = "cpu" if plan.tiny else "cuda"
@@ -162,30 +166,34 @@ def check_backends(plan: Plan, results: Results) -> None:
 
 
 def check_precisions(plan: Plan, results: Results) -> None:
-    """Train the digits in each precision; the figures of an update are read at once and one update later."""
-    for precision in ("fp32",) if plan.tiny else ("fp32", "bf16", "fp16"):
-        for count in plan.gpus:
-            for late in (False, True):
-                name = f"digits-{precision}-{count}-{'late' if late else 'prompt'}"
-                values = [f"train.precision={precision}", f"backend.options.late_figures={str(late).lower()}"]
-                updates = 6 if plan.tiny else 60
-                row, folder = job(
-                    plan, "digits", name, count, [*values, "train.epochs=null", f"train.updates={updates}"]
-                )
-                records, summary = read_run(folder)
-                told = {"late": late, "weights_sha256": summary.get("weights_sha256"), "device": summary.get("device")}
-                losses = [record["losses"]["total"] for record in records]
-                results.add(
-                    "correct",
-                    {
-                        "what": "precision",
-                        "precision": precision,
-                        "gpus": count,
-                        **row,
-                        **told,
-                        "last_losses": losses[-3:],
-                    },
-                )
+    """Train the digits in each precision, on the fewest and the most GPUs, with figures read at once and one update later."""
+    precisions = ("fp32",) if plan.tiny else ("fp32", "bf16", "fp16")
+    counts = sorted({min(plan.gpus), max(plan.gpus)})
+    for backend, precision, count in product(plan.arguments.backends, precisions, counts):
+        for late in (False, True):
+            results.add("correct", precision_row(plan, backend, precision, count, late=late))
+
+
+def precision_row(plan: Plan, backend: str, precision: str, count: int, *, late: bool) -> dict[str, Any]:
+    """Train the digits for some updates; return what they came to."""
+    name = f"digits-{backend}-{precision}-{count}-{'late' if late else 'prompt'}"
+    values = [f"backend.name={backend}", f"train.precision={precision}"]
+    values += [f"backend.options.late_figures={str(late).lower()}"]
+    values += ["train.epochs=null", f"train.updates={6 if plan.tiny else 60}"]
+    row, folder = job(plan, "digits", name, count, values)
+    records, summary = read_run(folder)
+    return {
+        "what": "precision",
+        "backend": backend,
+        "precision": precision,
+        "gpus": count,
+        **row,
+        "late": late,
+        "weights_sha256": summary.get("weights_sha256"),
+        "device": summary.get("device"),
+        "last_losses": [record["losses"]["total"] for record in records][-3:],
+        "skipped": records[-1]["skipped"] if records else None,
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------------- speed
@@ -211,37 +219,48 @@ def read_run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 def measure(plan: Plan, results: Results) -> None:
     """Train for one epoch and for two with mtrain and with the originals; the difference is that of one epoch."""
-    for original, (spec, backends) in PAIRS.items():
+    for original, (spec, backends, precision) in PAIRS.items():
         checkout = getattr(plan.arguments, original)
         for count in plan.gpus:
             for backend in backends:
                 if backend in plan.arguments.backends:
-                    results.add("speed", of_mtrain(plan, spec, backend, count))
+                    results.add(
+                        "speed", of_mtrain(plan, spec, backend, count, precision="fp32" if plan.tiny else precision)
+                    )
             if checkout is not None:
                 results.add("speed", of_original(plan, original, Path(checkout), count))
 
 
-def of_mtrain(plan: Plan, spec: str, backend: str, count: int) -> dict[str, Any]:
+def of_mtrain(plan: Plan, spec: str, backend: str, count: int, *, precision: str) -> dict[str, Any]:
     """Return the pictures per second of mtrain, by two jobs and by the records of the longer one."""
     share = plan.arguments.batch_per_gpu
-    values = [f"train.batch_size={share * count}", f"backend.name={backend}"]
+    values = [f"train.batch_size={share * count}", f"backend.name={backend}", f"train.precision={precision}"]
     if plan.arguments.data is not None:
         values += [f"data.root={plan.arguments.data}"]
     small = ["model.name=yolov5n" if spec.startswith("yolo") else "model.name=ppyoloe_s", "data.image_size=64"]
     spec_used = "digits" if plan.tiny else spec
     values += small if plan.tiny else [f"data.image_size={plan.arguments.size}"]
-    seconds, row, records = [], {}, []
+    seconds, row, records, summary = [], {}, [], {}
     for epochs in (1, 2):
         name = f"{spec}-{backend}-{count}-{epochs}"
         row, folder = job(plan, spec_used, name, count, [*values, f"train.epochs={epochs}"])
-        records, _ = read_run(folder)
+        records, summary = read_run(folder)
         seconds.append(row["seconds"])
         if row["exit"]:
             break
     rates = [record["samples_per_s"] for record in records[WARM_UP:]]
     pictures = records[-1]["updates_per_epoch"] * share * count if records else None
-    measured = {"by_records": statistics.median(rates) if rates else None, **by_difference(seconds, pictures)}
-    return {"who": "mtrain", "spec": spec, "backend": backend, "gpus": count, **row, **measured}
+    waits = [record["wait_share"] for record in records[WARM_UP:]]
+    measured = {
+        "by_records": statistics.median(rates) if rates else None,
+        **by_difference(seconds, pictures),
+        "pictures": pictures,
+        "wait_share": statistics.median(waits) if waits else None,
+        "memory_bytes": max((record["memory_bytes"] for record in records), default=None),
+        "device": summary.get("device"),
+    }
+    told = {"who": "mtrain", "spec": spec, "backend": backend, "precision": precision, "gpus": count}
+    return {**told, **row, **measured}
 
 
 def of_original(plan: Plan, original: str, checkout: Path, count: int) -> dict[str, Any]:
@@ -307,6 +326,21 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
+def missing(arguments: argparse.Namespace) -> str | None:
+    """Return what the last part, after hours of measurements, would lack; None: nothing."""
+    if arguments.tiny or (arguments.only and "speed" not in arguments.only):
+        return None
+    commands = {name: getattr(arguments, f"{name}_command") or ORIGINALS[name] for name in ORIGINALS}
+    wanted = [commands[name] for name in ORIGINALS if getattr(arguments, name) is not None]
+    if arguments.data is None:
+        return "--data: not given; expected COCO's folder, of which some thousand pictures are enough"
+    if wanted and arguments.pictures is None:
+        return "--pictures: not given; expected the number of training pictures, for the originals' pictures per second"
+    if any("{data_file}" in command for command in wanted) and arguments.yolov5_data is None:
+        return "--yolov5-data: not given; expected the original's own file that describes the pictures"
+    return None
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run all parts; return 1 if a command failed, 2 if there is nothing to run on."""
     arguments = parsed(words)
@@ -314,6 +348,9 @@ def main(words: Sequence[str] | None = None) -> int:
     present = len(here["gpus"])
     if not present and not arguments.tiny:
         print("gpu-bench: nvidia-smi shows no GPU; with --tiny the script runs on the CPU", file=sys.stderr)
+        return 2
+    if lack := missing(arguments):
+        print(f"gpu-bench: {lack}", file=sys.stderr)
         return 2
     chosen = arguments.gpus.split(",") if arguments.gpus else [1] if arguments.tiny else numbers_of_gpus(present)
     results = Results(path=arguments.out.absolute(), machine=here)

@@ -1,11 +1,12 @@
-"""Measure pictures per second that one loader process delivers: mtrain against a plain torch DataLoader with the same
-steps.
+"""Measure what a picture costs that one loader process delivers: mtrain against a plain torch DataLoader with the same
+steps, and against the loader of the original YOLOv5 where its checkout is named.
 
-Both draw mosaics of four at 640 from 640 x 480 JPEGs, with zoom, shift, hsv, flip and uint8 batches. Blocks of both
-alternate in one run; the ratio is the median over rounds. In the first row neither caches pictures; in the second,
-mtrain's RAM cache is on and filled.
+All draw mosaics of four at 640 from 640 x 480 JPEGs, with zoom, shift, hsv, flip and uint8 batches. Blocks of all
+alternate in one run. A ratio is the median over rounds of the other's CPU seconds (its worker's, and this process's
+while it reads) over mtrain's, with the least and the largest; pictures per second are of one CPU second. In the first
+rows no one caches pictures; in the last, mtrain's RAM cache is on and filled.
 
-    python benchmarks/loader.py [--rounds 9] [--json FILE]
+    python benchmarks/loader.py [--rounds 9] [--side 640] [--coco FOLDER] [--yolov5 CHECKOUT] [--json FILE]
 """
 
 import argparse
@@ -15,11 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -30,15 +33,15 @@ from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
 from mtrain.tasks.detection.source import DetectionSource
 
 BCCD = Path(__file__).parents[2] / "shared" / "data" / "bccd"
-SIDE, BATCH, BATCHES = 640, 16, 6
+BATCH, BATCHES = 16, 6
 TARGET = 2.0
 
 
-def pictures(folder: Path) -> tuple[Annotations, str]:
-    """Return blood cell pictures if that data set lies beside the project, else variants of scikit-learn's
+def pictures(folder: Path, coco: Path) -> tuple[Annotations, str]:
+    """Return the training pictures of a data set in COCO's form if it is there, else variants of scikit-learn's
     photographs."""
-    if BCCD.is_dir():
-        return Coco(Coco.Options()).read(BCCD, None, None, None, split="train"), "bccd, 640 x 480"
+    if coco.is_dir():
+        return Coco(Coco.Options()).read(coco, None, None, None, split="train"), str(coco)
     from sklearn.datasets import load_sample_images
 
     rng = np.random.default_rng(0)
@@ -56,8 +59,8 @@ def pictures(folder: Path) -> tuple[Annotations, str]:
     return assemble(generated, class_names="abc", category_ids=(1, 2, 3)), "photographs, 640 x 480"
 
 
-def loader(annotations: Annotations, *, cache: str) -> tuple[WorkerPool, ShardedLoader]:
-    source = DetectionSource(annotations, image_size=SIDE, augment=AugmentSpec())
+def loader(annotations: Annotations, side: int, *, cache: str) -> tuple[WorkerPool, ShardedLoader]:
+    source = DetectionSource(annotations, image_size=side, augment=AugmentSpec())
     source.pictures.keep(DetectionDataSpec(cache=cache).cache)
     pool = WorkerPool({"train": source}, workers=1)
 
@@ -68,12 +71,42 @@ def loader(annotations: Annotations, *, cache: str) -> tuple[WorkerPool, Sharded
     return pool, pool.loader("train", indices, micro_batch=BATCH, updates_per_epoch=BATCHES, prefetch=2)
 
 
-def seconds(batches: Iterable[Any], look: Callable[[Any], object]) -> float:
-    """Time one pass over the batches; each one is read, so that it has arrived."""
-    start = time.perf_counter()
-    for batch in batches:
-        look(batch)
-    return time.perf_counter() - start
+@dataclass(slots=True)
+class Runner:
+    """One of the loaders that take turns."""
+
+    batches: Callable[[int], Iterable[Any]]
+    """Returns the batches of a pass."""
+    look: Callable[[Any], object]
+    """Reads a part of a batch, so that it has arrived."""
+    workers: list[int]
+    """Ids of its processes."""
+    spent: float = 0.0
+    """CPU seconds of this process during its passes."""
+
+    def total(self) -> float:
+        """Return all CPU seconds of it so far; a worker that runs ahead works during the turns of others, too."""
+        return self.spent + sum(map(cpu_seconds, self.workers))
+
+    def run(self, turn: int) -> None:
+        """Read one pass."""
+        start = time.process_time()
+        for batch in self.batches(turn):
+            self.look(batch)
+        self.spent += time.process_time() - start
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process, of all its threads, to the nanosecond (Linux)."""
+    files = (task / "schedstat" for task in Path(f"/proc/{pid}/task").iterdir())
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
+
+def started(make: Callable[[], Any]) -> tuple[Any, list[int]]:
+    """Return what ``make`` returns, and the processes that it has started."""
+    before = {child.pid for child in psutil.Process().children()}
+    made = make()
+    return made, [child.pid for child in psutil.Process().children() if child.pid not in before]
 
 
 def glance(batch: Mapping[str, np.ndarray]) -> object:
@@ -81,42 +114,77 @@ def glance(batch: Mapping[str, np.ndarray]) -> object:
     return batch["images"][:, ::64].max()
 
 
+def runners(annotations: Annotations, options: argparse.Namespace, folder: Path) -> tuple[dict[str, Runner], list[Any]]:
+    """Start all loaders; return them, and the pools to close. Ours are forked before torch is imported, as in a job."""
+    found, pools = {}, []
+    for name in ("none", "ram"):
+        pool, ours = loader(annotations, options.side, cache=name)
+        pools.append(pool)
+        found[name] = Runner(ours.micro_batches, glance, pool.pids)
+    from benchmarks.peers.loader import data_loader
+
+    peer = data_loader(annotations.samples, options.side, AugmentSpec(), batch=BATCH, count=BATCH * BATCHES)
+    _, pids = started(lambda: iter(peer))
+    found["peer"] = Runner(lambda _: peer, lambda batch: batch[0].numpy()[:, :, ::64].max(), pids)
+    if options.yolov5:
+        from benchmarks.peers.yolov5_loader import Passes, original_loader, written
+
+        images = written(annotations.samples, folder / "yolo")
+        original, pids = started(lambda: original_loader(options.yolov5, images, options.side, batch=BATCH))
+        passes = Passes(original, BATCHES)
+        found["yolov5"] = Runner(lambda _: passes, lambda batch: batch[0].numpy()[:, :, ::64].max(), pids)
+    return found, pools
+
+
+def costs(found: Mapping[str, Runner], *, fill: int, rounds: int) -> dict[str, list[float]]:
+    """Return each loader's CPU seconds in each round, from the start of its turn to the start of its next one."""
+    marks: dict[str, list[float]] = {name: [] for name in found}
+    for turn in range(fill + rounds + 1):  # the first passes warm up and fill the RAM cache
+        for name, runner in found.items():
+            if turn >= fill:
+                marks[name].append(runner.total())
+            runner.run(turn)
+    return {name: np.diff(values).tolist() for name, values in marks.items()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--side", type=int, default=640)
+    parser.add_argument("--coco", type=Path, default=BCCD, help="folder of a data set in COCO's form")
+    parser.add_argument("--yolov5", type=Path, help="checkout of ultralytics/yolov5")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        annotations, what = pictures(Path(folder))
-        # Our workers are forked before torch is imported, as in a job.
-        pools = {name: loader(annotations, cache=name) for name in ("none", "ram")}
-        from benchmarks.peers.loader import data_loader
-
-        peer = data_loader(annotations.samples, SIDE, AugmentSpec(), batch=BATCH, count=BATCH * BATCHES)
-        times: dict[str, list[float]] = {"none": [], "ram": [], "peer": []}
+        annotations, what = pictures(Path(folder), options.coco)
+        found, pools = runners(annotations, options, Path(folder))
         fill = -(-len(annotations) // (BATCH * BATCHES)) + 1
-        for turn in range(fill + options.rounds):
-            pass_times = {name: seconds(one.micro_batches(turn), glance) for name, (_, one) in pools.items()}
-            pass_times["peer"] = seconds(peer, lambda batch: batch[0].numpy()[:, :, ::64].max())
-            if turn >= fill:  # earlier passes warm up and fill the RAM cache
-                for name, value in pass_times.items():
-                    times[name].append(value)
-        for pool, _ in pools.values():
+        seconds = costs(found, fill=fill, rounds=options.rounds)
+        for pool in pools:
             pool.close()
-    count = BATCH * BATCHES
-    rows = []
-    for name, title, target in (("none", "loader", TARGET), ("ram", "loader, pictures in RAM", TARGET)):
-        ratio = statistics.median(b / a for a, b in zip(times[name], times["peer"], strict=True))
-        ours, theirs = (count / statistics.median(times[key]) for key in (name, "peer"))
-        print(f"{title:<26} ours {ours:6.1f}/s  peer {theirs:6.1f}/s  ratio {ratio:.2f} (target >= {target})")
-        figures = {"ours": ours, "peer": theirs, "ratio": ratio, "target": target}
-        rows.append({"name": title, "unit": "pictures/s", "better": "higher", **figures})
+    rows = [row(seconds, "none", "peer", "loader"), row(seconds, "ram", "peer", "loader, pictures in RAM")]
+    if options.yolov5:
+        rows.append(row(seconds, "none", "yolov5", "loader / the original YOLOv5's"))
     print(
-        f"mosaic of four at {SIDE} from {len(annotations)} pictures ({what}); one worker each, {count} pictures a round"
+        f"mosaic of four at {options.side} from {len(annotations)} pictures ({what}); one worker each, {BATCH * BATCHES} "
+        f"pictures a round, {options.rounds} rounds"
     )
     if options.json:
         options.json.write_text(json.dumps(rows))
     return 0
+
+
+def row(seconds: Mapping[str, list[float]], ours: str, peer: str, title: str) -> dict[str, Any]:
+    """Print and return one comparison."""
+    ratios = sorted(b / a for a, b in zip(seconds[ours], seconds[peer], strict=True))
+    ratio, count = statistics.median(ratios), BATCH * BATCHES
+    mine, theirs = (count / statistics.median(seconds[name]) for name in (ours, peer))
+    print(
+        f"{title:<31} ours {mine:6.1f}/s  peer {theirs:6.1f}/s  ratio {ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}; "
+        f"target >= {TARGET})"
+    )
+    figures = {"ours": mine, "peer": theirs, "ratio": ratio, "target": TARGET}
+    return {"name": title, "unit": "pictures/CPU s", "better": "higher", **figures}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+_PART = 1 << 20
+"""Bytes that are read at once where the size of a file is not known."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -36,18 +38,26 @@ def read_bytes(path: Path, *, limit: int) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             kind = next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "no file")
             raise OSError(errno.EINVAL, f"is {kind}; expected a regular file", str(path))
-        file = os.fdopen(descriptor, "rb", closefd=False)
-        # read(n) allocates n bytes at once, so the first call requests no more than the size of the file. Files in
-        # /proc report size 0, and a file may grow meanwhile: the rest is read in small parts.
-        content = b"" if status.st_size > limit else file.read(status.st_size + 1)
-        while status.st_size <= limit and len(content) <= limit and (more := file.read(1 << 16)):
-            content += more
+        # A read of n bytes allocates them at once, so the first call requests no more than the size of the file. Files in
+        # /proc report size 0, a file may grow meanwhile, and a read may return less: the rest is read in parts.
+        content = b"" if status.st_size > limit else os.read(descriptor, status.st_size + 1)
+        if status.st_size <= limit and len(content) != status.st_size:
+            content = _with_the_rest(content, descriptor, limit=limit)
         if status.st_size > limit or len(content) > limit:
             size = max(status.st_size, len(content))
             raise OSError(errno.EFBIG, f"{size} bytes, more than the {limit} that are read", str(path))
         return content
     finally:
         os.close(descriptor)
+
+
+def _with_the_rest(content: bytes, descriptor: int, *, limit: int) -> bytes:
+    """Return ``content`` and what follows it, up to a little more than ``limit`` bytes in all."""
+    parts, size = [content], len(content)
+    while size <= limit and (more := os.read(descriptor, _PART)):
+        parts.append(more)
+        size += len(more)
+    return b"".join(parts)
 
 
 def read_text(path: Path, *, limit: int) -> str:

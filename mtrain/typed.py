@@ -198,10 +198,12 @@ class Data(TypedDict, total=False):
     """the data set plugin's own options"""
 
     workers: int | Literal["auto"]
-    """loader processes per rank; 0: in the rank itself; auto: by cores"""
+    """loader processes per rank; 0: in the rank itself; auto: the host's cores divided by its ranks, less one, as
+    far as memory allows"""
 
-    prefetch: int
-    """micro batches prepared ahead per rank"""
+    prefetch: int | Literal["auto"]
+    """micro batches prepared ahead per rank; auto: as many as are used in 2 s, 4 to 64, as far as memory
+    allows"""
 
     image_size: int
     """side of the square network input, in pixels"""
@@ -234,6 +236,10 @@ class Data(TypedDict, total=False):
 
     cache_dir: str | None
     """folder of the disk cache; null: the user's cache folder"""
+
+    decode: Literal["exact", "fast"]
+    """of pictures for evaluation and prediction; exact: every pixel of the file; fast: JPEGs of at least twice
+    the needed size are decoded at 1/2, 1/4 or 1/8, as those for training always are"""
 
     image_weights: bool
     """each epoch draws its pictures with replacement, those more often whose classes are rare or had a low AP in
@@ -345,8 +351,9 @@ class Train(TypedDict, total=False):
     """largest micro batch of one rank that `accumulate: auto` may choose; null: no limit; auto: the largest that
     fits into memory, measured once before the run starts, see docs/memory.md"""
 
-    precision: Literal["fp32", "bf16", "fp16", "fp64"]
-    """of the forward and backward pass; fp64 is for proofs of equality"""
+    precision: Literal["fp32", "bf16", "fp16", "fp64", "auto"]
+    """of the forward and backward pass; auto: bf16 if the devices of all ranks are faster with it (CUDA with
+    compute capability 8 or newer), else fp32; fp64 is for proofs of equality"""
 
     clip_norm: float | None
     """largest global L2 norm of the gradient; null: no limit"""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_bench
+from mtrain.testing import kit
 
 ROOT = Path(__file__).parents[1]
 ORIGINAL = "import sys, time; time.sleep(0.4 * int(sys.argv[1])); print('trained')"
@@ -23,6 +24,36 @@ def bench(*words: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(("present", "counts"), [(0, []), (1, [1]), (2, [1, 2]), (6, [1, 2, 4]), (8, [1, 2, 4, 8])])
 def test_gpus_are_taken_in_powers_of_two(present: int, counts: list[int]) -> None:
     assert gpu_bench.numbers_of_gpus(present) == counts
+
+
+@pytest.mark.parametrize(
+    ("words", "lack"),
+    [
+        ([], "--data: not given"),
+        (["--data", "coco", "--yolov5", "."], "--pictures: not given"),
+        (["--data", "coco", "--yolov5", ".", "--pictures", "5000"], "--yolov5-data: not given"),
+        (["--data", "coco", "--paddledetection", ".", "--pictures", "5000"], None),
+        (["--only", "kit"], None),
+        (["--tiny", "--yolov5", "."], None),
+    ],
+)
+def test_what_the_last_part_lacks_is_said_before_hours_of_measurements(words: list[str], lack: str | None) -> None:
+    said = gpu_bench.missing(gpu_bench.parsed(words))
+    assert said is None if lack is None else said is not None and said.startswith(lack)
+
+
+def test_the_kit_takes_numbers_of_ranks_among_which_its_batch_divides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On eight GPUs it runs on six of them too: the largest number that it can take."""
+    asked: list[str] = []
+    monkeypatch.setattr(
+        gpu_bench, "ran", lambda command, **_: asked.append(command[command.index("--ranks") + 1]) or {"exit": 0}
+    )
+    arguments = gpu_bench.parsed(["--backends", "ddp"])
+    arguments.backends = ["ddp"]
+    results = gpu_bench.Results(path=Path(os.devnull), machine={})
+    gpu_bench.check_backends(gpu_bench.Plan(arguments=arguments, work=Path("/nowhere"), gpus=[1, 2, 4, 8]), results)
+    assert asked == ["1", "2", "4", "6"]
+    assert set(map(int, asked)) == set(gpu_bench.KIT_GPUS) <= set(kit.SIZES)
 
 
 def test_an_epoch_is_the_difference_of_two_runs() -> None:
@@ -72,8 +103,8 @@ def test_the_whole_script_runs_on_a_cpu(tmp_path: Path) -> None:
     ended = bench("--tiny", "--backends", "ddp", "--batch-per-gpu", "8", "--out", tmp_path / "all.json")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads((tmp_path / "all.json").read_text())
-    kit, prompt, late = found["correct"]
-    assert kit["kit"] is not None
+    tested, prompt, late = found["correct"]
+    assert tested["kit"] is not None
     assert prompt["weights_sha256"] == late["weights_sha256"]
     assert {row["spec"] for row in found["speed"]} == {"yolov5l", "ppyoloe_l"}
     assert all(row["by_records"] > 0 for row in found["speed"])

@@ -1,6 +1,7 @@
 """A skip in continuous integration is a failure unless it is on the list."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -42,4 +43,5 @@ def test_an_unlisted_skip_fails_the_run_where_ci_is_set(tmp_path: Path, body: st
 def test_every_reason_on_the_list_is_one_that_a_test_gives() -> None:
     sources = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
     for entry in tomllib.loads(LIST.read_text())["skip"]:
-        assert entry["reason"].strip("^$") in sources, f"{entry['reason']}: no test skips for this reason"
+        text = re.sub(r"\\(.)", r"\1", entry["reason"].strip("^$"))
+        assert text in sources, f"{entry['reason']}: no test skips for this reason"

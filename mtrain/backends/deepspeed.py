@@ -99,6 +99,7 @@ class DeepSpeed(TorchBackend):
         group.join("deepspeed", on_cuda=on_cuda, timeout=timeout)
         library.start(backend="nccl" if on_cuda else "gloo", timeout=timeout)
         self._engine = self._make_engine(local_rank, timeout)
+        self._engine.late_figures = options.late_figures
         return self._engine
 
     def _make_engine(self, local_rank: int, timeout: timedelta) -> ZeroEngine:

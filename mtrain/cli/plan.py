@@ -38,7 +38,7 @@ def plan(**params: Any) -> None:
 def requested(loaded: "Loaded") -> str | None:
     """Return the request for a scheduler, where the spec chooses a cluster with a queue and names no host; else None."""
     from mtrain.cluster import submission
-    from mtrain.jobs.plan import AUTO, made_cluster
+    from mtrain.jobs.chosen import AUTO, made_cluster
     from mtrain.spec import former_keys
 
     name = loaded.spec.cluster.name

@@ -70,6 +70,10 @@ def status(job: str | None, folder: Path, *, every: bool, as_json: bool) -> None
         )
         for line in host_log.words(progress["participants"]) if state.phase == "running" else ():
             click.echo(line)
+        if progress["copied"]:
+            from mtrain.report.wording import copy_words
+
+            click.echo(f"newest copy: {copy_words(progress['copied'])}")
 
 
 @click.command()

@@ -18,7 +18,7 @@ from mtrain.cluster.preflight.findings import Finding
 from mtrain.cluster.start_failures import SSH, Means
 from mtrain.core.interfaces import HostedJob
 from mtrain.errors import LaunchError
-from mtrain.jobs.plan import AGENT
+from mtrain.jobs.commands import AGENT
 from mtrain.system import placement, processes
 
 MAX_STDERR_LINES = 40

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from mtrain.cluster import allocation as allocations
 from mtrain.core.allocation import Allocation
 from mtrain.errors import SpecError, UsageError
-from mtrain.jobs.plan import AUTO, TYPED, host_names
+from mtrain.jobs.chosen import AUTO, host_names
+from mtrain.jobs.hosts import TYPED
 from mtrain.spec import config, plugins
 from mtrain.spec.provenance import Origin
 from mtrain.system import environment

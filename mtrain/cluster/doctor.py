@@ -19,7 +19,8 @@ from mtrain.cluster.preflight.libraries import libraries, this_host
 from mtrain.cluster.supervisor import Result
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs import preflight
-from mtrain.jobs.plan import TYPED, host_names
+from mtrain.jobs.chosen import host_names
+from mtrain.jobs.hosts import TYPED
 from mtrain.spec import config, plugins
 from mtrain.system import environment
 from mtrain.system.runfolder import read_summary

@@ -11,7 +11,9 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from mtrain.errors import SpecError, UsageError
-from mtrain.jobs.plan import AUTO, SEVERAL_HOSTS_PORT, Machine, Plan, host_names, title_of
+from mtrain.jobs.chosen import AUTO, host_names
+from mtrain.jobs.machine import SEVERAL_HOSTS_PORT, Machine
+from mtrain.jobs.plan import Plan, title_of
 from mtrain.system import environment
 from mtrain.system.job_secret import CLUSTER_VARIABLE
 from mtrain.system.placement import is_own, line_for, resolve
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from mtrain.cluster.preflight.findings import Finding
     from mtrain.cluster.rendezvous import Party
     from mtrain.cluster.supervisor import Result
+    from mtrain.report.display import Display
     from mtrain.spec.config import Loaded
     from mtrain.spec.model import Spec
 
@@ -182,53 +185,80 @@ def run(
     from mtrain.cluster.supervisor import Result
     from mtrain.report.console import make_display
 
-    loaded, cluster = brief.loaded, brief.loaded.spec.cluster
-    draft = start.planned(loaded, start.Where(run_dir=brief.base / brief.name, checkpoint=None), machine=brief.machine)
+    where = start.Where(run_dir=brief.base / brief.name, checkpoint=None)
+    draft = start.planned(brief.loaded, where, machine=brief.machine)
     if draft.cluster is not None and not draft.cluster.starts:
         for host, line in zip(draft.hosts, draft.brought, strict=True):
             click.echo(f"# {host.address}\n{shlex.join(line)}", file=stream)
         return Result(code=0, text="")
-    if not (is_by_hand(loaded) and joins(loaded)):
-        brief = _with_trials(brief, draft)
-    if cluster.min_nodes is not None and cluster.shards is None:
-        brief = dataclasses.replace(brief, loaded=_with_shards(loaded, draft.size))
-        loaded, cluster = brief.loaded, brief.loaded.spec.cluster
-    environ = environment.caller()
+    brief = _completed(brief, draft)
     display = make_display(
-        "quiet" if brief.quiet else loaded.spec.report.display,
-        title=title_of(loaded, name=_display_name(brief)),
+        "quiet" if brief.quiet else brief.loaded.spec.report.display,
+        title=title_of(brief.loaded, name=_display_name(brief)),
         stream=stream,
     )
+    environ = environment.caller()
     gathering: Gathering
     if draft.cluster is not None and draft.hosted_job is not None:
         gathering = draft.cluster.gathering(dataclasses.replace(draft.hosted_job, note=display.note), environ)
     else:
-        from mtrain.cluster.rendezvous import Meeting, join
-
-        node = start.own_node(loaded, note=display.note)
-        party = _party(brief, node=node)
+        node = start.own_node(brief.loaded, note=display.note)
         if node > 0:
-            display.note(f"host {node} of {len(brief.hosts)}; progress is shown on {brief.hosts[0]}")
-            again = cluster.max_restarts > 0 or cluster.min_nodes is not None
-            try:
-                farewell = join(party, timeout_s=cluster.joining_s, note=display.note, again=again)
-            finally:
-                display.close()
-            click.echo(farewell.text, file=stream or sys.stderr, nl=bool(farewell.text))
-            return Result(code=farewell.code, text=farewell.text, reason=farewell.reason)
-        gathering = Meeting(
-            party=party, python=sys.executable, environ=environ, note=display.note, timeout_s=cluster.joining_s
-        )
+            return _serve(brief, display, node=node, stream=stream)
+        gathering = _meeting(brief, display, environ)
     leader = Leader(
         brief=brief,
         gathering=gathering,
         display=display,
-        forwarded=_forwarded(draft, environ, cluster.forward_env),
+        forwarded=_forwarded(draft, environ, brief.loaded.spec.cluster.forward_env),
         notes=notes,
         tell=tell,
         stream=stream or sys.stderr,
     )
     return leader.run()
+
+
+def _completed(brief: Brief, draft: Plan) -> Brief:
+    """Return the brief with all that is decided before hosts are asked: trials of micro batches, and shards.
+
+    Raises:
+        SpecError: trials are asked for, and this is not the first host.
+    """
+    if not (is_by_hand(brief.loaded) and joins(brief.loaded)):
+        brief = _with_trials(brief, draft)
+    cluster = brief.loaded.spec.cluster
+    if cluster.min_nodes is not None and cluster.shards is None:
+        return dataclasses.replace(brief, loaded=_with_shards(brief.loaded, draft.size))
+    return brief
+
+
+def _serve(brief: Brief, display: "Display", *, node: int, stream: IO[str] | None) -> "Result":
+    """Serve the leader of a job as host number ``node``, and return what it says at the end."""
+    from mtrain.cluster.rendezvous import join
+    from mtrain.cluster.supervisor import Result
+
+    cluster = brief.loaded.spec.cluster
+    display.note(f"host {node} of {len(brief.hosts)}; progress is shown on {brief.hosts[0]}")
+    again = cluster.max_restarts > 0 or cluster.min_nodes is not None
+    try:
+        farewell = join(_party(brief, node=node), timeout_s=cluster.joining_s, note=display.note, again=again)
+    finally:
+        display.close()
+    click.echo(farewell.text, file=stream or sys.stderr, nl=bool(farewell.text))
+    return Result(code=farewell.code, text=farewell.text, reason=farewell.reason)
+
+
+def _meeting(brief: Brief, display: "Display", environ: Mapping[str, str]) -> "Gathering":
+    """Return the gathering of hosts that people start by hand, of which this is the first."""
+    from mtrain.cluster.rendezvous import Meeting
+
+    return Meeting(
+        party=_party(brief, node=0),
+        python=sys.executable,
+        environ=environ,
+        note=display.note,
+        timeout_s=brief.loaded.spec.cluster.joining_s,
+    )
 
 
 def _with_trials(brief: Brief, draft: Plan) -> Brief:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mtrain.errors import UsageError
-from mtrain.jobs.plan import Machine, Plan, make_plan
+from mtrain.jobs.machine import Machine
+from mtrain.jobs.plan import Plan, make_plan
 from mtrain.spec.addresses import is_address
 from mtrain.spec.yaml_reader import dumped
 from mtrain.system import environment, job_secret, names, placement, runfolder

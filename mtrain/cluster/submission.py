@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mtrain.core.interfaces import Cluster
 from mtrain.core.queue import Queue, QueuedJob, Submission
 from mtrain.errors import UsageError
-from mtrain.jobs.plan import AUTO, made_cluster
+from mtrain.jobs.chosen import AUTO, made_cluster
 from mtrain.spec import former_keys, plugins
 from mtrain.spec.yaml_reader import dumped
 from mtrain.system import runfolder
@@ -176,9 +176,10 @@ def find(base: Path, number: str | None) -> QueuedJob:
 
 
 def progress(job: QueuedJob, base: Path) -> dict[str, Any]:
-    """Return how far the run of a job has come, if its folder is here: update, total_updates, run_dir and participants.
+    """Return how far the run of a job has come, if its folder is here: update, total_updates, run_dir, participants and copied.
 
-    ``participants``: see ``HostLog.read``; empty for a job on one host.
+    ``participants``: see ``HostLog.read``; empty for a job on one host. ``copied``: the record of the newest copy of a
+    checkpoint; empty if there is none.
     """
     from mtrain.cluster.host_log import HostLog
     from mtrain.report.history import read_history
@@ -193,6 +194,7 @@ def progress(job: QueuedJob, base: Path) -> dict[str, Any]:
         "update": done,
         "total_updates": history.start.get("total_updates"),
         "participants": HostLog(run).read(),
+        "copied": dict(history.copied),
     }
 
 

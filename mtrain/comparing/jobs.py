@@ -173,7 +173,7 @@ def _settle(
             label=bench.variant.label,
             folder=bench.variant.folder,
             loaded=bench.loaded,
-            precision=bench.spec.train.precision,
+            precision=_precision(bench),
             trace=bench.row.trace,
         )
         for bench in benches
@@ -312,12 +312,18 @@ def _facts(bench: Bench) -> dict[str, str]:
         "optimizer": f"{recipe.rule}, rate {spec.optimizer.rate:g}, {spec.schedule.name}",
         "clipping": clip,
         "average of weights": ema,
-        "precision": recipe.precision,
+        "precision": _precision(bench),
         "BatchNorm over ranks": "yes" if recipe.sync_batchnorm else "no",
         "seed": str(spec.train.seed),
         "machine": _machine(),
         "versions": _versions(),
     }
+
+
+def _precision(bench: Bench) -> str:
+    """Return the precision of a bench's job: what its ranks have chosen for ``auto``, where it has run."""
+    start = {} if bench.traced is None else bench.traced.start
+    return str(start.get("precision", bench.spec.train.precision))
 
 
 def _data_facts(bench: Bench) -> dict[str, str]:

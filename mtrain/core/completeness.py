@@ -1,6 +1,8 @@
 """Refuse a session, or another object of a plugin, that lacks members of its interface, before one of them is used."""
 
+from contextlib import suppress
 from inspect import get_annotations
+from types import MethodType
 
 from mtrain.core.interfaces import RankSession
 from mtrain.errors import PluginError
@@ -9,7 +11,8 @@ from mtrain.errors import PluginError
 def check_session(session: object, *, backend: object, name: str) -> None:
     """Refuse what the ``__enter__`` of ``backend`` returned, if it is not a ``RankSession``.
 
-    A backend that defines a method of a session without being the session is refused too: nothing would call it.
+    A backend that defines a method of a session without being the session is refused too: nothing would call it. A
+    session that lacks members with a default, such as ``late``, is given them.
 
     Args:
         session: What ``__enter__`` returned.
@@ -19,7 +22,7 @@ def check_session(session: object, *, backend: object, name: str) -> None:
     Raises:
         PluginError: Members are missing or misplaced; all are named.
     """
-    missing = _missing(session, RankSession)
+    missing = _without_defaults(session, _missing(session, RankSession))
     if not missing:
         methods = [member for member in vars(RankSession) if not member.startswith("_")]
         misplaced = [] if session is backend else [method for method in methods if hasattr(type(backend), method)]
@@ -53,6 +56,17 @@ def _missing(plugin: object, protocol: type) -> list[str]:
     members = dict.fromkeys((*get_annotations(protocol), *vars(protocol)))
     names = [name for name in members if not name.startswith("_")]
     return [name for name in names if getattr(plugin, name, None) is None]
+
+
+def _without_defaults(session: object, missing: list[str]) -> list[str]:
+    """Give ``session`` the missing members that have a default; return the members that are still missing."""
+    for name in missing:
+        if session is not None and not hasattr(session, name) and _has_default(RankSession, name):
+            default = vars(RankSession)[name]
+            # A class with slots has no room for it, and is refused like one that lacks another member.
+            with suppress(AttributeError):
+                setattr(session, name, MethodType(default, session) if callable(default) else default)
+    return [name for name in missing if getattr(session, name, None) is None]
 
 
 def _remedy(missing: list[str], protocol: type, plugin: object, where: str) -> str:

@@ -280,8 +280,8 @@ Narrow = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 class RankSession(Protocol):
     """One rank of a running job: what ``with backend as session:`` binds. Nothing of it may be used afterwards.
 
-    A class that has all members need not be derived from this one. A class that is derived from it inherits the members
-    that are not abstract: ``time_waits`` and ``export``.
+    A class that has all members need not be derived from this one. Members that are not abstract, ``late``, ``fast_bf16``,
+    ``time_waits`` and ``export``, are inherited, and given to a session of another class that lacks them.
     """
 
     if TYPE_CHECKING:  # at run time these are plain attributes, so that derived classes can assign them
@@ -355,6 +355,13 @@ class RankSession(Protocol):
         wait for other ranks.
         """
         ...
+
+    def fast_bf16(self) -> bool:
+        """Return whether this rank's device computes bf16 faster than fp32, for ``train.precision: auto``.
+
+        The default says no.
+        """
+        return False
 
     def time_waits(self) -> None:
         """Measure from now on how long this rank waits for others; see ``measure``.

@@ -212,6 +212,8 @@ def quantise(section: QuantiseSpec) -> Quantise:
 def make_recipe(spec: Spec, *, size: int) -> Recipe:
     """Return every setting of the spec that affects weights or gradients, for ``size`` ranks.
 
+    ``train.precision: auto`` counts as fp32 here: the ranks decide it, before they call (``rank.precision``).
+
     Raises:
         SpecError: the global batch does not divide among the ranks.
     """
@@ -224,7 +226,7 @@ def make_recipe(spec: Spec, *, size: int) -> Recipe:
         micro_batch=micro,
         accumulate=each if shards is None else each * passes(shards, size=size),
         shards=shards,
-        precision=train.precision,
+        precision="fp32" if train.precision == "auto" else train.precision,
         clip_norm=math.inf if train.clip_norm is None else train.clip_norm,
         ema_decay=train.ema.decay if train.ema else 0.0,
         ema_ramp=train.ema.ramp if train.ema else 0.0,

@@ -55,6 +55,16 @@ class Average(Protocol):
         ...
 
 
+LATE_METHODS = {"step": "step_later", "_norm": "_late_norm", "_clip": "_clip_late", "_multiply": "_clip_late"}
+"""Maps methods of an update to those that do the same without waiting for the device."""
+
+
+def _follows(kind: type, late: str, prompt: str) -> bool:
+    """Return whether ``late`` was defined where ``prompt`` was, or in a class that derives from that one."""
+    places = {name: next(i for i, parent in enumerate(kind.__mro__) if name in vars(parent)) for name in (late, prompt)}
+    return places[late] <= places[prompt]
+
+
 class _Late:
     """The norm and the figures of an update that the device may still be computing."""
 
@@ -82,8 +92,6 @@ class UpdateOrder(ABC, Generic[Gradients]):
     """
 
     _average: Average | None
-    knows_late = True
-    """Whether the primitives of ``step_later`` are there: not where ranks hold parts of arrays."""
 
     def __init__(self, recipe: Recipe, *, exchange: Exchange, rank: int) -> None:
         """Start at update 0; every rank must call."""
@@ -159,10 +167,15 @@ class UpdateOrder(ABC, Generic[Gradients]):
     # ------------------------------------------------------------------------- an update that the host does not read
     @property
     def can_be_late(self) -> bool:
-        """Whether ``step_later`` can be used: nothing that the recipe asks for needs the norm in mid-update."""
+        """Whether ``step_later`` can be used: nothing that the recipe asks for needs the norm in mid-update.
+
+        A subclass outside of mtrain that changes a prompt method, and not the late one beside it, is never late.
+        """
         recipe = self._recipe
         needs_it = recipe.native_optimizer, recipe.prune, recipe.quantise
-        return self.knows_late and all(setting is None for setting in needs_it)
+        return all(setting is None for setting in needs_it) and all(
+            _follows(type(self), late, prompt) for prompt, late in LATE_METHODS.items()
+        )
 
     def step_later(
         self, rates: Rates, numbers: Sequence[float], tensors: Sequence[Any]

@@ -14,6 +14,7 @@ from mtrain.rank.assembly import open_data_of, task_kind
 from mtrain.spec import plugins
 
 if TYPE_CHECKING:
+    from mtrain.data.loader.ahead import Prefetch
     from mtrain.data.loader.pool import WorkerPool
     from mtrain.spec.model import Spec
 
@@ -61,7 +62,7 @@ def micro_batches(data: JobData, *, size: int) -> Iterator[HostBatch]:
         yield {**source.collate(samples), "epoch": np.zeros(1, np.int64)}
 
 
-def pooled_batches(pool: "WorkerPool", *, count: int, size: int, prefetch: int) -> Iterator[HostBatch]:
+def pooled_batches(pool: "WorkerPool", *, count: int, size: int, prefetch: "Prefetch") -> Iterator[HostBatch]:
     """Yield the batches of ``micro_batches`` of ``count`` samples, prepared by worker processes."""
     shares = [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
     indices: Callable[[int, int], Sequence[Any]] = lambda epoch, update: [shares[update]]  # noqa: E731

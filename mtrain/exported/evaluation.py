@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import TaskData
 from mtrain.core.reporter import Reporter
-from mtrain.data.loader.pool import WorkerPool
 from mtrain.exported.data import evaluation_data, pooled_batches, threads_of
 from mtrain.exported.metadata import Metadata
 from mtrain.exported.model import ExportedModel, check_predicts
-from mtrain.rank.assembly import loader_workers
+from mtrain.rank.assembly import made_pool
 from mtrain.rank.records import report_of, reported_run
 from mtrain.system.runfolder import RunFolder
 
@@ -58,7 +57,7 @@ def evaluate(
     Raises:
         UsageError: The data cannot be read.
     """
-    pool = WorkerPool(dict(data.sources()), workers=loader_workers(spec))
+    pool = made_pool(dict(data.sources()), spec)
     with closing(pool):  # The workers were forked before ONNX Runtime has threads.
         model = ExportedModel.open(path, threads=threads_of(spec)).with_options(options)
         run = reported_run(spec, RunFolder(folder), OneRank(), start_update=0)

@@ -5,11 +5,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtrain.data.loader.pool import WorkerPool
 from mtrain.exported.data import picture_data, pooled_batches, threads_of
 from mtrain.exported.metadata import Metadata
 from mtrain.exported.model import ExportedModel, check_predicts
-from mtrain.rank.assembly import loader_workers, task_kind
+from mtrain.rank.assembly import made_pool, task_kind
 from mtrain.rank.predict import readable
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def predict(  # noqa: PLR0913 - what a request for predictions has
     if not strict:
         names = readable(names, task_kind(spec, metadata.kind).unreadable(spec, list(names)), out)
     pictures = picture_data(spec, metadata, list(names))
-    pool = WorkerPool(dict(pictures.sources()), workers=loader_workers(spec))
+    pool = made_pool(dict(pictures.sources()), spec)
     with closing(pool):  # The workers were forked before ONNX Runtime has threads.
         model = ExportedModel.open(path, threads=threads_of(spec)).with_options(
             {**metadata.options, "confidence": confidence}

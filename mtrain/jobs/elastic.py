@@ -27,6 +27,11 @@ def sharing(spec: Spec, *, on_cpu: bool) -> str:
     return chosen if chosen != "auto" else RANKS if on_cpu else PASSES
 
 
+def has_rank_per_shard(spec: Spec, *, on_cpu: bool) -> bool:
+    """Return whether the job is elastic and fewer hosts have more ranks each, one per shard."""
+    return is_elastic(spec) and sharing(spec, on_cpu=on_cpu) == RANKS
+
+
 def check(spec: Spec, hosts: Sequence[Host]) -> None:
     """Refuse an elastic job that could never run as the spec says.
 

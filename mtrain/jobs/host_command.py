@@ -15,7 +15,7 @@ import psutil
 
 from mtrain.errors import LaunchError
 from mtrain.report.history import Tail
-from mtrain.system import diagnosis, disk, processes, runfolder
+from mtrain.system import diagnosis, disk, environment, processes, runfolder
 from mtrain.system.runfolder import RunFolder
 
 LOG_CHARACTERS = 256 * 1024
@@ -85,7 +85,9 @@ class HostCommand:
         self._former_sizes = runfolder.sizes(run.logs)
         self._tail = Tail(run.metrics)
         try:
-            self._process = processes.start(orders.argv, env={**environ, **orders.env}, log=run.starter_log)
+            self._process = processes.start(
+                orders.argv, env=environment.joined(environ, orders.env), log=run.starter_log
+            )
         except OSError as error:
             raise LaunchError(
                 f"{orders.argv[0]} cannot be started: {error.strerror or error}; "

@@ -16,7 +16,7 @@ from mtrain.pages.state import MEANING, Failure, RunState, failure_of, state_of
 from mtrain.pages.timeline import Timeline, headline_of, mapping_of, number_of
 from mtrain.report.history import Record
 from mtrain.report.reporter import DETAILS, INPUTS, PICTURES, SUMMARY
-from mtrain.report.wording import duration, number
+from mtrain.report.wording import copy_words, duration, number
 
 MAX_SPEC_BYTES = 256 << 10
 MAX_PICTURE_BYTES = 64 << 20
@@ -130,6 +130,9 @@ def _facts(timeline: Timeline, summary: Mapping[str, Any]) -> list[Row]:
         "duration": _duration(timeline, summary),
         "attempts": len(timeline.starts) or None,
         "skipped updates": summary.get("skipped_updates") or None,
+        "newest copy": f"{copy_words(timeline.copied)}, {moment(timeline.copied.get('time'))}"
+        if timeline.copied
+        else None,
     }
     return [(name, str(value)[:300]) for name, value in rows.items() if value is not None]
 

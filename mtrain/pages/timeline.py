@@ -37,6 +37,8 @@ class Timeline:
     ends: list[Record] = field(default_factory=list)
     events: list[Record] = field(default_factory=list)
     """Notes and warnings."""
+    copied: Record = field(default_factory=dict)
+    """The newest copy of a checkpoint; empty if there is none."""
     end: Record | None = None
     """How the last attempt ended; None: it has not."""
     stride: int = 1
@@ -64,6 +66,8 @@ class Timeline:
             self.evaluations.append(record)
         elif kind in ("note", "warning") and len(self.events) < MAX_EVENTS:
             self.events.append(record)
+        elif kind == "copy":
+            self.copied = record
         elif kind == "end":
             self.end = record
             self.ends = [*self.ends, record][-MAX_EVENTS:]

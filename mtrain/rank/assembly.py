@@ -45,6 +45,7 @@ from mtrain.core.variations import Augmented
 from mtrain.data.loader.in_process import InProcess, reads_in_process
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import LaunchError, SpecError
+from mtrain.rank import precision
 from mtrain.rank.draws import DrawingLoader, Draws
 from mtrain.rank.teaching import attach
 from mtrain.spec import plugins
@@ -56,6 +57,10 @@ from mtrain.weights.matching import Match, entry_types, match, refuse_nothing
 from mtrain.weights.reading import read
 
 log = logging.getLogger(__name__)
+AHEAD_SHARE = 1 / 16
+"""Share of the available memory that the batches which all ranks of a host prepare ahead may take, each of the splits."""
+LOADER_BYTES = 192 << 20
+"""Memory that is reckoned for a loader process: 50 MB of its own, and pictures of a few megapixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +80,7 @@ class Assembly:
     teacher: str | None = None
     """Digest of the weights of the model that is imitated; None if there is none."""
     messages: Sequence[tuple[str, str]] = ()
-    """Messages about the start weights for the report: (``note`` or ``warning``, a sentence)."""
+    """Messages about choices and start weights for the report: (``note`` or ``warning``, a sentence)."""
 
     def training_order(self) -> Shuffled:
         """Return the order that assigns samples to updates."""
@@ -196,7 +201,7 @@ def assembled(
     if training:
         check_settled(spec)
     sources = data.sources()
-    pool = InProcess(sources) if reads_in_process(sources) else WorkerPool(sources, workers=loader_workers(spec))
+    pool = InProcess(sources) if reads_in_process(sources) else made_pool(sources, spec)
     with closing(pool):
         backend = backend_plugin(spec)
         plugin = model_plugin(spec)
@@ -207,40 +212,59 @@ def assembled(
             if spec.report.times_waits:
                 session.time_waits()
             check_device(spec, backend, session)
-            recipe = replace(
-                make_recipe(spec, size=session.collective.size),
-                own_model=plugin.native,
-                recompute=recomputed(spec, plugin),
-            )
-            task = data.task()
-            task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
-            built: list[Module] = []
-            several = training and recipe.shards not in (None, session.collective.size)
-            given: Collective = OneShardOnly(session.collective) if several else session.collective
-
-            def build() -> Module:
-                built.append(pruned.build(plugin, task, given, spec.model.pruned))
-                return built[0]
-
-            model, optimizer = session.prepare(build, recipe)
-            teacher = attach(spec, built[0], type(plugin), data, session.collective) if training else None
-            if isinstance(data, TaskBase):
-                data.entered(collective=session.collective, seed_framework=optimizer.seed_value)
-            assembly = Assembly(
-                spec=spec,
-                data=data,
-                pool=pool,
-                backend=backend,
-                session=session,
-                recipe=recipe,
-                plugin=plugin,
-                task=task,
-                model=model,
-                optimizer=optimizer,
-                teacher=teacher,
-            )
+            spec, choices = precision.settled(spec, session)
+            entered = _Entered(spec=spec, data=data, pool=pool, backend=backend, session=session, plugin=plugin)
+            assembly = _prepared(entered, details=details, training=training)
             weights_file = None if restored else spec.model.weights
-            yield replace(assembly, messages=start(assembly, weights_file=weights_file, training=training))
+            messages = start(assembly, weights_file=weights_file, training=training)
+            yield replace(assembly, messages=[*choices, *messages])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entered:
+    """What a job consists of before its model is built; see ``Assembly``."""
+
+    spec: Spec
+    data: JobData
+    pool: WorkerPool | InProcess
+    backend: Backend
+    session: RankSession
+    plugin: Model
+
+
+def _prepared(entered: _Entered, *, details: Mapping[str, Any] | None, training: bool) -> Assembly:
+    """Build model and optimizer in an entered backend; every rank must call. See ``assembled`` for the arguments."""
+    spec, data, plugin, session = entered.spec, entered.data, entered.plugin, entered.session
+    recipe = replace(
+        make_recipe(spec, size=session.collective.size), own_model=plugin.native, recompute=recomputed(spec, plugin)
+    )
+    task = data.task()
+    task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
+    several = training and recipe.shards not in (None, session.collective.size)
+    given: Collective = OneShardOnly(session.collective) if several else session.collective
+    built: list[Module] = []
+
+    def build() -> Module:
+        built.append(pruned.build(plugin, task, given, spec.model.pruned))
+        return built[0]
+
+    model, optimizer = session.prepare(build, recipe)
+    teacher = attach(spec, built[0], type(plugin), data, session.collective) if training else None
+    if isinstance(data, TaskBase):
+        data.entered(collective=session.collective, seed_framework=optimizer.seed_value)
+    return Assembly(
+        spec=spec,
+        data=data,
+        pool=entered.pool,
+        backend=entered.backend,
+        session=session,
+        recipe=recipe,
+        plugin=plugin,
+        task=task,
+        model=model,
+        optimizer=optimizer,
+        teacher=teacher,
+    )
 
 
 @contextmanager
@@ -338,14 +362,30 @@ def _plugin(spec: Spec, kind: str, name: str, raw_options: Mapping[str, Any], *,
     return plugins.made(kind, name, options, policy=policy)
 
 
+def made_pool(sources: Mapping[str, Any], spec: Spec) -> WorkerPool:
+    """Fork the loader processes of this rank."""
+    from mtrain.system.memory import available_bytes
+
+    ahead_bytes = int(available_bytes() * AHEAD_SHARE) // local_ranks(spec)
+    return WorkerPool(sources, workers=loader_workers(spec), ahead_bytes=ahead_bytes)
+
+
 def loader_workers(spec: Spec) -> int:
-    """Return the number of loader processes of one rank; ``auto`` shares the host's cores among its ranks, 1 to 8."""
+    """Return the number of loader processes of one rank. ``auto`` shares the host's cores among its ranks and leaves
+    one for each rank itself; together the processes take up to half of the available memory."""
+    from mtrain.system.memory import available_bytes
     from mtrain.system.placement import usable_cores
 
     if spec.data.workers != "auto":
         return spec.data.workers
-    ranks = spec.cluster.nproc_per_node if isinstance(spec.cluster.nproc_per_node, int) else 1
-    return min(max(usable_cores() // ranks - 1, 1), 8)
+    ranks = local_ranks(spec)
+    by_memory = available_bytes() // 2 // ranks // LOADER_BYTES
+    return max(min(usable_cores() // ranks - 1, by_memory), 1)
+
+
+def local_ranks(spec: Spec) -> int:
+    """Return the number of ranks on this host."""
+    return spec.cluster.nproc_per_node if isinstance(spec.cluster.nproc_per_node, int) else 1
 
 
 def start(assembly: Assembly, *, weights_file: str | None, training: bool) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from mtrain.system.runfolder import RunFolder
 
 
 def report_weights(report: Report, job: Assembly) -> None:
-    """Report which arrays of ``model.weights`` were used."""
+    """Report what was chosen for ``auto``, and which arrays of ``model.weights`` were used."""
     for kind, sentence in job.messages:
         report.event(kind, message=sentence)
 

@@ -18,7 +18,7 @@ from mtrain.core.schedule import Schedule, total_updates
 from mtrain.core.trace import Shares, Tracer, traffic
 from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
 from mtrain.errors import Interrupted, SpecError
-from mtrain.rank import copying, kept, process
+from mtrain.rank import copying, kept, precision, process
 from mtrain.rank.assembly import Assembly, assembled, augmented, open_task, unused_gpus
 from mtrain.rank.draws import KEY
 from mtrain.rank.inspection import Inspection
@@ -55,6 +55,7 @@ def train(
             run.adopt_spec()
         run.announce(resumed_from=resume)
         copying.catch_up(run.copies, run_folder)
+        run.report_precision(saved)
         run.report_teacher(saved)
         run.restore_draws(saved)
         run.to_its_end(started, stop=stop, leave=leave)
@@ -225,6 +226,7 @@ class TrainingRun:
             epoch=self._result.progress.epoch,
             ranks=job.session.collective.size,
             device=self.device,
+            precision=job.recipe.precision,
             backend=job.spec.backend.name,
             model=job.spec.model.name,
             classes=list(job.task.class_names),
@@ -238,6 +240,11 @@ class TrainingRun:
         report_weights(self.report, job)
         if unused := unused_gpus(job.spec, job.backend, job.session, os.environ):
             self.report.event("warning", message=unused)
+
+    def report_precision(self, saved: checkpoint.Saved | None) -> None:
+        """Warn if the job goes on in another precision than that of the resumed checkpoint."""
+        if warning := precision.changed_since(None if saved is None else saved.spec, self.job.spec):
+            self.report.event("warning", message=warning)
 
     def report_teacher(self, saved: checkpoint.Saved | None) -> None:
         """Warn if the resumed checkpoint was trained with another teacher than this job's."""

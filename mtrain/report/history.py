@@ -52,6 +52,8 @@ class History:
     start: Record = field(default_factory=dict)
     end: Record | None = None
     checkpoints: int = 0
+    copied: Record = field(default_factory=dict)
+    """The newest copy of a checkpoint (``checkpoint.copy_to``); empty if there is none."""
 
     def add(self, record: Record) -> None:
         """Add the next record, in the order of the file."""
@@ -65,6 +67,8 @@ class History:
             self.evaluations[update] = record
         elif kind == "checkpoint":
             self.checkpoints += 1
+        elif kind == "copy":
+            self.copied = record
         elif kind == "end":
             self.end = record
 

@@ -112,6 +112,11 @@ def event_line(record: Record) -> str:
     return f"start: {shown}" if shown else ""
 
 
+def copy_words(record: Record) -> str:
+    """Word the copy of a checkpoint: which one, and where it is."""
+    return f"{record.get('name')} at {record.get('to')}"
+
+
 def stopped_early(summary: Mapping[str, Any]) -> str:
     """Word the reason why a job ended before its last update; empty if it did not."""
     if summary.get("stopped_by") != "patience":

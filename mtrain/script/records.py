@@ -15,6 +15,7 @@ from mtrain.core.interfaces import Backend, Progress, RankSession, Why
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank import copying
 from mtrain.rank.assembly import unused_gpus
+from mtrain.rank.precision import changed_since
 from mtrain.rank.records import (
     checkpoints_of,
     left_out,
@@ -58,6 +59,8 @@ class Records:
         figures = {} if saved is None else saved.meta["extra"].get("results", {})
         self._best: dict[str, Any] = dict(figures.get("best", {}))
         self._last: dict[str, Any] = dict(figures.get("last", {}))
+        self.choices: Sequence[tuple[str, str]] = ()
+        """Messages about what was chosen for ``auto``: (kind, sentence)."""
         self.report = self._report(reporters)
         collective = rank.collective
         self.copies = copying.made(job.spec, job.run_folder, collective)
@@ -131,6 +134,7 @@ class Records:
             epoch=0 if saved is None else saved.progress.epoch,
             ranks=collective.size,
             device=self._device,
+            precision=spec.train.precision,
             backend=spec.backend.name,
             model=model,
             train_samples=samples,
@@ -139,6 +143,10 @@ class Records:
         )
         if saved is not None and saved.meta["extra"].get("script") != script_mark():
             self.report.event("warning", message="the script has changed since the checkpoint was written")
+        for kind, sentence in self.choices:
+            self.report.event(kind, message=sentence)
+        if warning := changed_since(None if saved is None else saved.spec, spec):
+            self.report.event("warning", message=warning)
         if unused := unused_gpus(spec, self._backend, self._rank, os.environ):
             self.report.event("warning", message=unused)
 

@@ -20,6 +20,7 @@ from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank import copying
+from mtrain.rank.precision import settled
 from mtrain.rank.script import RankJob, without_own_frames
 from mtrain.script import evaluation
 from mtrain.script.building import Building
@@ -172,7 +173,7 @@ class Session:
             clip_norm: Largest global L2 norm of the gradient.
             accumulate: Micro batches per update.
             ema: Decay of an exponential moving average of the weights, which is evaluated in their place.
-            precision: ``fp32``, ``bf16``, ``fp16`` (mixed) or ``fp64``.
+            precision: ``fp32``, ``bf16``, ``fp16`` (mixed), ``fp64``, or ``auto``, see ``train.precision``.
             sync_batchnorm: BatchNorm statistics over all ranks.
             freeze: Regular expressions; parameters in whose name one is found are not trained.
             seed: Of start values, order, augmentation and dropout.
@@ -195,6 +196,7 @@ class Session:
         self._change(changes, call="session.prepare")
         self._rate_of = schedule if callable(schedule) and not hasattr(schedule, "section") else None
         self._spec = on_trial(self._spec, self._job.trial)
+        self._spec, self._records.choices = settled(self._spec, self._rank)
         # The recipe needs a batch that divides among the ranks; the script names its own later, in `batches`.
         sized = changed(self._spec, {"train.batch_size": self.size * self._spec.train.accumulate})
         native_optimizer = recorded(optimizer, self._job.outside_paths)

@@ -99,9 +99,14 @@ class DataSpec(Section):
     names: list[str] | None = Field(default=None, description="class names in label order; null: as the data set says")
     options: dict[str, Any] = Field(default_factory=dict, description="the data set plugin's own options")
     workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
-        default="auto", description="loader processes per rank; 0: in the rank itself; auto: by cores"
+        default="auto",
+        description="loader processes per rank; 0: in the rank itself; auto: the host's cores divided by its ranks, less one, "
+        "as far as memory allows",
     )
-    prefetch: Positive = Field(default=4, description="micro batches prepared ahead per rank")
+    prefetch: Positive | Literal["auto"] = Field(
+        default="auto",
+        description="micro batches prepared ahead per rank; auto: as many as are used in 2 s, 4 to 64, as far as memory allows",
+    )
 
     @property
     def input_side(self) -> int:

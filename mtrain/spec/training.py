@@ -134,8 +134,10 @@ class TrainSpec(Section):
         description="largest micro batch of one rank that `accumulate: auto` may choose; null: no limit; auto: the largest that "
         "fits into memory, measured once before the run starts, see docs/memory.md",
     )
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = Field(
-        default="fp32", description="of the forward and backward pass; fp64 is for proofs of equality"
+    precision: Literal["fp32", "bf16", "fp16", "fp64", "auto"] = Field(
+        default="fp32",
+        description="of the forward and backward pass; auto: bf16 if the devices of all ranks are faster with it (CUDA with "
+        "compute capability 8 or newer), else fp32; fp64 is for proofs of equality",
     )
     clip_norm: float | None = Field(
         default=10.0, gt=0, description="largest global L2 norm of the gradient; null: no limit"

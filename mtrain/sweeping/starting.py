@@ -222,7 +222,7 @@ def _order(wish: Wish, request: Request, folder: Path) -> "Order":
 def _is_queued(request: Request) -> bool:
     """Return whether trials go to the queue of a scheduler: the spec names one, and this process is no job of it."""
     from mtrain.cluster import allocation, submission
-    from mtrain.jobs.plan import AUTO
+    from mtrain.jobs.chosen import AUTO
     from mtrain.spec import config
     from mtrain.system import environment
 

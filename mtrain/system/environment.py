@@ -44,6 +44,8 @@ PLACE = re.compile(
     r"|LD_PRELOAD|GLIBC_TUNABLES|CI|NO_PROXY|no_proxy|PORT_RANGE|PYTHON[A-Z]+)$"
 )
 """Names of variables that describe the place of a process and its interpreter, and never hold a secret."""
+TUNABLES = "GLIBC_TUNABLES"
+"""Variable with the settings of glibc, as ``name=value`` with colons between them."""
 PASSWORD_IN_URL = re.compile(r"://\S*@")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 
@@ -57,6 +59,14 @@ def set_defaults(values: Mapping[str, str]) -> None:
     """Set variables of this process that have no value, for a library that reads them."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
+
+
+def joined(environ: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environ`` with the variables of a plan, which win; but glibc's tunables are joined, and the caller's win."""
+    env = {**environ, **planned}
+    if environ.get(TUNABLES) and TUNABLES in planned:
+        env[TUNABLES] = f"{planned[TUNABLES]}:{environ[TUNABLES]}"  # of two values for one name glibc takes the last
+    return env
 
 
 def cleaned(environ: Mapping[str, str]) -> dict[str, str]:

@@ -10,11 +10,14 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.errors import UsageError
+from mtrain.system.environment import TUNABLES
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_6 = "::1"
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Holds the time that the control group of a container may use in each period, both in microseconds, or "max"."""
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""Lets malloc of glibc 2.35 and newer ask for huge pages, where the kernel gives them on request; others ignore it."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables in which gloo and NCCL look for the network interface to use."""
 
@@ -37,11 +40,13 @@ def rank_environment(options: LaunchOptions) -> dict[str, str]:
     """Return the environment variables that every rank needs, whichever launcher starts it.
 
     ``OMP_WAIT_POLICY`` is set because OpenMP threads that spin while they wait multiply the CPU time by five where
-    ranks share cores.
+    ranks share cores. ``GLIBC_TUNABLES`` asks for huge pages, with which the same memory needs 512 times fewer entries
+    in the processor's page tables; the caller's own settings are added to it (``environment.joined``).
     """
     threads = str(options.threads)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     env = dict.fromkeys(names, threads) | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+    env |= {TUNABLES: HUGE_PAGES}
     if options.devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in options.devices)
     if options.interface is not None:

@@ -125,11 +125,11 @@ def children_with(parent: int, arguments: Sequence[str]) -> list[psutil.Process]
 
     If such a process has started another such process (a shell that waits for it), only the inner one is returned.
     """
-    matches = []
+    matches, wanted = [], _without_empty_end(arguments)
     for child in _children(parent):
         words = _words(child)
         below = children_with(child.pid, arguments)
-        if words[-len(arguments) :] != list(arguments):
+        if words[-len(wanted) :] != wanted:
             matches += below
         else:  # A descendant with the same command line is a fork of the child.
             matches += [process for process in below if _words(process) != words] or [child]
@@ -145,9 +145,15 @@ def _children(parent: int) -> list[psutil.Process]:
 
 def _words(process: psutil.Process) -> list[str]:
     try:
-        return process.cmdline()
+        return _without_empty_end(process.cmdline())
     except psutil.Error:
         return []
+
+
+def _without_empty_end(words: Sequence[str]) -> list[str]:
+    """Leave out empty words at the end. A process that has shortened its own command line seems to have some."""
+    count = next((number for number in range(len(words), 0, -1) if words[number - 1]), 0)
+    return list(words[:count])
 
 
 def send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mtrain.testing import accuracy, collectives, exchanges, learning, states
+from mtrain.testing import accuracy, collectives, exchanges, lateness, learning, states
 from mtrain.testing.check_context import Site
 from mtrain.testing.checks import Check, Measure
 
@@ -181,6 +181,12 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
         means="one bad picture destroys the weights.",
         look="Optimizer.step: what is done where the norm is not finite; State.counters",
     ): learning.skips_nonfinite,
+    Check(
+        id="step.later",
+        claim="Where figures are read one update later, the updates are those that are read at once, bit for bit.",
+        means="jobs on GPUs learn something else than on the CPU.",
+        look="RankSession.late, Optimizer.step_later; RankSession.state: settle what was not counted yet",
+    ): lateness.same_bits_later,
     Check(
         id="average.restores",
         claim="Inside `averaged` every rank uses rank 0's averages, afterwards its own weights, bit for bit.",

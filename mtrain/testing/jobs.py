@@ -14,7 +14,8 @@ from mtrain.cluster.supervisor import EXIT_CODES
 from mtrain.core.interfaces import Command
 from mtrain.errors import PluginError, UsageError
 from mtrain.jobs import plan
-from mtrain.jobs.plan import Machine, Plan
+from mtrain.jobs.machine import Machine
+from mtrain.jobs.plan import Plan
 from mtrain.report.console import Quiet
 from mtrain.spec import config, plugins
 from mtrain.spec.config import Given, Loaded

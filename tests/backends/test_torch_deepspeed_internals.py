@@ -63,7 +63,12 @@ WEIGHTS = (
         "offload_optimizer",
         "persistent_parameters",
     ),
-    *("_partition_all_parameters", "_reassign_or_swap_out_partitioned_parameters", "parameter_offload"),
+    *(
+        "_partition_all_parameters",
+        "_reassign_or_swap_out_partitioned_parameters",
+        "parameter_offload",
+        "_get_norm_groups",
+    ),
 )
 
 

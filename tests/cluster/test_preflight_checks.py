@@ -15,7 +15,8 @@ from mtrain.cluster.preflight.checks import preflight
 from mtrain.cluster.preflight.comparison import HostFacts, compare
 from mtrain.cluster.preflight.findings import Finding, bad, show, table, worst
 from mtrain.cluster.preflight.requirements import requirements
-from mtrain.jobs.plan import Machine, make_plan
+from mtrain.jobs.machine import Machine
+from mtrain.jobs.plan import make_plan
 from mtrain.spec import config
 
 GIB = 1 << 30

@@ -11,7 +11,8 @@ from mtrain.cli.options import load_job
 from mtrain.cli.train import train
 from mtrain.cluster import start
 from mtrain.errors import UsageError
-from mtrain.jobs.plan import Machine, make_plan
+from mtrain.jobs.machine import Machine
+from mtrain.jobs.plan import make_plan
 from mtrain.spec import config
 
 pytest.importorskip("kubernetes_validate", reason="the extra kube is not installed")

@@ -33,6 +33,12 @@ def test_a_job_is_submitted_watched_and_found_by_its_id(here):
     state = json.loads(says("status", "--json"))
     assert (state["id"], state["phase"], state["code"]) == (number, "done", 0)
     assert (state["update"], state["total_updates"], state["run_dir"]) == (3, 3, "runs/spec")
+    assert "newest copy" not in says("status")
+    copy = {"kind": "copy", "name": "step-00000003", "to": "s3://bucket/spec", "time": 1.0}
+    with (here / "runs" / "spec" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(copy) + "\n")
+    assert "\nnewest copy: step-00000003 at s3://bucket/spec\n" in says("status")
+    assert json.loads(says("status", "--json"))["copied"] == copy
     assert number in says("status", "--all")
     assert "has ended already" in says("cancel", number)
 

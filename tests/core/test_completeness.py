@@ -28,11 +28,10 @@ class Former(Solo):
 
 
 class Whole(Former):
-    '''It is its own session, and has all members of one.'''
+    '''It is its own session, and has all members of one but those with a default.'''
 
     def __getattr__(self, name):
-        if name in ("collective", "device", "prepare", "batches", "infer", "state", "restore", "measure", "time_waits",
-                    "export", "late"):
+        if name in ("collective", "device", "prepare", "batches", "infer", "state", "restore", "measure"):
             return getattr(self._entered, name)
         raise AttributeError(name)
 
@@ -51,8 +50,17 @@ class Overriding(Solo):
         return super().prepare(build, recipe)
 
 
+class Packed(Whole):
+    '''It has no room for one of these.'''
+
+    def __setattr__(self, name, value):
+        if name == "late":
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+
 class Timeless(Whole):
-    '''It is its own session, without the member that has a default.'''
+    '''It has overwritten one of these.'''
 
     time_waits = None
 
@@ -119,8 +127,8 @@ def test_a_backend_with_all_members_may_be_its_own_session(run: Any, name: str) 
     [
         (
             "Former",
-            "backend 'former': `__enter__` returned a Former without collective, device, late, prepare, batches, infer, state, "
-            "restore, measure, time_waits, export; return the session, such as the engine that it makes, and not the backend; "
+            "backend 'former': `__enter__` returned a Former without collective, device, prepare, batches, infer, state, "
+            "restore, measure; return the session, such as the engine that it makes, and not the backend; "
             "see RankSession in mtrain.core.interfaces",
         ),
         (
@@ -132,6 +140,11 @@ def test_a_backend_with_all_members_may_be_its_own_session(run: Any, name: str) 
             "Overriding",
             "backend 'overriding' defines prepare, but is not its own session, so nothing calls that; override it in the "
             "session that `__enter__` returns, a TorchEngine",
+        ),
+        (
+            "Packed",
+            "backend 'packed': `__enter__` returned a Packed without late; derive Packed from RankSession in "
+            "mtrain.core.interfaces, which has a default for it",
         ),
         (
             "Timeless",

@@ -7,9 +7,10 @@ import numpy as np
 import psutil
 import pytest
 
+from mtrain.data.images.decode import decode
 from mtrain.data.images.geometry import fitted_size
 from mtrain.errors import DataError, SpecError
-from mtrain.tasks.detection.annotations import Annotations
+from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
 from mtrain.tasks.detection.cache_size import AtMost, Fitted
 from mtrain.tasks.detection.picture_cache import DiskCache, Pictures, RamCache
 from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
@@ -79,3 +80,37 @@ def test_a_picture_of_another_size_than_annotated_is_named(one_picture: tuple[Pa
     cv2.imwrite(str(path), np.zeros((50, 70, 3), np.uint8))
     with pytest.raises(DataError, match=r"one.png: the picture is 70 x 50 pixels, its annotation says 160 x 120"):
         Pictures(annotations.samples, AtMost(80)).load(0)
+
+
+def opened_val(folder: Path, *, decode: str, resize: str = "letterbox", cache: str = "none") -> np.ndarray:
+    """Return the input of a smooth JPEG of 400 x 300 pixels at 100 px."""
+    path = folder / "large.jpg"
+    if not path.exists():
+        noise = np.random.default_rng(1).integers(0, 256, (15, 20, 3)).astype(np.uint8)
+        cv2.imwrite(str(path), cv2.resize(noise, (400, 300), interpolation=cv2.INTER_CUBIC))
+    empty = (np.zeros((0, 4)), np.zeros(0, int), np.zeros(0, bool), np.zeros(0))
+    annotations = assemble([Picture(path, path.name, 1, 400, 300, *empty)], class_names=("a",), category_ids=(1,))
+    options = {"decode": decode, "resize": resize, "cache": cache, "cache_dir": str(folder / "cache")}
+    off = {} if resize == "letterbox" else {"augment": {"mosaic": 0, "translate": 0, "scale": 0}}
+    section = DetectionDataSpec.model_validate({"image_size": 100, **options, **off})
+    return open_sources(section, None, annotations, seed=0)["val"].sample(0, 0).image
+
+
+def test_pictures_for_evaluation_are_decoded_exactly_unless_fast_is_asked_for(tmp_path: Path) -> None:
+    exact, fast = (opened_val(tmp_path, decode=way) for way in ("exact", "fast"))
+    area = cv2.resize(decode(tmp_path / "large.jpg"), (100, 75), interpolation=cv2.INTER_AREA)
+    quarter = decode(tmp_path / "large.jpg", reduce=4)
+    np.testing.assert_array_equal(exact[12:87], area)
+    assert not np.array_equal(fast, exact)
+    # The decoder's quarter of the size, apart from its fast transforms, and so nearly the average of 16 pixels.
+    assert np.abs(fast[12:87].astype(int) - quarter).mean() < 1
+    assert np.abs(fast.astype(int) - exact).mean() < 2
+    stretched = [opened_val(tmp_path, decode=way, resize="stretch") for way in ("exact", "fast")]
+    assert not np.array_equal(*stretched)
+    assert np.abs(stretched[0].astype(int) - stretched[1]).mean() < 6
+
+
+def test_a_disk_cache_keeps_fast_and_exact_pictures_apart(tmp_path: Path) -> None:
+    exact = opened_val(tmp_path, decode="exact")
+    for way, is_exact in (("fast", False), ("exact", True), ("fast", False)):
+        assert np.array_equal(opened_val(tmp_path, decode=way, cache="disk"), exact) == is_exact

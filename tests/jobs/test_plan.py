@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from mtrain.jobs.plan import Machine, Plan, make_plan
+from mtrain.jobs.machine import Machine
+from mtrain.jobs.plan import Plan, make_plan
 from mtrain.spec import config
 
 THREE_ADDRESSES = (("lo", "127.0.0.1"), ("eth7", "10.0.0.1"), ("eth8", "192.0.2.1"))

@@ -1,6 +1,7 @@
 """Behaviour common to the native starters that tests/launchers/test_starter.py does not use: failures, requests, a
 killed job."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -76,12 +77,18 @@ def test_a_native_starter_that_is_killed_is_a_failure_though_its_ranks_have_save
     assert alive_ranks() == []
 
 
+def signal_all(processes: list[psutil.Process], number: int) -> None:
+    """Signal processes one after the other; the first signals may already have ended some of the others."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_sigterm_to_every_process_of_a_job_is_one_request(starter, tmp_path, alive_ranks, name):
     """A scheduler may signal everything that runs in its allocation, native starters included."""
     process = starter("save_when_asked", ranks=2, launcher_name=name)
-    for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
-        one.send_signal(signal.SIGTERM)
+    signal_all([psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)], signal.SIGTERM)
     _, message = process.communicate(timeout=60)
     assert process.returncode == 143, message
     assert f"state saved; go on with --resume {tmp_path}" in message
@@ -96,8 +103,7 @@ def test_a_cancelled_job_step_gives_every_rank_the_time_to_save(starter, tmp_pat
     process = starter("save_for_seven_seconds_when_asked", ranks=2, launcher_name=name)
     everybody = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for number in (signal.SIGCONT, signal.SIGTERM):
-        for one in everybody:
-            one.send_signal(number)
+        signal_all(everybody, number)
     _, message = process.communicate(timeout=60)
     assert process.returncode == 143, message
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2)), message

@@ -1,12 +1,14 @@
 """The ranks of a job on one host are started without torchrun, and have what torchrun would give them."""
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from mtrain.backends._torch import one_host
+from mtrain.backends._torch import forked, one_host
 
 COMMON = ["--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port=29500"]
 WORKER = ["-m", "mtrain.rank.worker", "--run-dir", "runs/x"]
@@ -37,6 +39,81 @@ def test_starting_ranks_imports_no_framework():
     program = "import sys, mtrain.backends._torch.starter; print({'torch', 'numpy'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+
+
+RANK = """
+import json, os, random, signal, sys
+import numpy
+
+def main(words):
+    if words == ["wait"]:
+        print("waiting", flush=True)
+        signal.pause()
+    print("printed at once", end="")
+    os.write(2, (json.dumps({
+        "rank": os.environ["RANK"], "words": words, "argv": sys.argv[1:], "torch": "torch" in sys.modules,
+        "parent": os.getppid(), "drawn": [random.random(), numpy.random.random()],
+        "default": [signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler) for number in (2, 15)],
+        "line": open("/proc/self/cmdline").read().rstrip(chr(0)).split(chr(0)),
+    }) + chr(10)).encode())
+    return int(words[0])
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def starter(folder: Path, *words: str, **more: str) -> subprocess.Popen[str]:
+    """Start two ranks whose program is ``RANK``, with its arguments."""
+    (folder / "one_rank.py").write_text(RANK)
+    command = [sys.executable, "-m", "mtrain.backends._torch.starter", "--nnodes=1", *COMMON, "-m", "one_rank", *words]
+    path = os.pathsep.join([str(folder), str(Path(__file__).parents[2])])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def test_ranks_are_copies_of_one_process_that_has_imported_torch(tmp_path):
+    process = starter(tmp_path, "0", "b c")
+    output, errors = process.communicate(timeout=120)
+    rows = sorted((json.loads(line) for line in errors.splitlines()), key=lambda row: row["rank"])
+    assert (process.returncode, output) == (0, "printed at once" * 2)
+    assert [row["rank"] for row in rows] == ["0", "1"]
+    for row in rows:
+        assert row["parent"] == process.pid
+        assert row["torch"]
+        assert row["words"] == row["argv"] == ["0", "b c"]
+        assert row["line"] == [sys.executable, "-u", "-m", "one_rank", "0", "b c"]
+        assert row["default"] == [True, True]
+    assert rows[0]["drawn"][0] != rows[1]["drawn"][0]
+    assert rows[0]["drawn"][1] != rows[1]["drawn"][1]
+
+
+def test_ranks_that_fail_are_reported_with_their_exit_codes(tmp_path):
+    process = starter(tmp_path, "3")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "exitcode  : 3 (pid: " in errors
+
+
+def test_a_request_to_end_reaches_ranks_that_are_copies(tmp_path):
+    process = starter(tmp_path, "wait")
+    assert process.stdout.readline() == "waiting\n"
+    process.terminate()
+    _, errors = process.communicate(timeout=120)
+    assert errors.count("exitcode  : -15 (pid: ") == 2
+
+
+def test_ranks_of_a_starter_that_cannot_import_torch_are_processes_of_their_own(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no such library: libtorch')")
+    process = starter(tmp_path, "0")
+    _, errors = process.communicate(timeout=120)
+    assert [json.loads(line)["torch"] for line in errors.splitlines()] == [False, False]
+    assert process.returncode == 0
+
+
+def test_where_a_gpu_is_visible_no_rank_is_a_copy(monkeypatch):
+    monkeypatch.setattr(forked, "count_devices", lambda environ: 1)
+    assert forked.program("mtrain.rank.worker") is None
 
 
 def variables(module: str) -> dict[str, dict[str, str]]:

@@ -70,6 +70,15 @@ def test_the_report_shows_everything_that_the_run_kept(tmp_path):
     assert len(text) < 1_000_000
 
 
+def test_the_newest_copy_of_a_checkpoint_is_a_fact_of_the_run(tmp_path):
+    copies = [{"kind": "copy", "name": f"step-0{n}", "to": f"s3://b/{ATTACK}", "time": 1_700_000_000} for n in "12"]
+    text = page(RunFiles(write_run(tmp_path / "mine", [start(), update(0), *copies, end()])))
+    assert "newest copy" in text
+    assert "step-02 at s3://b/&lt;script" in text
+    assert "step-01" not in text
+    assert "newest copy" not in page(RunFiles(write_run(tmp_path / "other")))
+
+
 def test_names_of_strangers_stay_text(tmp_path):
     figures = {"score": 1.0, ATTACK: 0.5, f"accuracy/{ATTACK}": 0.5}
     lines = [

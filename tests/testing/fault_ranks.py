@@ -16,7 +16,7 @@ from tests.testing.faults import FAULTS
 def main(references: Path, out: Path) -> None:
     runs = {check.id: run for check, run in ON_RANKS.items()}
     results = {}
-    backend = DDP(DDP.Options(device="cpu", timeout_s=60))
+    backend = DDP(DDP.Options(device="cpu", timeout_s=60, late_figures=True))
     with backend as session:
         bind(backend.nn, backend.ops)
         for fault, (faulty, check) in FAULTS.items():

@@ -239,6 +239,15 @@ def hides_nan(model: Any, recipe: Recipe, size: int) -> dict[str, Callable[..., 
     return {"step": lambda inside, rates: norm if math.isfinite(norm := inside.step(rates)) else 0.0}
 
 
+def unsettled(model: Any, recipe: Recipe, size: int) -> dict[str, Callable[..., Any]]:
+    def step_later(inside: Any, *given: Any) -> Any:
+        read = inside.step_later(*given)
+        inside._late = None  # nobody will count it
+        return read
+
+    return {"step_later": step_later}
+
+
 def never_averaged(model: Any, recipe: Recipe, size: int) -> dict[str, Callable[..., Any]]:
     return {"averaged": lambda inside: nullcontext()}
 
@@ -324,6 +333,7 @@ FAULTS: dict[str, tuple[type[Faulty], str]] = {
     "everything is clipped": (recipe(clip_norm=0.5), "clip.norm"),
     "a broken update is applied": (optimizer(applies_nan), "step.skips"),
     "a broken update is not told": (optimizer(hides_nan), "step.skips"),
+    "late updates are not counted": (optimizer(unsettled), "step.later"),
     "averaged is empty": (optimizer(never_averaged), "average.restores"),
     "averaged leaves a trace": (optimizer(stays_averaged), "average.restores"),
     "every rank keeps its buffers": (optimizer(own_buffers), "average.restores"),

@@ -60,7 +60,7 @@ def test_averages_that_a_checkpoint_lacks_begin_at_the_restored_weights(monkeypa
     monkeypatch.syspath_prepend(str(EXAMPLE / "src"))
     engine = importlib.import_module("mtrain_fsdp.engine").FsdpEngine
     began: list[str] = []
-    optimizer = SimpleNamespace(ema=dict, restart_ema=lambda: began.append("again"))
+    optimizer = SimpleNamespace(ema=dict, restart_ema=lambda: began.append("again"), settle=lambda: None)
     engine.restore(engine.__new__(engine), SimpleNamespace(state_dict=dict), optimizer, State())
     assert began == ["again"]
 

@@ -63,6 +63,10 @@ class ZeroEngine(TorchEngine):
         optimizer = ZeroOptimizer(
             model, recipe, exchange=exchange, zero=zero, parts=parts, collective=self.collective, device=self.target
         )
+        # States that are in host memory cannot wait for a norm that is on the device.
+        self.late = self._wants_late() and optimizer.can_be_late and not self._sharding.offload
+        if self.late and self._sharding.stage == 3:
+            internals.leave_norm_out(engine)
         optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
         if recipe.compile:
             model.compile()
@@ -95,6 +99,7 @@ class ZeroEngine(TorchEngine):
     @override
     def state(self, model: nn.Module, optimizer: TorchOptimizer) -> State:
         assert isinstance(optimizer, ZeroOptimizer)
+        optimizer.settle()
         parts, ema = optimizer.parts, optimizer.ema()
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in parameters)])
@@ -123,6 +128,7 @@ class ZeroEngine(TorchEngine):
     @override
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
         assert isinstance(optimizer, ZeroOptimizer)
+        optimizer.settle()
         parts, zero = optimizer.parts, optimizer.zero
         saved = fitted(saved, model.state_dict())
         if saved.weights:

@@ -85,6 +85,13 @@ def before_backward(engine: Any) -> None:
     engine.optimizer.enter_backward()
 
 
+def leave_norm_out(engine: Any) -> None:
+    """Make stage 3 compute no norm of the gradients in ``engine.step``, which would wait for it."""
+    # Stages 1 and 2 have a setting for that. A norm that is not finite makes DeepSpeed leave its step out, which is empty:
+    # mtrain's rule was applied before, or not.
+    engine.optimizer._get_norm_groups = lambda: [torch.zeros(())]
+
+
 def abandon_reduction(engine: Any) -> None:
     """Make the context of ``engine.coalesce_grad_reduction`` exchange nothing when it is left."""
     # After an error other ranks may never come to the exchange, and the context has no way to be abandoned.

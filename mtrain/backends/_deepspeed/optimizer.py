@@ -1,5 +1,6 @@
 """The torch engine's optimizer for DeepSpeed, on the parts of weights that a rank holds."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -12,7 +13,7 @@ from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.shard_rules import ShardRule
 from mtrain.backends._torch.sharded import Held, PartsAverage, PartsOptimizer
 from mtrain.backends._torch.shards import Parts
-from mtrain.core.interfaces import Rates, Recipe
+from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.recipe import ema_shares
 
 
@@ -61,3 +62,11 @@ class ZeroOptimizer(PartsOptimizer):
         norm = super().step(rates)
         self._zero_exchange.publish()
         return norm
+
+    @override
+    def step_later(
+        self, rates: Rates, numbers: Sequence[float], tensors: Sequence[Tensor]
+    ) -> Callable[[], tuple[float, Array]]:
+        read = super().step_later(rates, numbers, tensors)
+        self._zero_exchange.publish()
+        return read

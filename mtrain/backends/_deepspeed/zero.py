@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -213,8 +214,8 @@ class ZeroExchange:
 
     def _complete(self) -> list[str]:
         """Add zero gradients where only other ranks have one; return the names for which no rank has a gradient."""
-        present = torch.tensor([float(p.grad is not None) for p in self._trained.values()])
-        any_rank_flags = self._collective.all_reduce(present.numpy(), "max").tolist()
+        present = np.array([float(p.grad is not None) for p in self._trained.values()], np.float32)
+        any_rank_flags = self._collective.all_reduce(present, "max").tolist()
         absent = []
         for (name, parameter), on_any_rank in zip(self._trained.items(), any_rank_flags, strict=True):
             if not on_any_rank:

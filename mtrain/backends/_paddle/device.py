@@ -53,6 +53,14 @@ def named(device: str) -> str:
     return f"cuda:{number} ({paddle.device.cuda.get_device_name(number)})"
 
 
+def fast_bf16(device: str) -> bool:
+    """Return whether the device has matrix units for bf16: CUDA from compute capability 8.0 (Ampere) on."""
+    if device == "cpu":
+        return False
+    major, minor = paddle.device.cuda.get_device_capability(int(device.partition(":")[2]))
+    return (major, minor) >= (8, 0)
+
+
 def peak_memory_bytes(device: str) -> int:
     """Return this process's peak memory on its device: allocated bytes on CUDA, the resident set on the CPU."""
     if device != "cpu":

@@ -184,6 +184,10 @@ class PaddleEngine(RankSession):
         return measured if self.waits is None else {**measured, "communication_s": self.waits.seconds}
 
     @override
+    def fast_bf16(self) -> bool:
+        return device.fast_bf16(self.target)
+
+    @override
     def time_waits(self) -> None:
         """See ``RankSession.time_waits``. Does nothing on a GPU, where the device waits and not the process."""
         if self.target == "cpu":

@@ -36,8 +36,8 @@ def send(
     """
     figures = [tensor.detach().reshape([1]).astype("float64") for tensor in tensors]
     if collective.size > 1 and norm.place.is_cpu_place():
-        own = np.array([*numbers, *(float(figure) for figure in figures)])
-        exchanged = np.concatenate([[float(norm)], collective.all_reduce(own, "mean")])
+        own = np.concatenate([np.array(numbers, np.float64), *(figure.numpy() for figure in figures)])
+        exchanged = np.concatenate([norm.reshape([1]).numpy(), collective.all_reduce(own, "mean")])
         return lambda: exchanged
     mine = [paddle.full([1], number, "float64") for number in numbers]
     means = collective.all_reduce(paddle.concat([*mine, *figures]), "mean")

@@ -53,6 +53,33 @@ def copy_(tensors: list[Tensor], others: list[Tensor]) -> None:
     torch._foreach_copy_(tensors, others)
 
 
+def copies(tensors: list[Tensor]) -> list[Tensor]:
+    """Return a copy of each tensor, with its strides."""
+    new = [torch.empty_like(tensor) for tensor in tensors]
+    torch._foreach_copy_(new, [tensor.detach() for tensor in tensors])
+    return new
+
+
+def copy_if_(tensors: list[Tensor], others: list[Tensor], flag: Tensor) -> None:
+    """Overwrite each tensor with its other where ``flag``, a float32 number on the device, is 1; ``others`` are finite."""
+    # No public function overwrites a list of tensors under a condition that only the device knows. The kernel of SGD
+    # changes nothing where its last argument is 1, and its first step copies the gradient into the velocity; at a rate of
+    # 0 it leaves the weights, for which the others themselves stand.
+    torch._fused_sgd_(
+        others,
+        others,
+        [tensor.detach() for tensor in tensors],
+        weight_decay=0.0,
+        momentum=1.0,
+        lr=0.0,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=True,
+        found_inf=1 - flag,
+    )
+
+
 def products(tensors: Sequence[Tensor], factor: float | Sequence[Tensor]) -> list[Tensor]:
     """Return each tensor times ``factor``, or times its own factor; new tensors."""
     return list(torch._foreach_mul(list(tensors), factor if isinstance(factor, float) else list(factor)))

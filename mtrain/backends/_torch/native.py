@@ -94,6 +94,9 @@ class NativeRule:
             group["lr"] = own_rate
         self._optimizer.step()
 
+    def leave_out(self, skip: Tensor | None) -> None:
+        """Do nothing: the optimizer cannot leave an update out, so its updates are never late."""
+
     def set_updates(self, updates: int) -> None:
         """Do nothing: the optimizer's state counts its updates."""
 

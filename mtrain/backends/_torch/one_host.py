@@ -1,7 +1,8 @@
-"""Start the ranks of a job on one host with the variables that torchrun gives them, without importing torch.
+"""Start the ranks of a job on one host with the variables that torchrun gives them, without torchrun.
 
-torchrun imports torch before it starts the first rank, and each rank then imports it again; on one host torchrun decides
-nothing that its own arguments do not say. Rank 0 hosts the store at which the ranks meet (``group.join``).
+On one host torchrun decides nothing that its own arguments do not say. It imports torch before it starts the first rank,
+and each rank then imports it again; here the ranks are copies of a process that has imported it (``forked``), or processes
+that import it by themselves. Rank 0 hosts the store at which the ranks meet (``group.join``).
 """
 
 import argparse
@@ -12,7 +13,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from types import FrameType
+from types import FrameType, ModuleType
+from typing import Protocol
+
+from mtrain.backends._torch import forked
 
 FAILURE_GRACE_S = 30.0
 """Seconds that the other ranks have to end after SIGTERM when one has failed, or when this process's parent is gone; then
@@ -47,10 +51,33 @@ def run(argv: Sequence[str]) -> int:
     ranks = _Ranks()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ranks.ask)
-    python = [sys.executable, "-u", *(["-m"] if options.module else []), *options.command]
+    program = forked.program(options.command[0]) if options.module and options.nproc_per_node > 1 else None
     for rank in range(options.nproc_per_node):
-        ranks.start(python, _environment(rank, options))
+        ranks.add(_started(program, options, _variables(rank, options)))
     return ranks.wait()
+
+
+class _Process(Protocol):
+    """The part of a process that ``_Ranks`` needs."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def _started(program: ModuleType | None, options: argparse.Namespace, variables: Mapping[str, str]) -> _Process:
+    """Start a rank as a copy of this process that runs ``program``; None: as a process of its own."""
+    if program is not None:
+        return forked.start(program, options.command[1:], variables)
+    python = [sys.executable, "-u", *(["-m"] if options.module else []), *options.command]
+    return subprocess.Popen(python, env={**os.environ, **variables})  # noqa: S603
 
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace | None:
@@ -72,11 +99,10 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace | None:
     return options if known else None
 
 
-def _environment(rank: int, options: argparse.Namespace) -> Mapping[str, str]:
-    """Return the environment of a rank: this process's, with the variables of torchrun."""
+def _variables(rank: int, options: argparse.Namespace) -> Mapping[str, str]:
+    """Return the variables that torchrun would add to the environment of a rank."""
     size = str(options.nproc_per_node)
     return {
-        **os.environ,
         **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size),
         "GROUP_RANK": "0",
@@ -96,15 +122,15 @@ class _Ranks:
     """The running ranks of this host, in order."""
 
     def __init__(self) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[_Process] = []
         self._parent = os.getppid()
         self._asked = False
         self._kill_at = float("inf")
         """When the ranks that still run are killed, in monotonic time."""
 
-    def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start the next rank; a request to end that came before reaches it too."""
-        self._processes.append(subprocess.Popen(list(command), env=environ))  # noqa: S603
+    def add(self, process: _Process) -> None:
+        """Add the next rank; a request to end that came before it was started reaches it too."""
+        self._processes.append(process)
         if self._asked:
             self._ask(self._processes[-1:])
 
@@ -136,12 +162,12 @@ class _Ranks:
         """Return the exit status of each rank that has ended with another one than 0."""
         return {rank: process.returncode for rank, process in enumerate(self._processes) if process.returncode}
 
-    def _ask(self, processes: Iterable["subprocess.Popen[bytes]"]) -> None:
+    def _ask(self, processes: Iterable[_Process]) -> None:
         for process in self._running(processes):
             process.terminate()
 
     @staticmethod
-    def _running(processes: Iterable["subprocess.Popen[bytes]"]) -> "list[subprocess.Popen[bytes]]":
+    def _running(processes: Iterable[_Process]) -> list[_Process]:
         return [process for process in processes if process.poll() is None]
 
     def _report(self, failed: Mapping[int, int]) -> str:

@@ -127,12 +127,6 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         if tensors := gradients.all:
             internals.scale_(tensors, factor)
 
-    @property
-    @override
-    def can_be_late(self) -> bool:
-        # The other rules have no kernel that can be told on the device to change nothing.
-        return super().can_be_late and all(isinstance(rule, rules.Sgd | rules.Adam) for rule in self._rules)
-
     @override
     def _late_norm(self, gradients: Gradients, scale: float) -> Tensor:
         grads = gradients.all
@@ -162,8 +156,7 @@ class TorchOptimizer(UpdateOrder[Gradients]):
             self._match_layouts(gradients)
         skip = None if late_norm is None else (~torch.isfinite(late_norm)).float()
         for rule in self._rules:
-            if isinstance(rule, rules.Sgd | rules.Adam):
-                rule.leave_out(skip)
+            rule.leave_out(skip)
         for rule, places, group, rate in zip(self._rules, gradients.places, gradients.groups, rates.rates, strict=True):
             if places:
                 rule.apply(places, group, rate=rate, momentum=rates.momentum)
@@ -231,6 +224,7 @@ class TorchOptimizer(UpdateOrder[Gradients]):
 
     def ema(self) -> dict[str, Tensor]:
         """Return the live averages by name of weight or buffer; for buffers, rank 0's averages are the job's."""
+        self.settle()
         if self._average is None:
             return {}
         averages = dict(zip(self._average.names, self._average.shadow, strict=True))

@@ -4,12 +4,14 @@ torch.optim itself is not used: constructing one of its optimizers imports the c
 at every step on options that a recipe has fixed. Every rule keeps its moments under neutral names.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mtrain.backends._torch import internals
 
@@ -20,12 +22,16 @@ class Rule(Protocol):
     moments: dict[str, list[Tensor]]
     """Maps the name of a moment to one tensor per parameter."""
 
+    def leave_out(self, skip: Tensor | None) -> None:
+        """Make the next calls of ``apply`` change nothing where ``skip``, a float32 number on the device, is 1."""
+        ...
+
     def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         """Update the parameters at ``places`` of the group with ``grads``; ``momentum`` overrides the group's own."""
         ...
 
     def set_updates(self, updates: int) -> None:
-        """Set how many updates were made before, when a job resumes."""
+        """Set how many updates were made before, when a job resumes or an update was left out."""
         ...
 
 
@@ -104,16 +110,51 @@ class Adam:
         self._updates.fill_(updates)
 
 
-class Lion:
-    """Lion: Chen et al. 2023 (arXiv 2302.06675), algorithm 2. Steps are signs of a mixture of mean and gradient."""
+class Composed(ABC):
+    """A rule of several kernels, which none of them can leave out: what it changed is put back, on the device.
+
+    Where an update may be left out, weights and moments of the group are copied first.
+    """
+
+    moments: dict[str, list[Tensor]]
 
     def __init__(self, parameters: Sequence[Tensor], options: Mapping[str, float]) -> None:
         self._parameters = parameters
         self._options = options
-        self.moments = {"mean": [torch.zeros_like(p) for p in parameters]}
+        self._skip: Tensor | None = None
+
+    def leave_out(self, skip: Tensor | None) -> None:
+        """See ``Rule.leave_out``."""
+        self._skip = skip
 
     def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
+        if self._skip is None:
+            self._step(places, grads, rate=rate, momentum=momentum)
+            return
+        held = [x for tensors in (self._parameters, *self.moments.values()) for x in _at(tensors, places)]
+        former = internals.copies(held)
+        self._step(places, grads, rate=rate, momentum=momentum)
+        internals.copy_if_(held, former, self._skip)
+
+    @abstractmethod
+    def _step(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+        """Do what ``apply`` does, unconditionally."""
+
+    def set_updates(self, updates: int) -> None:
+        """Do nothing: most of these rules do not depend on the number of updates."""
+        return
+
+
+class Lion(Composed):
+    """Lion: Chen et al. 2023 (arXiv 2302.06675), algorithm 2. Steps are signs of a mixture of mean and gradient."""
+
+    def __init__(self, parameters: Sequence[Tensor], options: Mapping[str, float]) -> None:
+        super().__init__(parameters, options)
+        self.moments = {"mean": [torch.zeros_like(p) for p in parameters]}
+
+    @override
+    def _step(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         weights, means = _at(self._parameters, places), _at(self.moments["mean"], places)
         beta1 = self._options.get("beta1", 0.9) if momentum is None else momentum
         mixtures = internals.products(means, beta1)
@@ -125,20 +166,16 @@ class Lion:
         internals.add_scaled_(weights, steps, 1.0)
         _follow_(means, grads, self._options.get("beta2", 0.99))
 
-    def set_updates(self, updates: int) -> None:
-        """Do nothing: Lion does not depend on the number of updates."""
 
-
-class RmsProp:
+class RmsProp(Composed):
     """``torch.optim.RMSprop``, not centred: Tieleman and Hinton 2012, lecture 6.5; with momentum as Graves 2013 adds it."""
 
     def __init__(self, parameters: Sequence[Tensor], options: Mapping[str, float]) -> None:
-        self._parameters = parameters
-        self._options = options
+        super().__init__(parameters, options)
         self.moments = {name: [torch.zeros_like(p) for p in parameters] for name in ("square", "momentum")}
 
-    def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
-        """See ``Rule.apply``."""
+    @override
+    def _step(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         weights = _at(self._parameters, places)
         squares, velocities = _at(self.moments["square"], places), _at(self.moments["momentum"], places)
         grads = _with_decay(grads, weights, self._options.get("weight_decay", 0.0))
@@ -149,20 +186,17 @@ class RmsProp:
         internals.add_scaled_(velocities, internals.quotients(grads, roots), 1.0)
         internals.add_scaled_(weights, internals.products(velocities, -rate), 1.0)
 
-    def set_updates(self, updates: int) -> None:
-        """Do nothing: RMSprop does not depend on the number of updates."""
 
-
-class Adadelta:
+class Adadelta(Composed):
     """``torch.optim.Adadelta``: Zeiler 2012 (arXiv 1212.5701), algorithm 1, whose step is multiplied by the rate."""
 
     def __init__(self, parameters: Sequence[Tensor], options: Mapping[str, float]) -> None:
-        self._parameters = parameters
-        self._options = options
+        super().__init__(parameters, options)
         self.moments = {name: [torch.zeros_like(p) for p in parameters] for name in ("square", "step_square")}
 
-    def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
-        """See ``Rule.apply``; ``momentum`` has no meaning here."""
+    @override
+    def _step(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+        # The rule has no momentum.
         weights, decay_rate = _at(self._parameters, places), self._options.get("beta2", 0.9)
         squares, step_squares = _at(self.moments["square"], places), _at(self.moments["step_square"], places)
         eps = self._options.get("eps", 1e-6)
@@ -173,24 +207,20 @@ class Adadelta:
         _follow_(step_squares, internals.products(steps, steps), decay_rate)
         internals.add_scaled_(weights, internals.products(steps, -rate), 1.0)
 
-    def set_updates(self, updates: int) -> None:
-        """Do nothing: Adadelta does not depend on the number of updates."""
 
-
-class Lamb:
+class Lamb(Composed):
     """LAMB: You et al. 2020 (arXiv 1904.00962), algorithm 2, with the identity as its function phi.
 
     Adam's step of each array, decay included, gets the length of the array; without either length it stays as it is.
     """
 
     def __init__(self, parameters: Sequence[Tensor], options: Mapping[str, float]) -> None:
-        self._parameters = parameters
-        self._options = options
+        super().__init__(parameters, options)
         self.moments = {name: [torch.zeros_like(p) for p in parameters] for name in ("mean", "square")}
         self._updates = 0
 
-    def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
-        """See ``Rule.apply``."""
+    @override
+    def _step(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         self._updates += 1
         weights = _at(self._parameters, places)
         means, squares = _at(self.moments["mean"], places), _at(self.moments["square"], places)
@@ -207,8 +237,8 @@ class Lamb:
         ratios = torch.where((lengths[0] > 0) & (lengths[1] > 0), lengths[0] / lengths[1], 1.0)
         internals.add_scaled_(weights, internals.products(steps, list((ratios * -rate).unbind())), 1.0)
 
+    @override
     def set_updates(self, updates: int) -> None:
-        """See ``Rule.set_updates``."""
         self._updates = updates
 
 

@@ -68,6 +68,10 @@ class ShardRule:
                 if view is not None:
                     lists[place] = self.moments[name][view[0]][view[1]]
 
+    def leave_out(self, skip: Tensor | None) -> None:
+        """See ``Rule.leave_out``: scratch copies that are left as they are come back as they were."""
+        self._rule.leave_out(skip)
+
     def apply(
         self, part_numbers: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None
     ) -> None:

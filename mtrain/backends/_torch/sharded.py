@@ -25,12 +25,18 @@ class PartsOptimizer(TorchOptimizer):
     """A TorchOptimizer that clips by the norm of whole arrays even where a rank holds only parts of them."""
 
     parts: Parts
-    knows_late = False
 
     @override
     def _norm(self, gradients: Gradients) -> float:
+        return super()._norm(gradients) if len(self.parts) == 0 else float(self._norm_on_device(gradients))
+
+    @override
+    def _late_norm(self, gradients: Gradients, scale: float) -> Tensor:
         if len(self.parts) == 0:
-            return super()._norm(gradients)
+            return super()._late_norm(gradients, scale)
+        return self._norm_on_device(gradients).double() / scale
+
+    def _norm_on_device(self, gradients: Gradients) -> Tensor:
         names = [
             name
             for group, parameters in zip(self.groups, self._parameters, strict=True)
@@ -121,6 +127,10 @@ class _ShapedRule:
             name: [moment.view(part.shape) for moment, part in zip(moments, shaped_parts, strict=True)]
             for name, moments in self._rule.moments.items()
         }
+
+    def leave_out(self, skip: Tensor | None) -> None:
+        """See ``Rule.leave_out``."""
+        self._rule.leave_out(skip)
 
     def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""

@@ -80,15 +80,15 @@ class Parts:
         for names in self._batches(held):
             yield from self._gather({name: held[name].detach() for name in names}, device)
 
-    def norm(self, held: Mapping[str, Tensor], device: torch.device, *, channels_last: bool) -> float:
-        """Return the L2 norm of the whole arrays; every rank must call with the same names.
+    def norm(self, held: Mapping[str, Tensor], device: torch.device, *, channels_last: bool) -> Tensor:
+        """Return the L2 norm of the whole arrays, a number on ``device``; every rank must call with the same names.
 
         Each array's norm is taken in its memory order and all are added up in the order of ``held``: norms of parts
         would be rounded differently. An array that one rank holds is measured there; a split array is gathered first, a
         bucket at a time.
         """
         if not held:
-            return 0.0
+            return torch.zeros((), device=device)
         dtype = next(iter(held.values())).dtype
         norms = torch.zeros(len(held), dtype=dtype, device=device)
         owners = {name: self._parts[name].owner for name in held}
@@ -99,7 +99,7 @@ class Parts:
         places = {name: i for i, name in enumerate(held)}
         for name, whole in self.whole({name: x for name, x in held.items() if owners[name] is None}, device):
             norms[places[name]] = _norm(whole, channels_last=channels_last)
-        return float(torch.linalg.vector_norm(norms))
+        return torch.linalg.vector_norm(norms)
 
     def _batches(self, held: Mapping[str, Tensor]) -> Iterator[list[str]]:
         """Group the names so that each group's arrays fill a bucket and have one dtype."""

@@ -9,6 +9,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.data.images.handwritten import handwritten_digits
+
 _TRIES = 40
 _VAL_SHARE = 5
 """Every fifth digit picture is used for val only, so that no stroke occurs in both splits."""
@@ -71,12 +73,10 @@ def canvas(split: Literal["train", "val"], index: int, *, size: int, seed: int) 
 @cache
 def _strokes(split: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return the digit pictures (N, 8, 8) from 0 to 1 of one split, and their classes (N,)."""
-    from sklearn.datasets import load_digits  # a slow import, needed only while making the set
-
-    digits = load_digits()
-    is_val = np.arange(len(digits.target)) % _VAL_SHARE == 0
+    images, classes = handwritten_digits()
+    is_val = np.arange(len(classes)) % _VAL_SHARE == 0
     is_in_split = is_val if split == "val" else ~is_val
-    return (digits.images[is_in_split] / 16.0).astype(np.float32), digits.target[is_in_split].astype(np.int64)
+    return (images[is_in_split] / 16.0).astype(np.float32), classes[is_in_split]
 
 
 def _background(rng: np.random.Generator, size: int) -> NDArray[np.float32]:

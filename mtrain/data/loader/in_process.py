@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.interfaces import HostBatch, Source
+from mtrain.data.loader.ahead import LEAST, Prefetch
 from mtrain.data.loader.pool import Indices
 
 
@@ -31,7 +32,7 @@ class InProcess:
         micro_batch: int,
         accumulate: int = 1,
         updates_per_epoch: int,
-        prefetch: int = 4,
+        prefetch: Prefetch = LEAST,
         epochs: int = 0,
     ) -> "InProcessLoader":
         """Return a loader over the source ``name``; see ``WorkerPool.loader``."""

@@ -11,13 +11,15 @@ what the samples of an update share, such as their size, on (seed, epoch, update
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from mtrain.core.interfaces import Array, HostBatch, Source
-from mtrain.data.loader.shared_memory import ArraySpec, Ring, shared_bytes
+from mtrain.core.interfaces import Array, HostBatch
+from mtrain.data.loader.ahead import LEAST, MOST, Ahead, Prefetch
+from mtrain.data.loader.shared_memory import Ring, shared_bytes
+from mtrain.data.loader.source_ring import PooledSource, SourceRing
 from mtrain.data.loader.workers import Executor, Inline, Task, Workers
 from mtrain.errors import DataError, SpecError, TrainingError
 
@@ -25,30 +27,13 @@ LIVES = 2
 """Number of further ``next()`` calls during which a batch's arrays stay unchanged."""
 CANCELLABLE = 4096
 """Largest number of loaders that may be open at the same time."""
+AHEAD_BYTES = 1 << 30
+"""Largest size of the batches of a loader that are prepared ahead, where their number is ``auto`` and nobody says more."""
 RING_BYTES = 8 << 30
 """Address space reserved per source; only the pages that are written to take memory."""
 
 Indices = Callable[[int, int], Sequence[Array]]
 """Function (epoch, update) -> this rank's micro batches, each an int64 array of sample indices."""
-
-
-class PooledSource(Source, Protocol):
-    """A source that writes the large array of each sample straight to shared memory."""
-
-    array: ArraySpec
-
-    def shape(self, epoch: int, update: int) -> tuple[int, ...]:
-        """Return the shape of the array in the samples of one update; no larger than ``array.shape``."""
-        ...
-
-    def fill(self, epoch: int, index: int, out: Array, *, update: int) -> Any:
-        """Prepare a sample like ``sample``, but write its array to ``out``; return the rest, which is small and
-        picklable."""
-        ...
-
-    def describe(self, index: int) -> str:
-        """Name the sample for error messages: its file."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -68,44 +53,25 @@ class _Job:
     serial: int = -1
 
 
-@dataclass(slots=True)
-class _SourceRing:
-    """One source with its ring and the places that loaders occupy."""
-
-    number: int
-    source: PooledSource
-    ring: Ring
-    areas: list[tuple[int, int]] = field(default_factory=list)
-    """(start, end) of each loader's places, in order."""
-
-    def take(self, count: int) -> int | None:
-        """Reserve ``count`` neighbouring places and return the first one; None if there is no such gap."""
-        start = 0
-        for first, end in self.areas:
-            if first - start >= count:
-                break
-            start = end
-        if start + count > self.ring.capacity:
-            return None
-        self.areas.append((start, start + count))
-        self.areas.sort()
-        return start
-
-    def give_back(self, start: int) -> None:
-        """Free the places that ``take`` reserved at ``start``."""
-        self.areas = [area for area in self.areas if area[0] != start]
-
-
 class WorkerPool:
     """Loader processes for several sources (``train``, ``val``); with ``workers=0`` this process prepares the samples.
 
     Create it in the main thread and before a framework is imported: it forks, and the workers end with that thread.
     """
 
-    def __init__(self, sources: Mapping[str, PooledSource], *, workers: int, ring_bytes: int = RING_BYTES) -> None:
-        """``ring_bytes``: upper limit of shared memory per source; pages are areas when first used."""
+    def __init__(
+        self,
+        sources: Mapping[str, PooledSource],
+        *,
+        workers: int,
+        ring_bytes: int = RING_BYTES,
+        ahead_bytes: int = AHEAD_BYTES,
+    ) -> None:
+        """``ring_bytes``: upper limit of shared memory per source; pages are areas when first used. ``ahead_bytes``: of the
+        batches that a loader prepares ahead if their number is ``auto``."""
+        self._ahead_bytes = ahead_bytes
         self._source_rings = {
-            name: _SourceRing(i, source, Ring.within(source.array, ring_bytes))
+            name: SourceRing(i, source, Ring.within(source.array, ring_bytes))
             for i, (name, source) in enumerate(sources.items())
         }
         by_number = list(self._source_rings.values())
@@ -140,7 +106,7 @@ class WorkerPool:
         micro_batch: int,
         accumulate: int = 1,
         updates_per_epoch: int,
-        prefetch: int = 4,
+        prefetch: Prefetch = LEAST,
         epochs: int = 0,
     ) -> "ShardedLoader":
         """Return a loader over the source ``name``.
@@ -151,7 +117,7 @@ class WorkerPool:
             micro_batch: largest number of samples in a micro batch.
             accumulate: micro batches per update.
             updates_per_epoch: length of an epoch.
-            prefetch: micro batches prepared ahead of the one in use.
+            prefetch: micro batches prepared ahead of the one in use; auto: see :mod:`mtrain.data.loader.ahead`.
             epochs: number of passes in all; at the end of epoch e the first batches of e + 1 are prepared while
                 e + 1 < epochs. 0: nothing is prepared beyond the epoch asked for.
 
@@ -159,9 +125,19 @@ class WorkerPool:
             SpecError: the micro batches do not fit into the ring.
 
         """
-        plan = _Plan(micro_batch, accumulate, updates_per_epoch, prefetch if self.workers else 0, epochs)
+        source_ring = self._source_rings[name]
+        most = self._most_ahead(source_ring, micro_batch)
+        ahead = Ahead(prefetch if self.workers else 0, most=most, accumulate=accumulate)
+        plan = _Plan(micro_batch, accumulate, updates_per_epoch, epochs)
         self._loaders += 1
-        return ShardedLoader(self, self._source_rings[name], indices, plan, number=self._loaders)
+        return ShardedLoader(self, source_ring, indices, plan, ahead=ahead, number=self._loaders)
+
+    def _most_ahead(self, source_ring: SourceRing, micro_batch: int) -> int:
+        """Return how many micro batches ahead memory allows, at least one; half of a ring stays free for another
+        loader."""
+        by_memory = self._ahead_bytes // (micro_batch * source_ring.ring.spec.nbytes)
+        by_places = source_ring.ring.capacity // (2 * micro_batch) - LIVES - 1
+        return max(min(MOST, by_memory, by_places), 1)
 
     def close(self) -> None:
         """End the workers. Their memory is freed with the last view of a batch. Can be called twice."""
@@ -169,7 +145,7 @@ class WorkerPool:
         self._jobs.clear()
         self._executor.close()
 
-    def submit(self, job: _Job, *, source_ring: _SourceRing, loader: int) -> None:
+    def submit(self, job: _Job, *, source_ring: SourceRing, loader: int) -> None:
         """Queue the samples of a job. Called by loaders."""
         job.serial = self._serial
         self._serial += 1
@@ -214,7 +190,6 @@ class _Plan:
     micro_batch: int
     accumulate: int
     updates_per_epoch: int
-    prefetch: int
     epochs: int
 
 
@@ -228,12 +203,13 @@ class ShardedLoader:
     """
 
     def __init__(
-        self, pool: WorkerPool, source_ring: _SourceRing, indices: Indices, plan: _Plan, *, number: int
+        self, pool: WorkerPool, source_ring: SourceRing, indices: Indices, plan: _Plan, *, ahead: Ahead, number: int
     ) -> None:
         self.updates_per_epoch = plan.updates_per_epoch
         self._pool, self._source_ring, self._indices, self._plan = pool, source_ring, indices, plan
+        self._target = ahead
         self._number = number
-        slots = LIVES + 1 + plan.prefetch
+        slots = LIVES + 1 + ahead.most
         capacity = source_ring.ring.capacity
         first = source_ring.take(slots * plan.micro_batch)
         if first is None:
@@ -266,6 +242,7 @@ class ShardedLoader:
         if not self._ahead or self._ahead[0].key != (epoch, start, 0):
             self._drop()
             self._keys = self._walk(epoch, start)
+        self._target.rest()
         for _ in range((self._plan.updates_per_epoch - start) * self._plan.accumulate):
             yield self._next()
 
@@ -280,6 +257,7 @@ class ShardedLoader:
         self._source_ring.give_back(self._first)
 
     def _next(self) -> dict[str, Array]:
+        self._target.ask()
         while len(self._in_use) > LIVES:
             self._free.append(self._in_use.popleft())
         self._dispatch()
@@ -295,6 +273,7 @@ class ShardedLoader:
             raise DataError(f"sample {job.failed} ({source.describe(job.failed)}): {job.error}")
         images = self._source_ring.ring.places(job.start, len(job.indices), source.shape(*job.key[:2]))
         epoch = np.array([job.key[0]], dtype=np.int64)
+        self._target.receive()
         return {self._source_ring.ring.spec.name: images, **source.collate(job.items), "epoch": epoch}
 
     def _dispatch(self) -> None:
@@ -302,9 +281,10 @@ class ShardedLoader:
         finished_jobs = [job for job in self._draining if not job.missing]
         self._free.extend(job.start for job in finished_jobs)
         self._draining = [job for job in self._draining if job.missing]
-        while self._free and len(self._ahead) <= self._plan.prefetch and (following := next(self._keys, None)):
+        while self._free and len(self._ahead) <= self._target.count and (following := next(self._keys, None)):
             key, indices = following
-            job = _Job(key, indices, self._free.popleft(), [None] * len(indices), len(indices))
+            # The place that became free last: those beyond the number in use never take memory.
+            job = _Job(key, indices, self._free.pop(), [None] * len(indices), len(indices))
             self._ahead.append(job)
             self._pool.submit(job, source_ring=self._source_ring, loader=self._number)
 

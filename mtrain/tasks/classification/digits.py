@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset
+from mtrain.data.images.handwritten import handwritten_digits
 from mtrain.data.reading import Split
 from mtrain.errors import DataError
 from mtrain.tasks.classification.labels import LabelledPictures
@@ -74,8 +75,6 @@ class DigitsClasses(Dataset):
 @cache
 def _all_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return pictures (N, 8, 8, 3) and labels (N,), in the order of the set."""
-    from sklearn.datasets import load_digits  # a slow import, needed only where the set is read
-
-    digits = load_digits()
-    grey = np.rint(digits.images * (255 / _FULL_INK)).astype(np.uint8)
-    return np.repeat(grey[..., None], 3, axis=3), digits.target.astype(np.int64)
+    images, classes = handwritten_digits()
+    grey = np.rint(images * (255 / _FULL_INK)).astype(np.uint8)
+    return np.repeat(grey[..., None], 3, axis=3), classes

@@ -22,7 +22,7 @@ from mtrain.tasks.classification.source import ClassificationSource
 from mtrain.tasks.description import describe_task
 
 if TYPE_CHECKING:
-    from mtrain.data.loader.pool import PooledSource
+    from mtrain.data.loader.source_ring import PooledSource
     from mtrain.spec.model import Spec
     from mtrain.tasks.classification.section import ClassificationDataSpec
 

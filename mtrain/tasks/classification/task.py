@@ -14,7 +14,7 @@ from mtrain.tasks.description import describe_task
 
 if TYPE_CHECKING:
     from mtrain.core.details import Detail
-    from mtrain.data.loader.pool import PooledSource
+    from mtrain.data.loader.source_ring import PooledSource
     from mtrain.spec.model import Spec
     from mtrain.tasks.classification.evaluator import ClassEvaluator
     from mtrain.tasks.classification.labels import LabelledPictures

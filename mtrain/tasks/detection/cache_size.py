@@ -2,8 +2,8 @@
 
 Sizes are (width, height) in pixels."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import cv2
 
@@ -15,8 +15,10 @@ Size = tuple[int, int]
 class Sizing(Protocol):
     """Maps the size of a file's picture to the size at which it is cached."""
 
-    exact: ClassVar[bool]
-    """Whether to decode exactly as displays do, instead of as fast as possible."""
+    @property
+    def exact(self) -> bool:
+        """Return whether to decode exactly as displays do, instead of as fast as possible."""
+        ...
 
     @property
     def key(self) -> str:
@@ -42,7 +44,7 @@ class AtMost:
     are enlarged later, by the map of the augmentation."""
 
     side: int
-    exact: ClassVar[bool] = False
+    exact: bool = field(default=False, init=False)
 
     @property
     def key(self) -> str:
@@ -68,16 +70,16 @@ class Fitted:
     pictures are shrunk by area averaging and enlarged bilinearly."""
 
     side: int
-    exact: ClassVar[bool] = True
+    exact: bool = True
 
     @property
     def key(self) -> str:
         """See ``Sizing.key``."""
-        return f"{self.side}x"
+        return f"{self.side}x" if self.exact else f"{self.side}xf"
 
     def reduction(self, size: Size) -> int:
-        """Decode without reduction."""
-        return 1
+        """Decode without reduction if exactly, else with the largest that leaves at least ``side`` pixels."""
+        return 1 if self.exact else _reduction(max(size), self.side)
 
     def kept(self, size: Size) -> Size:
         """Return the size that fits: see ``geometry.fitted_size``."""
@@ -93,16 +95,16 @@ class Stretched:
     """Sizing for evaluation of stretched pictures: both sides become ``side``, bicubic."""
 
     side: int
-    exact: ClassVar[bool] = True
+    exact: bool = True
 
     @property
     def key(self) -> str:
         """See ``Sizing.key``."""
-        return f"{self.side}s"
+        return f"{self.side}s" if self.exact else f"{self.side}sf"
 
     def reduction(self, size: Size) -> int:
-        """Decode without reduction."""
-        return 1
+        """Decode without reduction if exactly, else with the largest that leaves at least ``side`` pixels each way."""
+        return 1 if self.exact else _reduction(min(size), self.side)
 
     def kept(self, size: Size) -> Size:
         """Return the square of ``side``."""
@@ -119,7 +121,7 @@ class AtLeast:
     ``side`` pixels, so that the smallest crop loses no detail."""
 
     side: int
-    exact: ClassVar[bool] = False
+    exact: bool = field(default=False, init=False)
 
     @property
     def key(self) -> str:

@@ -117,8 +117,9 @@ def _narrowest(spec: AugmentSpec) -> float:
 class LetterboxEvaluation:
     """Unaugmented pictures, their longest side scaled to the input's, centred on grey."""
 
-    def __init__(self, samples: Sequence[Sample], *, side: int) -> None:
-        self.pictures = Pictures(samples, Fitted(side))
+    def __init__(self, samples: Sequence[Sample], *, side: int, exact: bool = True) -> None:
+        """``exact``: see ``Sizing.exact``."""
+        self.pictures = Pictures(samples, Fitted(side, exact))
         self.largest = side
 
     def side(self, epoch: int, update: int) -> int:
@@ -150,8 +151,9 @@ def centred(picture: NDArray[np.uint8], out: NDArray[np.uint8]) -> tuple[float, 
 class StretchEvaluation:
     """Unaugmented pictures, both sides scaled to the input's."""
 
-    def __init__(self, samples: Sequence[Sample], *, side: int) -> None:
-        self.pictures = Pictures(samples, Stretched(side))
+    def __init__(self, samples: Sequence[Sample], *, side: int, exact: bool = True) -> None:
+        """``exact``: see ``Sizing.exact``."""
+        self.pictures = Pictures(samples, Stretched(side, exact))
         self.largest = side
 
     def side(self, epoch: int, update: int) -> int:

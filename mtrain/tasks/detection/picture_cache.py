@@ -17,7 +17,7 @@ import psutil
 from numpy.typing import NDArray
 
 from mtrain.data.images.decode import decode
-from mtrain.data.images.fast_decode import decode_quickly
+from mtrain.data.images.fast_decode import decode_quickly, decode_top
 from mtrain.data.images.header import MAX_PIXELS
 from mtrain.data.loader.shared_memory import shared_bytes
 from mtrain.errors import DataError, SpecError
@@ -26,6 +26,8 @@ from mtrain.tasks.detection.cache_size import Sizing
 
 RAM_SHARE = 0.8
 """Largest share of the available memory that the RAM cache may use."""
+TOP_SHARE = 0.95
+"""Largest share of a picture's rows that are decoded alone; with more of them nothing is gained."""
 
 
 def decode_annotated(sample: Sample) -> NDArray[np.uint8]:
@@ -158,6 +160,8 @@ class Pictures:
             (boxes.astype(np.float64) / np.array(size * 2), labels)
             for size, (boxes, labels) in zip(sizes, (sample.targets for sample in samples), strict=True)
         ]
+        # A place is 1 once its file was decoded whole, quickly and without a warning, by any loader process.
+        self._sound = shared_bytes(len(samples))
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -189,28 +193,47 @@ class Pictures:
         """Return (N, 4) xyxy as fractions of width and height, and (N,) labels; crowds are left out."""
         return self._fractions[index]
 
-    def load(self, index: int) -> NDArray[np.uint8]:
+    def size(self, index: int) -> tuple[int, int]:
+        """Return (width, height) of the picture that ``load`` returns."""
+        return self._sizing.kept(self.original_size(index))
+
+    def load(self, index: int, *, rows: int | None = None) -> NDArray[np.uint8]:
         """Return the picture, uint8 (H, W, 3) RGB, which must not be written to.
+
+        ``rows``: only the first rows are looked at; those below may be missing.
 
         Raises:
             DataError: the file is unreadable or not of the annotated size.
 
         """
         picture = self._cache.get(index)
+        if picture is None and rows is not None:
+            picture = self._top(index, rows)
+            if picture is not None:
+                return picture
         if picture is None:
             picture = self._read(index)
             self._cache.put(index, picture)
         return picture
+
+    def _top(self, index: int, rows: int) -> NDArray[np.uint8] | None:
+        """Decode the first rows alone where that gives the same pixels, and saves time; else return None."""
+        if not self._sound[index] or not isinstance(self._cache, NoCache):
+            return None
+        sample, original = self._samples[index], self.original_size(index)
+        reduce = self._sizing.reduction(original)
+        width, height = (-(-side // reduce) for side in original)
+        if rows > TOP_SHARE * height or self._sizing.kept(original) != (width, height):
+            return None
+        return decode_top(sample.path, size=original, rows=rows, reduce=reduce)
 
     def _read(self, index: int) -> NDArray[np.uint8]:
         sample, sizing, original = self._samples[index], self._sizing, self.original_size(index)
         reduce = sizing.reduction(original)
         # Do not apply the limit again: the annotated size was compared with data.max_pixels when the data set was read.
         max_pixels = max(MAX_PIXELS, sample.width * sample.height)
-        if sizing.exact:
-            picture = decode(sample.path, max_pixels=max_pixels)
-        else:
-            picture = decode_quickly(sample.path, reduce=reduce, max_pixels=max_pixels)
+        quick = None if sizing.exact else decode_quickly(sample.path, reduce=reduce, max_pixels=max_pixels)
+        picture = decode(sample.path, reduce=reduce, max_pixels=max_pixels) if quick is None else quick
         decoded_hw, expected_hw = picture.shape[:2], (-(-sample.height // reduce), -(-sample.width // reduce))
         if decoded_hw != expected_hw:
             raise DataError(
@@ -218,6 +241,7 @@ class Pictures:
                 "annotation says "
                 f"{sample.width} x {sample.height}; correct the annotation or the picture (`mtrain data check`)"
             )
+        self._sound[index] = quick is not None
         return resized(picture, original, sizing)
 
 

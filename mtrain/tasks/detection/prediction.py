@@ -21,7 +21,7 @@ from mtrain.tasks.detection.section import data_of
 from mtrain.tasks.detection.source import open_sources
 
 if TYPE_CHECKING:
-    from mtrain.data.loader.pool import PooledSource
+    from mtrain.data.loader.source_ring import PooledSource
     from mtrain.spec.model import Spec
 
 

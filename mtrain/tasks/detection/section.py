@@ -106,6 +106,11 @@ class DetectionDataSpec(DividedDataSpec):
     )
     cache: Literal["none", "ram", "disk"] = Field(default="none", description="where decoded pictures are kept")
     cache_dir: str | None = Field(default=None, description="folder of the disk cache; null: the user's cache folder")
+    decode: Literal["exact", "fast"] = Field(
+        default="exact",
+        description="of pictures for evaluation and prediction; exact: every pixel of the file; fast: JPEGs of at least twice "
+        "the needed size are decoded at 1/2, 1/4 or 1/8, as those for training always are",
+    )
     augment: AugmentSpec = Field(default=AugmentSpec(), description="of the training split")
     image_weights: bool = Field(
         default=False,

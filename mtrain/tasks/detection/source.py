@@ -23,6 +23,7 @@ from mtrain.tasks.detection.inputs import (
 from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
 
 Resize = Literal["letterbox", "stretch"]
+Decode = Literal["exact", "fast"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +45,7 @@ class DetectionSource:
     Implements ``core.interfaces.Source``; the loader uses ``fill``, which writes the picture to shared memory.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the keywords are those of the spec's section
         self,
         annotations: Annotations,
         *,
@@ -53,13 +54,24 @@ class DetectionSource:
         augment: AugmentSpec | None = None,
         seed: int = 0,
         epochs: int | None = None,
+        decode: Decode = "exact",
     ) -> None:
-        """``epochs``: length of the job, from which ``close_mosaic_epochs`` finds the last ones; None: no end."""
+        """Open a split.
+
+        Args:
+            annotations: Pictures with boxes.
+            image_size: Side of the input in pixels.
+            resize: How pictures are fitted into it.
+            augment: Changes of training pictures; None: for evaluation.
+            seed: Of all random changes.
+            epochs: Length of the job, from which ``close_mosaic_epochs`` finds the last ones; None: no end.
+            decode: How JPEGs are decoded for evaluation; those for training always are decoded fast.
+        """
         samples = annotations.samples
         self._view: View
         if augment is None:
             evaluation = LetterboxEvaluation if resize == "letterbox" else StretchEvaluation
-            self._view = evaluation(samples, side=image_size)
+            self._view = evaluation(samples, side=image_size, exact=decode == "exact")
         elif resize == "letterbox":
             self._view = LetterboxTraining(samples, augment, side=image_size, seed=seed, epochs=epochs)
         else:
@@ -133,7 +145,7 @@ def open_sources(
             train, image_size=data.image_size, resize=data.resize, augment=data.augment, seed=seed, epochs=epochs
         )
     if val is not None:
-        sources["val"] = DetectionSource(val, image_size=data.image_size, resize=data.resize)
+        sources["val"] = DetectionSource(val, image_size=data.image_size, resize=data.resize, decode=data.decode)
     for source in sources.values():
         source.pictures.keep(data.cache, Path(data.cache_dir).expanduser() if data.cache_dir else None)
     return sources

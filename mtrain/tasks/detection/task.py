@@ -13,7 +13,7 @@ from mtrain.tasks.detection.section import DetectionDataSpec, DetectionEvaluateS
 
 if TYPE_CHECKING:
     from mtrain.core.details import Detail
-    from mtrain.data.loader.pool import PooledSource
+    from mtrain.data.loader.source_ring import PooledSource
     from mtrain.spec.model import Spec
     from mtrain.tasks.datasets import OpenData
     from mtrain.tasks.detection.annotations import Annotations

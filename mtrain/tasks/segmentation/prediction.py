@@ -22,7 +22,7 @@ from mtrain.tasks.segmentation.section import data_of
 from mtrain.tasks.segmentation.source import SegmentationSource
 
 if TYPE_CHECKING:
-    from mtrain.data.loader.pool import PooledSource
+    from mtrain.data.loader.source_ring import PooledSource
     from mtrain.spec.model import Spec
 
 

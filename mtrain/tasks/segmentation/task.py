@@ -13,7 +13,7 @@ from mtrain.tasks.segmentation.section import SegmentationDataSpec, data_of
 
 if TYPE_CHECKING:
     from mtrain.core.details import Detail
-    from mtrain.data.loader.pool import PooledSource
+    from mtrain.data.loader.source_ring import PooledSource
     from mtrain.spec.model import Spec
     from mtrain.tasks.datasets import OpenData
     from mtrain.tasks.segmentation.evaluator import MaskEvaluator

@@ -61,6 +61,7 @@ class Fsdp(TorchBackend):
         timeout = timedelta(seconds=options.timeout_s)
         join_group("fsdp", on_cuda=target.type == "cuda", timeout=timeout)
         self._engine = self._make_engine(target, local_rank=local_rank, timeout=timeout)
+        self._engine.late_figures = options.late_figures
         return self._engine
 
     def _make_engine(self, target: torch.device, *, local_rank: int, timeout: timedelta) -> FsdpEngine:

@@ -71,6 +71,7 @@ class FsdpEngine(TorchEngine):
 
     @override
     def state(self, model: nn.Module, optimizer: TorchOptimizer) -> State:
+        optimizer.settle()
         cut, ema = _cut(model), optimizer.ema()
         self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in cut)])
         return State(
@@ -95,6 +96,7 @@ class FsdpEngine(TorchEngine):
 
     @override
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
+        optimizer.settle()
         saved = fitted(saved, model.state_dict())
         if saved.weights:
             # Each rank keeps only its part, so arrays that differ between ranks could not be noticed afterwards.

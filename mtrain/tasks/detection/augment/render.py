@@ -21,8 +21,12 @@ from mtrain.tasks.detection.augment.mosaic import Layout, Placement
 class PictureProvider(Protocol):
     """Provides pictures and their boxes by sample index."""
 
-    def load(self, index: int) -> NDArray[np.uint8]:
-        """Return a picture, uint8 (H, W, 3) RGB, of any size: it is stretched to its placement."""
+    def size(self, index: int) -> tuple[int, int]:
+        """Return (width, height) of a picture, which may be any: it is stretched to its placement."""
+        ...
+
+    def load(self, index: int, *, rows: int | None = None) -> NDArray[np.uint8]:
+        """Return a picture, uint8 (H, W, 3) RGB; those below the first ``rows`` may be missing."""
         ...
 
     def boxes(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -108,9 +112,10 @@ class Renderer:
             y = vertical.covered(placement.top, placement.height, layout.canvas, len(out))
             if x[1] <= x[0] or y[1] <= y[0]:
                 continue
-            picture = self._provider.load(placement.index)
-            left, right, scale_x, shift_x = horizontal.source(x, placement.left, placement.width, picture.shape[1])
-            top, bottom, scale_y, shift_y = vertical.source(y, placement.top, placement.height, picture.shape[0])
+            width, height = self._provider.size(placement.index)
+            left, right, scale_x, shift_x = horizontal.source(x, placement.left, placement.width, width)
+            top, bottom, scale_y, shift_y = vertical.source(y, placement.top, placement.height, height)
+            picture = self._provider.load(placement.index, rows=bottom)
             region = out[y[0] : y[1], x[0] : x[1]]
             size = (x[1] - x[0], y[1] - y[0])
             cv2.resize(picture[top:bottom, left:right], size, dst=region, interpolation=cv2.INTER_LINEAR)

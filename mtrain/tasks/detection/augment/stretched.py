@@ -179,9 +179,10 @@ class Stretcher:
             out[...] = self._fill()
         if x[1] <= x[0] or y[1] <= y[0]:  # the picture is thinner than a pixel, and so are its boxes
             return np.zeros(4), np.zeros(4)
-        picture = self._pictures.load(index)
-        left, right, scale_x, shift_x = axes[0].source(x, 0, width, picture.shape[1])
-        top, bottom, scale_y, shift_y = axes[1].source(y, 0, height, picture.shape[0])
+        kept_width, kept_height = self._pictures.size(index)
+        left, right, scale_x, shift_x = axes[0].source(x, 0, width, kept_width)
+        top, bottom, scale_y, shift_y = axes[1].source(y, 0, height, kept_height)
+        picture = self._pictures.load(index, rows=bottom)
         region = out[y[0] : y[1], x[0] : x[1]]
         cv2.resize(picture[top:bottom, left:right], (x[1] - x[0], y[1] - y[0]), dst=region, interpolation=method)
         distort(region, matrix)

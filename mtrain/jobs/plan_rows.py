@@ -1,0 +1,118 @@
+"""The rows of a plan: values that follow from the spec, each with the calculation that leads to it."""
+
+import shlex
+from typing import Any
+
+from mtrain.core.interfaces import Recipe
+from mtrain.core.recipe import rounds, scaling
+from mtrain.jobs import elastic
+from mtrain.jobs.machine import Machine
+from mtrain.jobs.team import Team
+from mtrain.spec.config import Loaded
+from mtrain.spec.model import Spec
+from mtrain.system import placement
+
+
+def rows_of(loaded: Loaded, team: Team, recipe: Recipe, *, threads: int) -> dict[str, Any]:
+    """Return the rows of a plan that follow from the spec and the number of ranks, in the order of printing."""
+    if loaded.script is None:
+        rows = _rows_of_recipe(team, recipe, threads=threads)
+    else:
+        rows = _rows_of_script(loaded, team, threads=threads)
+    return rows | {"devices": team.devices.words()} | _batchnorm_row(recipe, team)
+
+
+def names_to_come(team: Team, machine: Machine) -> dict[str, str]:
+    """Return a remark on hosts whose names the commands still hold, though the launcher takes addresses."""
+    if team.launcher_class.takes_names:
+        return {}
+    hosts = team.as_launcher_takes(team.hosts, machine)
+    names = [host.address for host in hosts if not placement.is_address(host.address)]
+    if not names:
+        return {}
+    return {"names": f"{team.launcher_name} takes addresses: {', '.join(names)} become theirs when hosts are asked"}
+
+
+def _rows_of_script(loaded: Loaded, team: Team, *, threads: int) -> dict[str, Any]:
+    """Return the values of a script's job that are known before the script runs."""
+    assert loaded.script is not None
+    hosts = team.hosts
+    slots = [host.slots for host in hosts]
+    each = f" x {slots[0]}" if len(set(slots)) == 1 else ": " + " + ".join(map(str, slots))
+    return {
+        "script": " ".join([str(loaded.script.path), *map(shlex.quote, loaded.script.arguments)]),
+        "ranks": f"{sum(slots)} ({len(hosts)} host{'s' if len(hosts) > 1 else ''}{each})",
+        "precision": _precision(loaded.spec, team),
+        "set_outside": ", ".join(loaded.script.outside_paths)
+        or "nothing: optimizer, schedule and batch are the script's",
+        "threads": f"{threads} per rank",
+    }
+
+
+def _precision(spec: Spec, team: Team) -> str:
+    """Return the precision in words; where GPUs compute, only the ranks learn whether they are fast with bf16."""
+    if spec.train.precision != "auto":
+        return spec.train.precision
+    if team.devices.on_cpu:
+        return "fp32 (auto: ranks compute on the CPU, which is no faster with bf16)"
+    return "auto: bf16 if the devices of all ranks are faster with it, else fp32; the ranks say which when they start"
+
+
+def _batchnorm_row(recipe: Recipe, team: Team) -> dict[str, str]:
+    """Say whose layers take the statistics of BatchNorm over ranks, where some do."""
+    if not recipe.sync_batchnorm or team.size == 1:
+        return {}
+    own = f"mtrain's own layers, over {team.size} ranks"
+    return {
+        "sync BatchNorm": own if team.devices.on_cpu else f"{own}; torch's own ones on CUDA, over torch's process group"
+    }
+
+
+def _largest_micro_batch(spec: Spec) -> dict[str, str]:
+    """Return a remark on a micro batch that is not decided yet."""
+    if spec.train.max_micro_batch != "auto":
+        return {}
+    return {"max_micro_batch": "auto: measured when the run starts, so there may be more micro batches than above"}
+
+
+def _shares(recipe: Recipe, size: int) -> str:
+    """Return into how many parts each micro batch of the job is divided, in words."""
+    return f"{size} ranks" if recipe.shards in (None, size) else f"{recipe.shards} shards"
+
+
+def _elastic_numbers(spec: Spec, recipe: Recipe, *, size: int) -> dict[str, Any]:
+    """Return what is different in an elastic job, or where ranks compute several shards."""
+    said: dict[str, Any] = {}
+    if elastic.is_elastic(spec):
+        said["elastic"] = f"goes on with {spec.cluster.min_nodes} of its hosts; threads and shards stay"
+    if recipe.shards not in (None, size):
+        passes = recipe.accumulate // rounds(recipe, size=size)
+        said["shards"] = (
+            f"{recipe.shards} among {size} ranks: {passes} passes of each rank for a micro batch of the job"
+        )
+    return said
+
+
+def _rows_of_recipe(team: Team, recipe: Recipe, *, threads: int) -> dict[str, Any]:
+    """Return the values that follow from the spec and the number of ranks, with the calculation that leads to each."""
+    spec, hosts = team.spec, team.hosts
+    slots = [host.slots for host in hosts]
+    size, train, factors = sum(slots), spec.train, scaling(spec)
+    each = f" x {slots[0]}" if len(set(slots)) == 1 else ": " + " + ".join(map(str, slots))
+    decays = sorted({group[1].get("weight_decay", 0.0) for group in recipe.groups}, reverse=True)
+    return {
+        "ranks": f"{size} ({len(hosts)} host{'s' if len(hosts) > 1 else ''}{each})",
+        "global_batch": f"{train.batch_size} = {_shares(recipe, size)} x {recipe.micro_batch} (micro batch)"
+        f" x {rounds(recipe, size=size)} (accumulate)",
+        **_largest_micro_batch(spec),
+        **_elastic_numbers(spec, recipe, size=size),
+        "precision": _precision(spec, team),
+        "rate": f"{spec.optimizer.rate * factors.rate:.6g}"
+        f" ({train.rate_scaling}: {spec.optimizer.rate:g} x {factors.rate:.6g})",
+        "weight_decay": ", ".join(f"{decay:.6g}" for decay in decays)
+        + f" ({train.rate_scaling}: x {factors.weight_decay:.6g})",
+        "schedule": f"{spec.schedule.name}, final factor {spec.schedule.final_factor:g}",
+        "length": f"{train.updates} updates" if train.updates else f"{train.epochs} epochs",
+        "updates_per_epoch": f"samples // {train.batch_size}; samples are counted at the start",
+        "threads": f"{threads} per rank",
+    }
