@@ -10,6 +10,7 @@ import pytest
 from mtrain.data.loader.ahead import COVERED_S, LEAST, MOST, Ahead
 from mtrain.data.loader.pool import LIVES, WorkerPool
 from mtrain.data.loader.shared_memory import ArraySpec
+from mtrain.data.loader.workers import pipe_bytes
 from mtrain.rank import assembly
 from mtrain.spec.model import Spec
 from mtrain.system import memory, placement
@@ -167,3 +168,19 @@ def test_loader_processes_share_the_cores_and_the_memory_of_the_host(monkeypatch
     assert [workers(ranks) for ranks in (1, 8, 96)] == [40, 5, 1]
     cores = 1
     assert workers(1) == 1
+
+
+def test_the_pipes_of_many_processes_stay_within_the_limit_of_a_user() -> None:
+    assert [pipe_bytes(count) >> 10 for count in (1, 8, 9, 16, 31, 95, 1024)] == [1024, 1024, 512, 512, 256, 64, 64]
+    assert all(ranks * 8 * pipe_bytes(8) <= 64 << 20 for ranks in (1, 8))
+
+
+def test_many_processes_give_the_same_samples() -> None:
+    def digests(workers: int) -> list[bytes]:
+        with closing(WorkerPool({"train": Filled()}, workers=workers)) as pool:
+            loader = pool.loader(
+                "train", lambda _, k: [np.arange(4 * k, 4 * k + 4)], micro_batch=4, updates_per_epoch=50
+            )
+            return [batch["images"].tobytes() for batch in loader.micro_batches(0)]
+
+    assert digests(24) == digests(1)

@@ -190,7 +190,7 @@ MISUSES = {
     "an optimizer whose rate is set twice": (rate_set_twice, "was changed from outside"),
     "prepare twice": (lambda torch, s: [prepared(torch, s), prepared(torch, s)], "called twice"),
     "a negative limit": (lambda torch, s: prepared(torch, s, clip_norm=-1.0), "session.prepare: train.clip_norm"),
-    "an unknown precision": (lambda torch, s: prepared(torch, s, precision="fp8"), "'fp32', 'bf16', 'fp16' or 'fp64'"),
+    "an unknown precision": (lambda torch, s: prepared(torch, s, precision="fp8"), "'fp16', 'fp64' or 'auto'"),
     "a number as schedule": (lambda torch, s: prepared(torch, s, schedule=0.1), "expected a curve"),
     "a schedule that is no rate": (
         lambda torch, s: [

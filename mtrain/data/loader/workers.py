@@ -33,8 +33,9 @@ from mtrain.errors import MtrainError, TrainingError
 _RECORD = struct.Struct("<8q")
 _CHUNK = 4096 // _RECORD.size
 """Records that one write passes on undivided (PIPE_BUF bytes)."""
-_PIPE_BYTES = 1 << 20
-"""Requested size of the result pipes, so that workers run ahead while the parent computes."""
+_PIPE_BYTES, _ALL_PIPES_BYTES = 1 << 20, 8 << 20
+"""Requested size of a result pipe, so that workers run ahead while the parent computes, and of all together: Linux limits
+the pipes of a user (64 MiB by default), and those beyond it hold 4 KiB."""
 _WATCH_S = 0.5
 """Interval in seconds at which a waiting parent checks its workers, besides noticing closed pipes."""
 _GRACE_S = 2.0
@@ -132,7 +133,7 @@ class Workers:
         for _ in range(count):
             results, results_in = os.pipe()
             pid = _fork(
-                partial(_serve, handle, tasks_out, results_in, stop),
+                partial(_serve, handle, tasks_out, results_in, stop, pipe_bytes=pipe_bytes(count)),
                 unneeded=[self._tasks, results, *(c.fileno() for c in self._pids)],
             )
             os.close(results_in)
@@ -240,11 +241,16 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _serve(handle: Callable[[Task], Any], tasks: int, results_in: int, stop: Array) -> None:
+def pipe_bytes(workers: int) -> int:
+    """Return the size to request for each result pipe of so many workers; a power of two, as pipes are."""
+    return 1 << (min(_PIPE_BYTES, max(_ALL_PIPES_BYTES // workers, 1 << 16)).bit_length() - 1)
+
+
+def _serve(handle: Callable[[Task], Any], tasks: int, results_in: int, stop: Array, *, pipe_bytes: int) -> None:
     gc.freeze()  # exempt inherited objects from garbage collection, so that their pages stay shared
     cv2.setNumThreads(0)
     _keep_memory()
-    _widen(results_in)
+    _widen(results_in, pipe_bytes)
     results = Connection(results_in, readable=False)
     while not stop[0] and (record := os.read(tasks, _RECORD.size)):
         results.send(tuple(attempt(handle, Task(*_RECORD.unpack(record)))))
@@ -259,11 +265,11 @@ def _keep_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def _widen(pipe: int) -> None:
+def _widen(pipe: int, size: int) -> None:
     with contextlib.suppress(AttributeError, OSError, ImportError):
         import fcntl
 
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
 
 
 def _runs(pid: int) -> bool:

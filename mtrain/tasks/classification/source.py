@@ -38,7 +38,7 @@ Resize = Literal["crop", "letterbox", "stretch"]
 
 
 class ClassificationSource:
-    """One split as samples, augmented if ``augment`` is set. Implements ``mtrain.data.loader.pool.PooledSource``.
+    """One split as samples, augmented if ``augment`` is set. Implements ``mtrain.data.loader.source_ring.PooledSource``.
 
     An array of pictures is brought to the input's size once; pictures that are decoded when they are needed, each time.
     """

@@ -26,7 +26,7 @@ class MaskItem:
 
 
 class SegmentationSource:
-    """One split as samples, augmented if ``augment`` is set. Implements ``mtrain.data.loader.pool.PooledSource``.
+    """One split as samples, augmented if ``augment`` is set. Implements ``mtrain.data.loader.source_ring.PooledSource``.
 
     A sample is one array, ``pixels`` uint8 (S, S, 4): RGB, and the class of each pixel as the fourth channel, so that both
     travel through shared memory. Without ``augment`` the fourth channel is 255 everywhere: evaluation compares with the
