@@ -3,13 +3,14 @@
     python benchmarks/evaluation.py --yolov5 CHECKOUT [--pictures 96] [--candidates 1000] [--rounds 5] [--json FILE]
 
 Both sides get the same decoded outputs of a detector, made up around made-up objects: suppression with the thresholds of
-val.py, then the figures. mtrain computes the twelve figures of COCO; val.py computes its own precision, recall and AP, and
-those of COCO only with ``--save-json`` and pycocotools, which is not measured. The checkout is run by the interpreter that
+val.py, then the figures. mtrain computes the twelve figures of COCO. val.py computes its own precision, recall and AP
+(``own figures``), and with ``--save-json`` those of COCO by pycocotools too (``figures``). The checkout is run by the interpreter that
 ``--python`` names, in processes of its own; nothing of it is part of mtrain. Where that has no torchvision with operators,
 of which there is no build for the CPU on PyPI, ``peers/greedy_nms.c`` takes the place of ``torchvision.ops.nms``.
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -28,6 +29,10 @@ CLASSES, SIDE, OBJECTS = 10, 320, 4
 CONFIDENCE, IOU, KEPT = 0.001, 0.6, 300
 """What val.py suppresses with."""
 BATCH = 8
+SAME_AP = 1e-4
+"""By how much AP may differ: equal scores may be in another order."""
+WORDS = {"own figures": "figures", "all with own figures": "all"}
+"""What is compared with a part that only the original has."""
 
 
 def main() -> None:
@@ -53,9 +58,12 @@ def main() -> None:
             order = list(SIDES) if number % 2 else list(SIDES)[::-1]
             rounds.append({side: measured(side, outputs, arguments) for side in order})
             print(f"round {number + 1}: {rounds[-1]}", flush=True)
+            precisions = [one["AP"] for one in rounds[-1].values()]
+            if abs(precisions[0] - precisions[1]) > SAME_AP:
+                raise SystemExit(f"AP differs: {precisions}; the sides do not score the same boxes")
     row: dict[str, Any] = {"pictures": arguments.pictures, "candidates": arguments.candidates}
-    for part in ("suppression", "figures", "both"):
-        found = [[one[side][part] for one in rounds] for side in ("original", "ours")]
+    for part in ("suppression", "figures", "own figures", "all", "all with own figures"):
+        found = [[one[side].get(part, one[side][WORDS.get(part, part)]) for one in rounds] for side in SIDES]
         ratios = [theirs / mine for theirs, mine in zip(*found, strict=True)]
         row[part] = {"original": median(found[0]), "ours": median(found[1]), "ratio": median(ratios)}
         print(
@@ -124,8 +132,8 @@ def original(data: dict[str, Any], checkout: Path) -> dict[str, float]:
     thresholds = torch.linspace(0.5, 0.95, 10)
     outputs, objects = torch.from_numpy(data["outputs"]), torch.from_numpy(data["objects"]).float()
 
-    def once(count: int) -> tuple[float, float]:
-        began, suppressing, rows = time.process_time(), 0.0, []
+    def once(count: int) -> dict[str, float]:
+        began, suppressing, rows, results = time.process_time(), 0.0, [], []
         for start in range(0, count, BATCH):
             before = time.process_time()
             batch = outputs[start : start + BATCH].clone()  # it writes into its input
@@ -136,12 +144,49 @@ def original(data: dict[str, Any], checkout: Path) -> dict[str, float]:
                 # The checkout has moved this function from one file to another.
                 match = metrics.process_batch if hasattr(metrics, "process_batch") else own_match(checkout)
                 rows.append((match(predictions, truth, thresholds), predictions[:, 4], predictions[:, 5], truth[:, 0]))
+                results.append(predictions.numpy())
         stats = [torch.cat(column).numpy() for column in zip(*rows, strict=True)]
         metrics.ap_per_class(*stats, plot=False, names=dict(enumerate("0123456789")))
-        return suppressing, time.process_time() - began - suppressing
+        own, began = time.process_time() - began - suppressing, time.process_time()
+        coco = pycocotools_figures(data["objects"][:count], results)
+        figures = time.process_time() - began
+        print(f"COCO's AP {coco:.6f}", file=sys.stderr)
+        return {"suppression": suppressing, "figures": figures, "own figures": own, "AP": coco}
 
     with torch.inference_mode():
         return timed(once, len(outputs))
+
+
+def pycocotools_figures(objects: Any, results: list[Any]) -> float:
+    """Compute COCO's figures as val.py does from the file that it writes; return AP."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    truth = COCO()
+    truth.dataset = {
+        "images": [{"id": number} for number in range(len(objects))],
+        "categories": [{"id": number, "name": str(number)} for number in range(CLASSES)],
+        "annotations": [
+            {"id": 1 + number * OBJECTS + place, "image_id": number, "category_id": int(row[0]), "iscrowd": 0}
+            | {"bbox": [row[1], row[2], row[3] - row[1], row[4] - row[2]]}
+            | {"area": (row[3] - row[1]) * (row[4] - row[2])}
+            for number, rows in enumerate(objects.tolist())
+            for place, row in enumerate(rows)
+        ],
+    }
+    with contextlib.redirect_stdout(sys.stderr):
+        truth.createIndex()
+        entries = [
+            {"image_id": number, "category_id": int(row[5]), "bbox": [*row[:2], row[2] - row[0], row[3] - row[1]]}
+            | {"score": row[4]}
+            for number, rows in enumerate(results)
+            for row in rows.tolist()
+        ]
+        evaluation = COCOeval(truth, truth.loadRes(entries), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return float(evaluation.stats[0])
 
 
 def compiled_nms() -> Any:
@@ -183,12 +228,12 @@ def ours(data: dict[str, Any], checkout: Path) -> dict[str, float]:
     outputs, objects = data["outputs"], data["objects"]
     scale_pad = np.tile(np.array([1, 1, 0, 0], np.float32), (BATCH, 1))
 
-    def once(count: int) -> tuple[float, float]:
+    def once(count: int) -> dict[str, float]:
         pictures = []
         for number, rows in enumerate(objects[:count]):
             boxes = np.concatenate((rows[:, 1:3], rows[:, 3:] - rows[:, 1:3]), axis=1)
             crowd, areas = np.zeros(len(rows), bool), boxes[:, 2:].prod(1)
-            name = f"{number}.jpg"
+            name = f"{number:06}.jpg"  # pictures are sorted by name
             pictures.append(Picture(Path(name), name, number, SIDE, SIDE, boxes, rows[:, 0].astype(int), crowd, areas))
         annotations = assemble(pictures, class_names="0123456789", category_ids=range(CLASSES))
         began, suppressing = time.process_time(), 0.0
@@ -199,8 +244,8 @@ def ours(data: dict[str, Any], checkout: Path) -> dict[str, float]:
             suppressing += time.process_time() - before
             index = np.arange(start, start + len(found))
             evaluator.add({"index": index, "scale_pad": scale_pad[: len(found)]}, found)
-        evaluator.result([evaluator.partial()])
-        return suppressing, time.process_time() - began - suppressing
+        score = evaluator.result([evaluator.partial()])["AP"]
+        return {"suppression": suppressing, "figures": time.process_time() - began - suppressing, "AP": score}
 
     return timed(once, len(outputs))
 
@@ -208,8 +253,12 @@ def ours(data: dict[str, Any], checkout: Path) -> dict[str, float]:
 def timed(once: Any, count: int) -> dict[str, float]:
     """Return the milliseconds per picture of a run after one that warms up."""
     once(BATCH)
-    suppressing, figures = (1000 * seconds / count for seconds in once(count))
-    return {"suppression": suppressing, "figures": figures, "both": suppressing + figures}
+    found = once(count)
+    taken = {part: 1000 * seconds / count for part, seconds in found.items() if part != "AP"}
+    taken["all"] = taken["suppression"] + taken["figures"]
+    if "own figures" in taken:
+        taken["all with own figures"] = taken["suppression"] + taken["own figures"]
+    return {**taken, "AP": found["AP"]}
 
 
 SIDES = {"original": original, "ours": ours}

@@ -7,6 +7,10 @@ needs (``--python``). Both sides read the same files, at the same size and batch
 without evaluation in between. A round trains a short and a long job of each side, in an order that changes from round to
 round; the CPU seconds of all their processes, divided by the updates that the long job has more, leave start and end out.
 A ratio above 1 means that mtrain needs less.
+
+mtrain sets a variable for Paddle's matrix products on processors that are not Intel's (``mtrain/system/vectors.py``). The
+original is raced as its users start it and, where mtrain would set the variable, with it too, so that a reader can tell
+mtrain's kernels from its environment.
 """
 
 import argparse
@@ -17,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -25,7 +29,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mtrain.system import processes
+from mtrain.system import processes, vectors
 
 PICTURES, VAL = 64, 8
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
@@ -56,6 +60,15 @@ TrainReader:
 """The original's own recipe; the batch transforms are its own with one size in place of many."""
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What makes the command of a number of epochs, with results in a folder, and how it is started."""
+
+    command: Callable[[int, Path], list[str]]
+    cwd: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Race:
     """One job on both sides."""
@@ -67,6 +80,15 @@ class Race:
     ours: Callable[[int, Path], list[str]]
     cwd: Path
     """Working directory of the original."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of mtrain's environment: where there are some, the original is raced with them too."""
+
+    def sides(self, folder: Path) -> dict[str, Side]:
+        """Return the sides by name, the first of which is the original as its users start it."""
+        sides = {"original": Side(self.original, self.cwd)}
+        if self.variables:
+            sides["original with variables"] = Side(self.original, self.cwd, self.variables)
+        return {**sides, "ours": Side(self.ours, folder)}
 
 
 def main() -> int:
@@ -122,13 +144,13 @@ def made_data(folder: Path) -> None:
 
 
 def ours(
-    arguments: argparse.Namespace, *, spec: str, framework: str, data: list[str]
+    arguments: argparse.Namespace, *, spec: str, backend: str, data: list[str]
 ) -> Callable[[int, Path], list[str]]:
-    """Return what makes the command of mtrain's side."""
+    """Return what makes the command of mtrain's side; ``backend`` trains with one rank."""
 
     def command(epochs: int, folder: Path) -> list[str]:
         values = {
-            "backend.options.framework": framework,
+            "backend.name": backend,
             "data.image_size": arguments.side,
             "data.workers": 1,
             "train.epochs": None,
@@ -143,7 +165,7 @@ def ours(
             "report.display": "quiet",
         }
         pairs = [word for key, value in values.items() for word in ("-o", f"{key}={json.dumps(value)}")]
-        return [sys.executable, "-m", "mtrain", "train", "-c", spec, "-b", "solo", *data, *pairs]
+        return [sys.executable, "-m", "mtrain", "train", "-c", spec, *data, *pairs]
 
     return command
 
@@ -161,7 +183,7 @@ def yolov5(arguments: argparse.Namespace, folder: Path) -> Race:
         rest = ["--device", "cpu", "--workers", "1", "--noplots", "--noval", "--nosave", "--project", str(place)]
         return [arguments.python, "train.py", "--data", str(names), *recipe, *size, *rest]
 
-    own = ours(arguments, spec="yolov5n", framework="torch", data=["--data", str(names)])
+    own = ours(arguments, spec="yolov5n", backend="solo", data=["--data", str(names)])
     name = f"YOLOv5n, {arguments.side} px, batch {arguments.batch}"
     return Race(name=name, batch=arguments.batch, original=command, ours=own, cwd=arguments.yolov5.absolute())
 
@@ -178,35 +200,45 @@ def paddledetection(arguments: argparse.Namespace, folder: Path) -> Race:
         config.write_text(PADDLE.format(**values, batch=arguments.batch, side=arguments.side))
         return [arguments.python, "tools/train.py", "-c", str(config)]
 
-    own = ours(
-        arguments, spec="ppyoloe_s", framework="paddle", data=["-o", f"data.root={data}", "-o", "data.format=coco"]
-    )
+    # One size of pictures, as in the original's batch transforms above, and its interpolations.
+    values = {"data.root": str(data), "data.format": "coco", "data.augment.sizes": [arguments.side]}
+    pairs = [word for key, value in values.items() for word in ("-o", f"{key}={json.dumps(value)}")]
+    own = ours(arguments, spec="ppyoloe_s", backend="fleet", data=pairs)
     name = f"PP-YOLOE-s, {arguments.side} px, batch {arguments.batch}"
-    return Race(name=name, batch=arguments.batch, original=command, ours=own, cwd=arguments.paddledetection.absolute())
+    checkout, variables = arguments.paddledetection.absolute(), vectors.wanted()
+    return Race(name=name, batch=arguments.batch, original=command, ours=own, cwd=checkout, variables=variables)
 
 
 def row(race: Race, arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Run the rounds of a race, and return its row: CPU seconds per update of each side, and their ratio."""
-    seconds: dict[str, list[float]] = {"original": [], "ours": []}
+    """Run the rounds of a race, and return its row: CPU seconds per update of each side, and ratios of the originals'."""
+    sides = race.sides(folder)
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
     short, long = arguments.epochs
-    sides = {"original": (race.original, race.cwd), "ours": (race.ours, folder)}
+    updates = (long - short) * PICTURES / race.batch
+    order = [(side, epochs) for side in sides for epochs in (short, long)]
     for number in range(arguments.rounds):
-        order = [(side, epochs) for side in sides for epochs in (short, long)]
         taken = {}
         for side, epochs in order[::-1] if number % 2 else order:
-            command, cwd = sides[side]
-            taken[side, epochs] = cpu_seconds(command(epochs, folder / f"{side}-{number}-{epochs}"), cwd=cwd)
-        updates = (long - short) * PICTURES / race.batch
+            argv = sides[side].command(epochs, folder / f"{side.replace(' ', '-')}-{number}-{epochs}")
+            taken[side, epochs] = cpu_seconds(argv, cwd=sides[side].cwd, variables=sides[side].variables)
         for side, found in seconds.items():
             found.append((taken[side, long] - taken[side, short]) / updates)
-        print(
-            f"round {number + 1}: {', '.join(f'{side} {found[-1]:.3f}' for side, found in seconds.items())}", flush=True
-        )
-    ratios = [theirs / mine for theirs, mine in zip(seconds["original"], seconds["ours"], strict=True)]
-    return {"name": race.name, **seconds, "ratio": median(ratios), "ratios": ratios}
+        words = ", ".join(f"{side} {found[-1]:.3f}" for side, found in seconds.items())
+        print(f"round {number + 1}: {words}", flush=True)
+    found = {"name": race.name, **seconds, **compared(seconds["original"], seconds["ours"])}
+    if race.variables:
+        found["variables"] = dict(race.variables)
+        found["with variables"] = compared(seconds["original with variables"], seconds["ours"])
+    return found
 
 
-def cpu_seconds(argv: list[str], *, cwd: Path) -> float:
+def compared(original: list[float], ours: list[float]) -> dict[str, object]:
+    """Return the ratio of each round, and the median."""
+    ratios = [theirs / mine for theirs, mine in zip(original, ours, strict=True)]
+    return {"ratio": median(ratios), "ratios": ratios}
+
+
+def cpu_seconds(argv: list[str], *, cwd: Path, variables: Mapping[str, str]) -> float:
     """Run a command to its end and return the CPU seconds of all its processes.
 
     Raises:
@@ -216,7 +248,7 @@ def cpu_seconds(argv: list[str], *, cwd: Path) -> float:
     # The originals look for their own packages, and mtrain's are not theirs.
     paths = [str(Path(__file__).parents[1])] if "mtrain" in argv else []
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    environ = {**os.environ, **THREADS, **QUIET, "PYTHONPATH": os.pathsep.join([*paths, *inherited])}
+    environ = {**os.environ, **THREADS, **QUIET, **variables, "PYTHONPATH": os.pathsep.join([*paths, *inherited])}
     ended = subprocess.run(argv, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
     processes.reap(spare=0)  # Processes that their parents have left count too.
     if ended.returncode:
@@ -232,11 +264,19 @@ def worded(found: Mapping[str, object]) -> str:
         assert isinstance(values, list)
         return f"{median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
-    ahead = "ahead" if float(str(found["ratio"])) > 1 else "NOT ahead"
-    return (
+    def judged(ratios: Mapping[str, object]) -> str:
+        ahead = "ahead" if float(str(ratios["ratio"])) > 1 else "NOT ahead"
+        return f"ratio {spread(ratios['ratios'])}, mtrain is {ahead}"
+
+    words = (
         f"{found['name']}: original {spread(found['original'])} s CPU per update, mtrain {spread(found['ours'])}; "
-        f"ratio {spread(found['ratios'])}, mtrain is {ahead}"
+        f"{judged(found)}"
     )
+    variables, further = found.get("variables"), found.get("with variables")
+    if isinstance(variables, Mapping) and isinstance(further, Mapping):
+        pairs = " ".join(f"{name}={value}" for name, value in variables.items())
+        words += f"\n  with {pairs}: original {spread(found['original with variables'])}; {judged(further)}"
+    return words
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.race import worded
+from benchmarks.race import Race, compared, cpu_seconds, worded
 
 RACE = Path(__file__).parents[1] / "benchmarks" / "race.py"
 STAND_IN = """
@@ -46,6 +46,29 @@ def test_a_row_has_medians_and_spread_and_says_who_is_ahead():
         "x: original 2.000 (1.000 to 3.000) s CPU per update, mtrain 2.000 (2.000 to 2.500); ratio 0.800 (0.500 to 1.500), "
         "mtrain is NOT ahead"
     )
+
+
+def test_a_row_says_what_the_variables_of_mtrain_alone_give_the_original():
+    sides = {"original": [4.0, 6.0], "original with variables": [1.0, 3.0], "ours": [2.0, 2.0]}
+    ratios = {"variables": {"MKL": "5"}, "with variables": compared(sides["original with variables"], sides["ours"])}
+    words = worded({"name": "x", **sides, **compared(sides["original"], sides["ours"]), **ratios})
+    assert words == (
+        "x: original 5.000 (4.000 to 6.000) s CPU per update, mtrain 2.000 (2.000 to 2.000); ratio 2.500 (2.000 to 3.000), "
+        "mtrain is ahead\n  with MKL=5: original 2.000 (1.000 to 3.000); ratio 1.000 (0.500 to 1.500), mtrain is NOT ahead"
+    )
+
+
+def test_the_variables_of_a_race_go_to_a_side_of_their_own(tmp_path):
+    def command(epochs, folder):
+        return [sys.executable, "-c", "pass"]
+
+    race = Race(name="x", batch=8, original=command, ours=command, cwd=tmp_path, variables={"MKL": "5"})
+    assert {name: side.variables for name, side in race.sides(tmp_path).items()} == {
+        "original": {}, "original with variables": {"MKL": "5"}, "ours": {},
+    }  # fmt: skip
+    told = [sys.executable, "-c", "import os; raise SystemExit(os.environ.get('MKL'))"]
+    with pytest.raises(SystemExit, match="5"):
+        cpu_seconds(told, cwd=tmp_path, variables={"MKL": "5"})
 
 
 @pytest.mark.slow

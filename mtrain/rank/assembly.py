@@ -2,8 +2,9 @@
 
 The order of the steps matters:
 
-1. The data set is opened, and the loader's processes are forked while this process is still small and has one thread.
-2. The backend loads its framework; ``core.nn`` and ``core.ops`` are bound to it.
+1. The data set is opened, and the loader's processes are forked before the framework computes anything: nothing of its
+   threads or devices is there yet.
+2. The backend loads its framework, unless this process is a copy of one that has; ``core.nn`` and ``core.ops`` are bound to it.
 3. Inside ``with backend as session:`` the recipe is made, the model is built, and the start weights are put into it.
 """
 

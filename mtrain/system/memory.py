@@ -5,8 +5,6 @@ import resource
 import sys
 from pathlib import Path
 
-import psutil
-
 GROUP_FILES = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -30,6 +28,8 @@ def keep_memory() -> None:
 
 def available_bytes() -> int:
     """Return the bytes that new processes here can use without swapping, within the limit of this process's group."""
+    import psutil  # a slow import, which ranks need seldom
+
     free = int(psutil.virtual_memory().available)
     for limit, used in GROUP_FILES:
         try:

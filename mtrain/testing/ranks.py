@@ -42,6 +42,8 @@ from mtrain.testing.checks import none_of
 from mtrain.testing.rank_records import RankRecord, write_facts
 from mtrain.testing.training import BOUNDS
 
+OWN_PROCESSES = True
+"""Ranks are no copies of a process that has imported torch: they check what a plugin imports."""
 FRAMEWORKS = ("torch", "paddle", "tensorflow", "jax", "horovod", "deepspeed")
 THREADS_FILE = "threads.json"
 

@@ -23,7 +23,7 @@ SWITCHES = [] if NEEDED and not paddle.is_compiled_with_cuda() else ["set_cublas
 @pytest.mark.parametrize(
     "path",
     [
-        *(f"paddle:_C_ops.{name}" for name in ("sgd_", "momentum_", "squared_l2_norm", "put_along_axis")),
+        *(f"paddle:_C_ops.{name}" for name in ("sgd_", "momentum_", "squared_l2_norm", "put_along_axis", "empty_like")),
         *(f"paddle:Tensor.{name}" for name in ("_share_buffer_to", "_slice", "_register_backward_hook")),
         *(f"paddle.base.core:{name}" for name in SWITCHES),
         "paddle.distributed:new_group",

@@ -25,6 +25,8 @@ FLAGS = (
 """None of them lets the compiler change the order of additions or forget about NaN."""
 FOR_THIS_PROCESSOR = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
 """Flags to try in this order; not every compiler knows each."""
+SHARED = Path(__file__).parent
+"""Folder of the headers that the C files include."""
 COMPILERS = ("cc", "gcc", "clang")
 TIME_LIMIT_S = 60
 
@@ -81,7 +83,17 @@ def _cache() -> Path:
 def _digest(source: Path, compiler: list[str]) -> str:
     """Name what the library depends on. A compiler is known by its file: asking for its version would start a process."""
     status = Path(compiler[0]).resolve().stat()
-    parts = (source.read_bytes(), FLAGS, FOR_THIS_PROCESSOR, compiler, status.st_size, status.st_mtime_ns, _processor())
+    shared = [header.read_bytes() for header in sorted(SHARED.glob("*.h"))]
+    parts = (
+        source.read_bytes(),
+        shared,
+        FLAGS,
+        FOR_THIS_PROCESSOR,
+        compiler,
+        status.st_size,
+        status.st_mtime_ns,
+        _processor(),
+    )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
@@ -97,7 +109,7 @@ def _processor() -> str:
 
 def _compile(compiler: list[str], source: Path, target: Path) -> None:
     for special in FOR_THIS_PROCESSOR:
-        command = [*compiler, *FLAGS, *special, "-o", str(target), str(source), "-lm"]
+        command = [*compiler, *FLAGS, *special, "-I", str(SHARED), "-o", str(target), str(source), "-lm"]
         try:
             ended = subprocess.run(  # noqa: S603 - the user's own compiler
                 command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False

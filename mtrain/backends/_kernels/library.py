@@ -1,17 +1,24 @@
-"""The compiled kernels as functions of memory addresses, which any framework's tensors can give."""
+"""The compiled kernels as functions of memory addresses, which any framework's tensors can give.
+
+Those of ``norm.c`` read arrays in channels-last layout, as torch's are; those of ``planes.c`` arrays in contiguous layout,
+as Paddle's are.
+"""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mtrain.backends._kernels.compiling import CannotCompileError, compiled
+from mtrain.core.interfaces import Array
 
 SOURCE = Path(__file__).with_name("norm.c")
-_ADDRESS, _SIZE, _FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+PLANES = Path(__file__).with_name("planes.c")
+_ADDRESS, _SIZE, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
 _SIGNATURES = {
     "statistics": (_ADDRESS, _SIZE, _SIZE, _ADDRESS, _ADDRESS, _FLAG),
     "output": (_ADDRESS, _SIZE, _SIZE, *[_ADDRESS] * 4, _FLAG, _ADDRESS, _FLAG),
@@ -19,6 +26,11 @@ _SIGNATURES = {
     "input_gradient": (_ADDRESS, _ADDRESS, *[_SIZE] * 3, *[_ADDRESS] * 5, _FLAG),
 }
 """Types of the arguments; ``norm.c`` documents each function."""
+_PLANES = {
+    "forward": (_ADDRESS, *[_SIZE] * 3, _REAL, *[_ADDRESS] * 2, _FLAG, *[_ADDRESS] * 6, _REAL, _REAL, _FLAG),
+    "backward": (*[_ADDRESS] * 2, *[_SIZE] * 3, *[_ADDRESS] * 2, _FLAG, *[_ADDRESS] * 5, _FLAG),
+}
+"""The same of ``planes.c``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +47,14 @@ class Kernels:
 
 
 @dataclass(frozen=True, slots=True)
+class Planes:
+    """BatchNorm with and without SiLU in contiguous layout; the arguments are those of ``mtrain_planes_<name>``."""
+
+    forward: Callable[..., None]
+    backward: Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """What ``load`` found: the kernels, or why there are none."""
 
@@ -42,21 +62,44 @@ class Loaded:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedPlanes:
+    """What ``load_planes`` found: the kernels, or why there are none."""
+
+    kernels: Planes | None
+    reason: str = ""
+
+
 @cache
 def load() -> Loaded:
     """Load the kernels into this process, after compiling them where that was not done before; a second at most."""
     try:
-        library = ctypes.CDLL(str(compiled(SOURCE)))
-        kernels = Kernels(**{name: _function(library, name) for name in _SIGNATURES})
+        kernels = Kernels(**_functions(SOURCE, "norm", _SIGNATURES))
         _check(kernels)
     except (CannotCompileError, OSError, AttributeError) as error:
         return Loaded(None, str(error))
     return Loaded(kernels)
 
 
-def _function(library: ctypes.CDLL, name: str) -> Callable[..., None]:
-    function = getattr(library, f"mtrain_norm_{name}")
-    function.argtypes = _SIGNATURES[name]
+@cache
+def load_planes() -> LoadedPlanes:
+    """Do what ``load`` does for the kernels in contiguous layout."""
+    try:
+        kernels = Planes(**_functions(PLANES, "planes", _PLANES))
+        _check_planes(kernels)
+    except (CannotCompileError, OSError, AttributeError) as error:
+        return LoadedPlanes(None, str(error))
+    return LoadedPlanes(kernels)
+
+
+def _functions(source: Path, family: str, signatures: Mapping[str, tuple[Any, ...]]) -> dict[str, Callable[..., None]]:
+    library = ctypes.CDLL(str(compiled(source)))
+    return {name: _function(library, f"mtrain_{family}_{name}", types) for name, types in signatures.items()}
+
+
+def _function(library: ctypes.CDLL, name: str, types: tuple[Any, ...]) -> Callable[..., None]:
+    function = getattr(library, name)
+    function.argtypes = types
     function.restype = ctypes.c_int
 
     def call(*arguments: float | None) -> None:
@@ -80,7 +123,31 @@ def _check(kernels: Kernels) -> None:
     inverse = 1 / np.sqrt(moments[1] + 1e-3)
     addresses = (moments[0].ctypes.data, inverse.ctypes.data, weight.ctypes.data, bias.ctypes.data)
     kernels.output(x.ctypes.data, pixels, channels, *addresses, 1, y.ctypes.data, 1)
+    _compare(y, x, moments, weight, bias)
+
+
+def _check_planes(kernels: Planes) -> None:
+    """Do what ``_check`` does; the pictures are two, of the same pixels.
+
+    Raises:
+        CannotCompileError: The result is wrong.
+    """
+    pixels, channels = 250, 5
+    x = np.sin(np.arange(2 * pixels * channels, dtype=np.float32)).reshape(2, channels, pixels) * 3 + 1
+    moments, running, y = np.empty((3, channels)), np.zeros((2, channels), np.float32), np.empty_like(x)
+    weight, bias = np.linspace(0.5, 1.5, channels, dtype=np.float32), np.linspace(-1, 1, channels, dtype=np.float32)
+    addresses = [array.ctypes.data for array in (y, *moments, *running)]
+    kernels.forward(
+        x.ctypes.data, 2, channels, pixels, 1e-3, weight.ctypes.data, bias.ctypes.data, 1, *addresses, 1.0, 1.0, 1
+    )  # fmt: skip
+    rows = [np.moveaxis(array, 1, 2).reshape(-1, channels) for array in (y, x)]
+    _compare(rows[0], rows[1], moments, weight, bias)
+
+
+def _compare(y: Array, x: Array, moments: Array, weight: Array, bias: Array) -> None:
+    """Compare outputs and statistics with those of float64; ``x`` and ``y`` are (pixels, channels)."""
     exact = x.astype(np.float64)
     z = (exact - exact.mean(0)) / np.sqrt(exact.var(0) + 1e-3) * weight + bias
-    if not np.allclose(y, z / (1 + np.exp(-z)), rtol=1e-5, atol=1e-6):
+    right = np.allclose(y, z / (1 + np.exp(-z)), rtol=1e-5, atol=1e-6)
+    if not (right and np.allclose(moments[:2], (exact.mean(0), exact.var(0)), rtol=1e-5, atol=1e-6)):
         raise CannotCompileError("the compiled kernels give wrong results here")

@@ -6,10 +6,7 @@
    size. The rows are cut into chunks whose number does not depend on the threads, and so do the results not.
    Every function returns 0, or 1 if there is no memory. */
 
-#include <math.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
+#include "common.h"
 
 enum { ROWS = 64, WIDTH = 256, CHUNKS = 16, SMALL = 65536 };
 
@@ -22,38 +19,6 @@ typedef struct {
     double *sums;
     int silu;
 } Work;
-
-typedef int (*Step)(const Work *, long chunk);
-
-/* ------------------------------------------------------------------------------------------------------- threads */
-typedef struct {
-    const Work *work;
-    Step step;
-    long first, by;
-    int failed;
-} Share;
-
-static void *run_share(void *given) {
-    Share *share = given;
-    for (long chunk = share->first; chunk < share->work->chunks; chunk += share->by)
-        share->failed |= share->step(share->work, chunk);
-    return NULL;
-}
-
-static int run(const Work *work, Step step, int threads) {
-    pthread_t started[CHUNKS];
-    Share shares[CHUNKS];
-    long count = threads < work->chunks ? threads : work->chunks, running = 1;
-    int failed = 0;
-    if (count < 1 || work->pixels * work->channels < SMALL) count = 1;
-    for (long i = 0; i < count; i++) shares[i] = (Share){work, step, i, count, 0};
-    while (running < count && pthread_create(&started[running], NULL, run_share, &shares[running]) == 0) running++;
-    for (long i = running; i < count; i++) run_share(&shares[i]);
-    run_share(&shares[0]);
-    for (long i = 1; i < running; i++) pthread_join(started[i], NULL);
-    for (long i = 0; i < count; i++) failed |= shares[i].failed;
-    return failed;
-}
 
 /* ------------------------------------------------------------------------------------------------------------ work */
 static Work work_on(const float *x, long pixels, long channels) {
@@ -82,6 +47,10 @@ static int release(Work *work, int failed) {
     return failed;
 }
 
+static int run_chunks(const Work *work, Step step, int threads) {
+    return run(work, step, work->chunks, work->pixels * work->channels < SMALL ? 1 : threads);
+}
+
 /* Repeat the numbers of the first pixel's channels for the other pixels of a row. */
 static void repeat(Work *work) {
     for (int i = 0; i < 3; i++)
@@ -94,8 +63,6 @@ static long chunk_end(const Work *work, long chunk) {
     return end < work->pixels ? end : work->pixels;
 }
 
-static long least(long a, long b) { return a < b ? a : b; }
-
 /* Add the columns of each channel to the chunk's sum `which`. */
 static void fold(const Work *work, const float *columns, double *sums) {
     long C = work->channels;
@@ -103,35 +70,11 @@ static void fold(const Work *work, const float *columns, double *sums) {
         for (long c = 0; c < C; c++) sums[c] += columns[k * C + c];
 }
 
-/* --------------------------------------------------------------------------------------------------------- sigmoid */
-/* 1 / (1 + exp(-z)). exp is its Taylor series of degree 7 within ln 2 / 2 of a multiple of ln 2, relative error 1e-7;
-   ln 2 is cut into a short number and its rest. Beyond 87 exp leaves float32. NaN stays NaN: comparisons with it fail. */
-static inline float sigmoid(float z) {
-    float t = -z;
-    t = t > 87.0f ? 87.0f : t;
-    t = t < -87.0f ? -87.0f : t;
-    float shifted = t * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: rounds to an integer, and holds it in its low bits */
-    float n = shifted - 12582912.0f, r = t - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.0f / 5040;
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    unsigned bits;
-    memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits + 127) << 23;
-    float power;
-    memcpy(&power, &bits, sizeof power);
-    return 1.0f / (1.0f + p * power);
-}
-
 /* ----------------------------------------------------------------------------------------------------- statistics */
 /* A block's mean m is rounded to float32. Its sum of (x - m)^2, and m * (2 * sum - count * m), which makes it the sum of
    x^2, are added up apart: the second is large where the mean is. */
-static int statistics_step(const Work *work, long chunk) {
+static int statistics_step(const void *given, long chunk) {
+    const Work *work = given;
     long C = work->channels, row = work->pixels_per_row, width = row * C, end = chunk_end(work, chunk);
     double *sums = work->sums + chunk * 3 * C;
     float *restrict first = malloc(2 * width * sizeof(float)), *restrict second = first + width;
@@ -166,7 +109,7 @@ static int statistics_step(const Work *work, long chunk) {
 /* Write mean and biased variance of each channel. */
 int mtrain_norm_statistics(const float *x, long pixels, long channels, double *mean, double *variance, int threads) {
     Work work = work_on(x, pixels, channels);
-    if (reserve(&work, 3) || run(&work, statistics_step, threads)) return release(&work, 1);
+    if (reserve(&work, 3) || run_chunks(&work, statistics_step, threads)) return release(&work, 1);
     for (long c = 0; c < channels; c++) {
         double sums[3] = {0, 0, 0};
         for (long k = 0; k < work.chunks; k++)
@@ -179,7 +122,8 @@ int mtrain_norm_statistics(const float *x, long pixels, long channels, double *m
 }
 
 /* ----------------------------------------------------------------------------------------------------------- output */
-static int output_step(const Work *work, long chunk) {
+static int output_step(const void *given, long chunk) {
+    const Work *work = given;
     long C = work->channels, row = work->pixels_per_row, end = chunk_end(work, chunk);
     const float *restrict scale = work->columns[0], *restrict shift = work->columns[1];
     for (long p = chunk * work->pixels_per_chunk; p < end; p += row) {
@@ -215,7 +159,7 @@ int mtrain_norm_output(const float *x, long pixels, long channels, const double 
     set_scale(&work, mean, inverse, weight, bias);
     work.out = y;
     work.silu = silu;
-    return release(&work, run(&work, output_step, threads));
+    return release(&work, run_chunks(&work, output_step, threads));
 }
 
 /* -------------------------------------------------------------------------------------------------- gradients: sums */
@@ -237,7 +181,8 @@ static void add_gradients(const Work *work, long pixel, long n, float *restrict 
         }
 }
 
-static int sums_step(const Work *work, long chunk) {
+static int sums_step(const void *given, long chunk) {
+    const Work *work = given;
     long C = work->channels, row = work->pixels_per_row, width = row * C, end = chunk_end(work, chunk);
     long step = work->stride == C ? row : 1;
     double *sums = work->sums + chunk * 2 * C;
@@ -269,7 +214,7 @@ int mtrain_norm_gradient_sums(const float *x, const float *dy, long stride, long
     work.stride = stride;
     work.out = dz;
     work.silu = silu;
-    if (run(&work, sums_step, threads)) return release(&work, 1);
+    if (run_chunks(&work, sums_step, threads)) return release(&work, 1);
     for (long c = 0; c < channels; c++) {
         double sum = 0, product = 0;
         for (long k = 0; k < work.chunks; k++) {
@@ -284,7 +229,8 @@ int mtrain_norm_gradient_sums(const float *x, const float *dy, long stride, long
 }
 
 /* ------------------------------------------------------------------------------------------------- gradients: input */
-static int input_step(const Work *work, long chunk) {
+static int input_step(const void *given, long chunk) {
+    const Work *work = given;
     long C = work->channels, end = chunk_end(work, chunk), row = work->stride == C ? work->pixels_per_row : 1;
     const float *restrict a = work->columns[0], *restrict b = work->columns[1], *restrict c = work->columns[2];
     for (long p = chunk * work->pixels_per_chunk; p < end; p += row) {
@@ -313,5 +259,5 @@ int mtrain_norm_input_gradient(const float *x, const float *dz, long stride, lon
     work.dy = dz;
     work.stride = stride;
     work.out = dx;
-    return release(&work, run(&work, input_step, threads));
+    return release(&work, run_chunks(&work, input_step, threads));
 }

@@ -1,5 +1,6 @@
 """The engine that every backend on Paddle shares: one rank's device, its model, its batches, and its state as numpy."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from paddle.nn import Layer
 from typing_extensions import override
 
 from mtrain.backends import paddle_limits
+from mtrain.backends._kernels import library
 from mtrain.backends._paddle import batches, device, internals, precision, quantising, recompute, state, syncbn
 from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
 from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
@@ -20,6 +22,8 @@ from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
 from mtrain.core.state_checks import aliases
 from mtrain.errors import SpecError
+
+log = logging.getLogger(__name__)
 
 
 class NoExchange:
@@ -107,8 +111,18 @@ class PaddleEngine(RankSession):
         syncbn.freeze(model)
         if recipe.sync_batchnorm and self.collective.size > 1:
             syncbn.synchronize(model, self.collective)
+        if recipe.kernels == "auto" and self.target == "cpu" and recipe.precision != "fp64":
+            self._use_kernels(model)
         recompute.attach(model, recipe)
         return model.to(dtype="float64") if recipe.precision == "fp64" else model
+
+    def _use_kernels(self, model: Layer) -> None:
+        """Use mtrain's own kernels if every rank has them: which rank computes a sample must not change its bits."""
+        missing = [reason for reason in self.collective.all_gather(library.load_planes().reason) if reason]
+        if not missing:
+            syncbn.use_kernels(model)
+        elif self.collective.rank == 0:
+            log.warning("train.kernels: BatchNorm is Paddle's, slower and with other last bits: %s", missing[0])
 
     @override
     def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:

@@ -14,7 +14,7 @@ from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Uniform
 from typing_extensions import override
 
-from mtrain.backends._paddle import internals, paddle2_compatibility, state
+from mtrain.backends._paddle import internals, kernels, paddle2_compatibility, state
 from mtrain.core import noise
 from mtrain.core.interfaces import Array
 
@@ -148,8 +148,12 @@ class BatchNorm2d(Module):
     """BatchNorm2d with the neutral names, a choice of variance estimate, and an exact epsilon in float64.
 
     Paddle's own layer has other names, always uses the biased variance, and rounds momentum and epsilon to float32. Its
-    kernel normalises float32 and half types here; float64 is composed of single operations.
+    kernel normalises float32 and half types here, or mtrain's own where ``kernels`` is set; float64 is composed of single
+    operations.
     """
+
+    kernels = False
+    """Whether ``_paddle.kernels`` computes training where it can; see ``syncbn.use_kernels``."""
 
     def __init__(
         self,
@@ -174,8 +178,19 @@ class BatchNorm2d(Module):
 
     @override
     def forward(self, x_BCHW: Tensor) -> Tensor:
+        if self.kernels and self.training and kernels.fit(x_BCHW, self.weight):
+            return self._by_kernels(x_BCHW)
         y_BCHW = self.normalized(x_BCHW)
         return F.silu(y_BCHW) if self.silu else y_BCHW
+
+    def _by_kernels(self, x_BCHW: Tensor) -> Tensor:
+        """Normalise in training, with SiLU where the layer has it."""
+        running = kernels.Running(self.running_mean, self.running_var, self.momentum, self._correction(_count(x_BCHW)))
+        paddle.increment(self.num_batches_tracked)
+        return kernels.normalize(x_BCHW, self.weight, self.bias, eps=self.eps, silu=self.silu, running=running)
+
+    def _correction(self, count: int) -> float:
+        return count / (count - 1) if self.unbiased_variance else 1.0
 
     def normalized(self, x_BCHW: Tensor) -> Tensor:
         """Normalise without SiLU."""
@@ -200,8 +215,7 @@ class BatchNorm2d(Module):
         """
         keep, take = 1 - self.momentum, self.momentum
         self.running_mean.scale_(keep).add_(mean_C.detach() * take)
-        correction = count / (count - 1) if self.unbiased_variance else 1.0
-        self.running_var.scale_(keep).add_(var_C.detach() * (take * correction))
+        self.running_var.scale_(keep).add_(var_C.detach() * (take * self._correction(count)))
         paddle.increment(self.num_batches_tracked)
 
     def _kernel(self, x_BCHW: Tensor, mean_C: Tensor, var_C: Tensor) -> Tensor:

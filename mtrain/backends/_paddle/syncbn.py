@@ -130,6 +130,16 @@ def synchronize(model: Layer, collective: PaddleCollective) -> None:
             cast(SyncBatchNorm2d, module).collective = collective
 
 
+def use_kernels(model: Layer) -> None:
+    """Make every BatchNorm2d of ``model`` use mtrain's own kernels where they fit, in place; they can be loaded here.
+
+    Not over ranks: there the statistics are exchanged between the two passes that the kernels do as one.
+    """
+    for module in model.sublayers(include_self=True):
+        if isinstance(module, BatchNorm2d) and not isinstance(module, SyncBatchNorm2d):
+            module.kernels = True
+
+
 def freeze(model: Layer) -> None:
     """Make every BatchNorm2d of ``model`` whose weight takes no gradient keep its running statistics, in place."""
     for module in model.sublayers(include_self=True):

@@ -53,13 +53,14 @@ def program(name: str) -> ModuleType | None:
     """Import torch and module ``name`` for ranks that are copies of this process.
 
     Returns:
-        The module; None if ranks must be processes of their own, which then also report what cannot be imported.
+        The module; None if ranks must be processes of their own, which then also report what cannot be imported, or
+        because the module says so by ``OWN_PROCESSES``.
     """
     if sys.platform != "linux" or count_devices(os.environ) or not _can_be_shown():
         return None
     try:
         module = import_module(name)
-        if not callable(getattr(module, "main", None)):
+        if not callable(getattr(module, "main", None)) or getattr(module, "OWN_PROCESSES", False):
             return None
         import_module("torch")
         import_module("mtrain.backends._torch.nn")

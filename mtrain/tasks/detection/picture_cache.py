@@ -13,7 +13,6 @@ from typing import Literal, Protocol
 
 import cv2
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from mtrain.data.images.decode import decode
@@ -77,6 +76,8 @@ class RamCache:
         self._shapes = shapes
         sizes = np.array([3 * height * width for height, width in shapes], dtype=np.int64)
         self._offsets = np.concatenate([[0], np.cumsum(sizes)])
+        import psutil  # a slow import, which few jobs need
+
         total, free = int(self._offsets[-1]), psutil.virtual_memory().available
         if total > RAM_SHARE * free:
             raise SpecError(
