@@ -16,7 +16,8 @@ from mtrain.cluster.submission import queue_of
 from mtrain.clusters._ray.bridge import Bridge
 from mtrain.clusters._ray.placement import library
 from mtrain.errors import SpecError, UsageError
-from mtrain.jobs import plan
+from mtrain.jobs import chosen, plan
+from mtrain.jobs.machine import Machine
 from mtrain.spec import config
 
 FLAGS = ("-c", "digits", "-b", "ddp", "--cluster", "ray", "--nproc-per-node", "1", "-o", "train.batch_size=12")
@@ -43,13 +44,13 @@ def test_a_plan_names_hosts_that_ray_will_choose_and_needs_no_ray(tmp_path, monk
 
 def test_the_spec_of_a_job_on_hosts_that_ray_chooses_keeps_no_names():
     loaded = _loaded(cluster__nodes=2)
-    assert plan.host_names(loaded) == ["ray-0", "ray-1"]
+    assert chosen.host_names(loaded) == ["ray-0", "ray-1"]
     assert loaded.spec.cluster.ips == []
 
 
 def test_a_cluster_that_chooses_no_hosts_still_wants_their_names():
     with pytest.raises(SpecError, match="no host is named; give them with --ips"):
-        plan.host_names(_loaded(cluster__name="ssh", cluster__nodes=2))
+        chosen.host_names(_loaded(cluster__name="ssh", cluster__nodes=2))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_a_cluster_that_chooses_no_hosts_still_wants_their_names():
 )
 def test_a_wrong_option_is_refused(options, message):
     with pytest.raises(SpecError, match=message):
-        plan.host_names(_loaded(cluster__options=options))
+        chosen.host_names(_loaded(cluster__options=options))
 
 
 def test_submit_names_the_command_of_ray():
@@ -77,7 +78,7 @@ def test_without_ray_the_extra_is_named(monkeypatch):
 def test_devices_of_the_leader_are_not_those_of_the_hosts():
     loaded = _loaded(cluster__nodes=2, train__batch_size=12)
     draft = plan.make_plan(
-        loaded, run_dir=Path("runs/x"), resume=None, machine=plan.Machine(cores=2, devices=0, python="python")
+        loaded, run_dir=Path("runs/x"), resume=None, machine=Machine(cores=2, devices=0, python="python")
     )
     environ = {"CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO"}
     assert many_hosts._forwarded(draft, environ, ()) == {"NCCL_DEBUG": "INFO"}

@@ -67,7 +67,7 @@ class WorkerPool:
         ring_bytes: int = RING_BYTES,
         ahead_bytes: int = AHEAD_BYTES,
     ) -> None:
-        """``ring_bytes``: upper limit of shared memory per source; pages are areas when first used. ``ahead_bytes``: of the
+        """``ring_bytes``: upper limit of shared memory per source; pages take memory when first used. ``ahead_bytes``: of the
         batches that a loader prepares ahead if their number is ``auto``."""
         self._ahead_bytes = ahead_bytes
         self._source_rings = {
