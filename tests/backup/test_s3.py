@@ -52,7 +52,7 @@ def run(tmp_path):
     return Run(tmp_path)
 
 
-def copier(run: Run, timeout_s: float = 60.0) -> Copier:
+def copier(run: Run, timeout_s: float = 30.0) -> Copier:
     return Copier(CheckpointSpec(copy_to=f"s3://{BUCKET}/team", copy_timeout_s=timeout_s), run.folder)
 
 
@@ -89,7 +89,7 @@ def failure(copies: Copier) -> str:
     return message
 
 
-def faulty(run: Run, road, fault: str, timeout_s: float = 60.0) -> str:
+def faulty(run: Run, road, fault: str, timeout_s: float = 30.0) -> str:
     """Copy one checkpoint, meet the fault at the next, and copy the one after; return how the failure was told."""
     copies = copier(run, timeout_s)
     try:

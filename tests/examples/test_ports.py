@@ -9,7 +9,7 @@ from benchmarks.ports import __main__ as table
 from benchmarks.ports import jobs, lines
 
 PORTS = [port.name for port in jobs.PORTS]
-QUICK = [name for name in PORTS if name not in ("accelerate_text", "fabric_mnist")]
+QUICK = [name for name in PORTS if name not in ("accelerate_text", "accelerate_vision", "fabric_mnist")]
 
 
 @cache
@@ -47,7 +47,7 @@ def test_one_rank_trains_the_bits_of_the_plain_script(name):
     ("name", "size"),
     [
         ("ddp_tutorial", 2),
-        ("ddp_tutorial", 3),
+        pytest.param("ddp_tutorial", 3, marks=pytest.mark.slow),
         pytest.param("accelerate_vision", 3, marks=pytest.mark.slow),
         pytest.param("paddle_fleet", 2, marks=pytest.mark.slow),
     ],

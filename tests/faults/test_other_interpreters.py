@@ -14,7 +14,7 @@ INTERPRETERS = {"fleet": ROOT / ".venv-paddle2", "ddp": ROOT / ".venv-torch"}
 ABSENT = {"fleet": "torch", "ddp": "paddle"}
 
 
-@pytest.mark.parametrize("backend", INTERPRETERS)
+@pytest.mark.parametrize("backend", ["ddp", pytest.param("fleet", marks=pytest.mark.slow)])
 def test_ranks_train_on_the_interpreter_that_the_spec_names(runner, backend):
     python = INTERPRETERS[backend] / "bin" / "python"
     if not python.exists():
