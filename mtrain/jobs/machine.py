@@ -1,4 +1,4 @@
-"""What a plan needs to know about this machine, and about the hosts that have already reported."""
+"""Describe to a plan this machine, and the hosts that have already reported."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Who takes part in a job: the hosts that are there, with their ranks and devices, and the plugins that start them."""
+"""Choose who takes part in a job: the hosts that are there, with ranks and devices, and the plugins that start them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -223,7 +223,7 @@ def assembled(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Entered:
-    """What a job consists of before its model is built; see ``Assembly``."""
+    """A job whose backend is entered and whose model is not built yet; see ``Assembly``."""
 
     spec: Spec
     data: JobData

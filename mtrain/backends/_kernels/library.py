@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -54,42 +54,36 @@ class Planes:
     backward: Callable[..., None]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What ``load`` found: the kernels, or why there are none."""
-
-    kernels: Kernels | None
-    reason: str = ""
+Found = TypeVar("Found", Kernels, Planes)
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedPlanes:
-    """What ``load_planes`` found: the kernels, or why there are none."""
+class Loaded(Generic[Found]):
+    """The result of loading: the kernels, or the reason why there are none."""
 
-    kernels: Planes | None
+    kernels: Found | None
     reason: str = ""
 
 
 @cache
-def load() -> Loaded:
+def load() -> Loaded[Kernels]:
     """Load the kernels into this process, after compiling them where that was not done before; a second at most."""
+    return _loaded(lambda: Kernels(**_functions(SOURCE, "norm", _SIGNATURES)), _check)
+
+
+@cache
+def load_planes() -> Loaded[Planes]:
+    """Do what ``load`` does for the kernels in contiguous layout."""
+    return _loaded(lambda: Planes(**_functions(PLANES, "planes", _PLANES)), _check_planes)
+
+
+def _loaded(make: Callable[[], Found], check: Callable[[Found], None]) -> Loaded[Found]:
     try:
-        kernels = Kernels(**_functions(SOURCE, "norm", _SIGNATURES))
-        _check(kernels)
+        kernels = make()
+        check(kernels)
     except (CannotCompileError, OSError, AttributeError) as error:
         return Loaded(None, str(error))
     return Loaded(kernels)
-
-
-@cache
-def load_planes() -> LoadedPlanes:
-    """Do what ``load`` does for the kernels in contiguous layout."""
-    try:
-        kernels = Planes(**_functions(PLANES, "planes", _PLANES))
-        _check_planes(kernels)
-    except (CannotCompileError, OSError, AttributeError) as error:
-        return LoadedPlanes(None, str(error))
-    return LoadedPlanes(kernels)
 
 
 def _functions(source: Path, family: str, signatures: Mapping[str, tuple[Any, ...]]) -> dict[str, Callable[..., None]]:
